@@ -51,7 +51,7 @@ AttentionCase::AttentionCase(const AttentionShape& s, const AttentionMemory& m, 
     pool_ = Buffer(layout_.pool_bytes());
     data = pool_.data();
   }
-  // One sequence's rows; the others have the same, each begun elsewhere.
+  // One sequence's rows. The other sequences have the same rows, each from another start.
   Random values(seed + 2);
   const size_t row = layout_.shape.row_bytes(), rows = 2 * size_t(s.length) * size_t(s.n_kv_heads);
   std::vector<std::byte> source(rows * row);

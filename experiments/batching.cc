@@ -1,4 +1,4 @@
-// batching: what a batching policy, the size of a chunk and an admission rule do to the gaps between tokens, and to
+// batching: the effect of the batching policy, the chunk size and the admission rule on gaps between tokens and on
 // throughput.
 #include <algorithm>
 #include <cmath>
@@ -16,13 +16,13 @@
 namespace xpyd::experiments::batching_experiment {
 namespace {
 
-// batching: real steps of llama-mini on every core, 16 sequences; Orca's requests: prompts uniform in [32, 512],
-// outputs in [1, 128]. `load` is a share of what one chunked instance ends per second when all are there at once; 0
-// stands for that.
+// batching: real steps of llama-mini on every core with 16 sequences. Requests are Orca's: prompts uniform in [32,
+// 512], outputs in [1, 128]. `load` is a share of the requests per second that one chunked instance completes when all
+// are present at once; 0 means that all are.
 //
-// Arithmetic. A prompt token takes .33 ms, a step of decodes 5. prefill_first: a gap holds whole prompts, 90 ms and
-// more; chunks of 64 at most 26 ms: P99 differs by 3 to 10. static: decode steps do .53 of the work they could, .86
-// of the throughput.
+// Expected: a prompt token takes .33 ms, a decode step 5 ms. With prefill_first a gap contains whole prompts, 90 ms and
+// more; with chunks of 64 at most 26 ms. So P99 differs by 3 to 10. With static, decode steps do .53 of the possible
+// work: .86 of the throughput.
 namespace policies {
 
 constexpr int kChunk = 64;
@@ -35,7 +35,7 @@ std::vector<Values> points(const Setting& setting) {
   return all;
 }
 
-// Uniform in [32, 512] and [1, 128]: mean +- ratio * mean.
+// Prompts uniform in [32, 512] and outputs in [1, 128], as mean +- ratio * mean.
 std::vector<BenchRequest> requests(int n, uint64_t seed) {
   std::vector<BenchRequest> all = random_load(n, 272, 64, 0.88, seed).requests;
   const std::vector<BenchRequest> outputs = random_load(n, 1, 64, 0.98, seed + 1).requests;
@@ -73,10 +73,11 @@ REGISTER_EXPERIMENT("batching", "cpu", points, open);
 
 }  // namespace policies
 
-// batching/chunk: the size of a prefill chunk (Sarathi-Serve) at .6 of what one instance can end; llama-mini, or
-// llama-8b in bf16 on a card.
+// batching/chunk: the size of a prefill chunk (Sarathi-Serve) at a load of .6 of one instance's capacity. llama-mini,
+// or llama-8b in bf16 on a card.
 //
-// Arithmetic. CPU: a P99 gap of 5 + .33 c ms: 64 to 512 a factor of 5 to 7; chunks of 32 delay a first token by 120
+// Expected, CPU: a P99 gap is 5 + .33 c ms, so 64 to 512 differ by 5 to 7. Chunks of 32 delay a first token by 120 ms
+// of 250. Expected, H200: 4 + .04 c ms: 24 ms at 512, 86 ms at 2,048.
 // ms of 250. H200: 4 + .04 c ms: 24 ms at 512, 86 at 2,048.
 namespace chunk {
 
@@ -98,7 +99,7 @@ Sizes sizes_of(const Setting& setting) {
              "--max-model-len", "8192", "--max-batch", "64"}};
   return {20,
           768,
-          112,  // 2,200 gaps: 22 beyond the P99
+          112,  // 2,200 gaps, of which 22 lie beyond the P99
           {32, 64, 128, 256, 512, 1024},
           {"experiments/models/llama-mini", "--kv-bytes", "256MiB", "--max-model-len", "2048", "--max-batch", "16"}};
 }
@@ -134,13 +135,13 @@ REGISTER_EXPERIMENT("batching/chunk", "any", points, open);
 
 }  // namespace chunk
 
-// batching/sarathi_capacity: requests a second within an objective for P99 gaps, prompts in chunks beside decodes or
-// whole prompts first: Mistral-7B on one A100, Yi-34B on two, two data sets by their medians and 90th percentiles, .1
-// and .5 s (Yi .2 and 1), a median wait of 2 s; found by bisection.
+// batching/sarathi_capacity: requests per second within an objective for P99 gaps, with prompts in chunks beside
+// decodes or with whole prompts first. Mistral-7B on one A100, Yi-34B on two; two data sets by their medians and 90th
+// percentiles; objectives of .1 and .5 s (Yi .2 and 1) and a median wait of 2 s. Found by bisection.
 //
-// Arithmetic. Whole prompts are one long gap of everybody, and 1 % of gaps may be: .7 requests/s of ShareGPT, strict.
-// Chunks of 512 take 80 ms a step: 2.25: 2 to 5 times; relaxed 1.3 to 2.5; ArXiv 1.6 to 3. Yi-34B 2 to 6 strict. The
-// most of four is what is published.
+// Expected: a whole prompt is one long gap for every sequence, and 1 % of gaps may be long: .7 requests/s of ShareGPT,
+// strict. A step with a chunk of 512 takes 80 ms: 2.25 requests/s. So strict 2 to 5 times, relaxed 1.3 to 2.5, ArXiv
+// 1.6 to 3, Yi-34B strict 2 to 6. The paper publishes the greatest of four.
 namespace capacity {
 
 using namespace disagg;
@@ -157,7 +158,7 @@ constexpr Data kData[] = {{"sharegpt4", 1730, 5696, 415, 834, 8192}, {"arxiv", 7
 
 struct Goal {
   const char* name;
-  double times;  // of 0.1 s, or of Yi-34B's 0.2
+  double times;  // multiple of 0.1 s, or of 0.2 s for Yi-34B
   int budget;
 };
 constexpr Goal kGoals[] = {{"strict", 1, 512}, {"relaxed", 5, 2048}};
@@ -182,7 +183,7 @@ int drawn(Random& random, double median, double p90) {
   return int(std::lround(median * std::exp(std::log(p90 / median) / 1.2816 * normal)));
 }
 
-// At one request a second.
+// Arrivals at one request per second.
 Trace make_trace(const Data& data, int n, uint64_t seed) {
   Random random(seed);
   Trace trace{.block_tokens = 64};
@@ -218,7 +219,7 @@ Seen look(const Simulation& run, const model::StepCost& cost, int step_tokens) {
   const auto at = [](std::vector<double>& all, double p) {
     std::ranges::sort(all);
     const Value seen = percentile_seen(all, p);
-    return seen.is_number() ? double(seen) : all.back();  // tiny sizes alone have so few
+    return seen.is_number() ? double(seen) : all.back();  // only tiny sizes have so few
   };
   return {at(gaps, 99), at(waits, 50)};
 }
@@ -238,7 +239,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const model::StepCost cost = step_cost(options.model, options.hardware);
   Finding found;
   Seen best;
-  double low = 0, high = 2 / prefill_load(options, trace);  // twice what its prompts alone would keep busy
+  double low = 0,
+         high = 2 / prefill_load(options, trace);  // high: twice the rate at which prompts alone keep the instance busy
   for (int i = 0; i < 8; ++i) {
     const double rate = low > 0 ? std::sqrt(low * high) : high / 3;
     const Trace there = faster(trace, rate);
@@ -259,12 +261,12 @@ REGISTER_EXPERIMENT("batching/sarathi_capacity", "cpu", points, each<run>);
 
 }  // namespace capacity
 
-// batching/admission: what looking ahead before a sequence is admitted is worth: the real engine, policy and memory
-// (blocks of one token) in virtual time, LLaMA-7B on an A800, 2,000 requests of ShareGPT's lengths at 200 a second
-// (lightllm: 1.9 times vLLM 0.1.2, two whole systems).
+// batching/admission: the gain of looking ahead before a sequence is admitted. Real engine, policy and memory (blocks
+// of one token) in virtual time, LLaMA-7B on an A800, 2,000 requests of ShareGPT's lengths at 200 a second. (lightllm
+// reports 1.9 times vLLM 0.1.2, for two whole systems.)
 //
-// Arithmetic. 117,000 tokens hold 260 to 350 sequences. `prompt` fills the pool with prompts that then grow: 300 to
-// 3,000 preemptions of 36 ms beside 140 s of decoding; peak_tokens preempts nobody: 1.02 to 1.7 times.
+// Expected: 117,000 tokens hold 260 to 350 sequences. `prompt` fills the pool with prompts that then grow: 300 to 3,000
+// preemptions of 36 ms beside 140 s of decode. peak_tokens preempts no sequence: 1.02 to 1.7 times.
 namespace admission {
 
 constexpr int kPoolTokens = 117000;

@@ -1,5 +1,6 @@
-// The best way to cut one prompt into waves of a pipeline: least sum t + (P - 1) max t over its pieces, by dynamic
-// programming (TeraPipe, ICML '21, section 3.3). Chunk policies are measured against it; it is asked as they are.
+// The best way to cut one prompt into waves of a pipeline: dynamic programming finds the pieces with the least sum t +
+// (P - 1) max t (TeraPipe, ICML '21, section 3.3). It has the interface of a chunk policy, and chunk policies are
+// measured against it.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 namespace xpyd::experiments {
 
-// The first prompt of a view, alone. Its pieces end at multiples of the block and have `minimum` tokens at least.
+// The first prompt of a view, alone. Its pieces end at multiples of the block and have at least `minimum` tokens.
 class OnePrompt {
  public:
   explicit OnePrompt(const batch::ChunkView& view) : view_(view) {
@@ -27,7 +28,7 @@ class OnePrompt {
     double makespan(int stages) const { return sum_s + (stages - 1) * longest_s; }
   };
 
-  // Least sum of the seconds of waves of which none takes longer than most_s.
+  // The schedule with the least sum of seconds in which no wave takes longer than most_s.
   Schedule best_of(double most_s) const {
     std::vector<Schedule> from(stops_.size());
     from.back().sum_s = 0;
@@ -41,8 +42,8 @@ class OnePrompt {
     return from[0];
   }
 
-  // The longest wave of the schedule whose makespan is least, to a ten-thousandth of it. Between two limits the sum is
-  // no less than at the longer one, so that most limits need not be tried.
+  // The longest wave of the schedule with the least makespan, within a ten-thousandth. Between two limits the sum is at
+  // least that at the longer limit, so most limits need not be tried.
   double best_wave_s() const {
     std::vector<double> limits;
     for (size_t at = 0; at + 1 < stops_.size(); ++at)
@@ -56,8 +57,8 @@ class OnePrompt {
       return schedule.sum_s;
     };
     struct Between {
-      size_t begin, end;  // limits that are not tried; the one at `end` is
-      double sum_s;       // … and what it gives
+      size_t begin, end;  // limits not tried yet, except the one at `end`
+      double sum_s;       // the sum at `end`
     };
     std::vector<Between> open = {{0, limits.size() - 1, attempt(limits.size() - 1)}};
     while (!open.empty()) {
@@ -72,8 +73,8 @@ class OnePrompt {
   }
 
  private:
-  // f(to, seconds) of every wave that may begin there, the shortest first, until it says false. One there is in any
-  // case: the shortest, though it be too long.
+  // Calls f(to, seconds) for every wave that may begin at `from`, the shortest first, until f returns false. The
+  // shortest wave is always offered, even if it is too long.
   template <class F>
   void each_wave(size_t from, F&& f) const {
     const int most = std::min(view_.base, batch::prompt_room(view_));
@@ -91,10 +92,10 @@ class OnePrompt {
   }
 
   const batch::ChunkView& view_;
-  std::vector<int> stops_ = {0};  // tokens of the prompt before each
+  std::vector<int> stops_ = {0};  // tokens of the prompt before each stop
 };
 
-// The time of a wave is chosen once for a prompt, so that what is left of it does not change its waves.
+// The length of a wave is chosen once for a prompt, so the rest of the prompt is cut by the same limit.
 inline batch::ChunkState decide_oracle(const batch::ChunkView& view, batch::ChunkState state, batch::ChunkWave& wave) {
   if (batch::prompt_room(view) == 0) return state;
   const OnePrompt prompt(view);

@@ -1,4 +1,4 @@
-// A wire's connect(), waited for.
+// A blocking form of KvTransport::connect().
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace xpyd::experiments {
 
-// Asks until it is connected or cannot be: for callers that may wait, while their Clock goes on.
+// Calls connect() until it succeeds or fails. For callers that may block while their Clock advances.
 inline Status connect_and_wait(KvTransport& wire, PeerId peer, const std::string& address) {
   for (;;) {
     const Result<bool> connected = wire.connect(peer, address);

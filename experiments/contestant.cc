@@ -58,7 +58,7 @@ bool Contestant::adopt(std::vector<int32_t> prompt, int max_tokens, const KvView
   Result<KvReservation> reserved = memory_->reserve(prompt, 0);
   if (!reserved) return false;
   const KvHandle handle = reserved.value().handle;
-  constexpr int kStep = 16;  // small, or vattention would map as much again ahead
+  constexpr int kStep = 16;  // small, because vAttention maps as much again ahead
   for (int done = 0, n; done < there; done += n) {
     n = std::min(kStep, there - done);
     if (!memory_->append(handle, n)) {

@@ -1,8 +1,8 @@
-// One engine over one KV memory, stepped by whoever measures. Several that take turns, step by
-// step, over one model see the same machine, so that their times can be compared to a few percent.
+// One engine over one KV memory, stepped by the measuring code. Several contestants over one model take turns step by
+// step and see the same machine, so their times can be compared within a few percent.
 //
-// What a memory does in the background (vattention's mapping ahead) may then fall into another's
-// turn: microseconds beside milliseconds, and a spared core has them in a server as well.
+// Background work of a memory (vAttention maps ahead) may fall into another contestant's turn. It takes microseconds
+// beside milliseconds, and a server with a spare core has the same effect.
 #pragma once
 
 #include <memory>
@@ -18,31 +18,31 @@ class Tally;
 
 class Contestant {
  public:
-  // `kv.pool_bytes` and the rest are for this one alone.
+  // `kv.pool_bytes` and the other options belong to this contestant alone.
   static Result<std::unique_ptr<Contestant>> create(const std::string& scheme, Model& model, const KvOptions& kv,
                                                     const EngineOptions& engine);
 
-  // With exactly max_tokens of output.
+  // Submits a request with exactly max_tokens of output.
   void submit(std::vector<int32_t> prompt, int max_tokens);
-  // The same, and the KV of all but the prompt's last token is copied from the first tokens of
-  // `source`, of the same shape. False: there is no room for it.
+  // The same, but copies the KV of all tokens except the prompt's last one from the first tokens of `source`, which
+  // must have the same shape. Returns false if there is no room for it.
   [[nodiscard]] bool adopt(std::vector<int32_t> prompt, int max_tokens, const KvView& source);
 
-  double step();  // seconds of one iteration; the engine must not be idle
+  double step();  // runs one iteration and returns its seconds; requires that the engine is not idle
 
-  // Leaves free blocks in random order, as a pool that has served a while. Before any request.
+  // Puts the free blocks in random order, as in a pool that has served for a while. Requires: no request yet.
   void scramble(uint64_t seed);
 
-  std::string name;                              // the scheme's, unless it is changed
-  SamplingParams sampling = {.temperature = 0};  // of those that are submitted from now on
+  std::string name;                              // the scheme's name, unless changed
+  SamplingParams sampling = {.temperature = 0};  // applies to requests submitted from now on
   Engine& engine() { return *engine_; }
   KvMemory& memory() { return *memory_; }
   size_t block_bytes() const { return block_bytes_; }
-  // Of all that have ended.
+  // Number of ended requests, and the hash of their logits.
   int ended() const;
   uint64_t logits_hash() const;
-  const std::vector<int32_t>& last_answer() const;  // of one request at a time
-  std::string wrong() const;                        // "": every request that ended has all its tokens
+  const std::vector<int32_t>& last_answer() const;  // requires that requests run one at a time
+  std::string wrong() const;                        // "" if every ended request has all its tokens
 
  private:
   Contestant() = default;
@@ -57,7 +57,7 @@ class Contestant {
   uint64_t next_id_ = 1;
 };
 
-// "": all have ended the same requests with the same logits, bit for bit.
+// "" if all contestants ended the same requests with bit-identical logits.
 std::string compare(const std::vector<std::unique_ptr<Contestant>>& contestants);
 
 }  // namespace xpyd::experiments

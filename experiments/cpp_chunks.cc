@@ -1,4 +1,4 @@
-// cpp_chunks: how a prompt is cut into chunks, and how many of them are in flight.
+// cpp_chunks: how a prompt is cut into chunks, and how many chunks are in flight.
 #include "experiments/cpp_chunks.h"
 
 #include <algorithm>
@@ -10,19 +10,20 @@
 namespace xpyd::experiments::cpp_chunks_experiment {
 namespace {
 
-// cpp_chunks: the chunk policies, the server's own engine in virtual time: eight stages, Llama-3-70B on one H200
-// each, steps of 8,192 tokens. one: a prompt of 131,072. cold: 48 of these, 16 at once. `dp_oracle` is TeraPipe's
-// dynamic program over the same costs, which knows them all.
+// cpp_chunks: the chunk policies on the server's own engine in virtual time. Eight stages, Llama-3-70B with one H200 a
+// stage, steps of 8,192 tokens. one: a prompt of 131,072 tokens. cold: 48 of these, 16 at once. `dp_oracle` is
+// TeraPipe's dynamic program over the same costs, all of which it knows.
 //
-// Arithmetic. A stage takes 5.75 ms, 40.6 us a token and .75 ns for each that one looks at: 8,192 take .36 s at first
-// and 1.1 at the end, in all 11.7. One prompt: fixed 11.8 + 7 * 1.1 = 19.5 s, equal_time 13.2: 1.4 to 1.5 times as
-// fast, and the oracle the same to 3 %. cold: W = P loses 1.2 to 1.45 in fixed chunks, little in equal ones.
+// Expected: a stage takes 5.75 ms, 40.6 us a token and .75 ns for each token that one attends to. 8,192 tokens take .36
+// s at first and 1.1 s at the end, 11.7 s in all. One prompt: fixed 11.8 + 7 * 1.1 = 19.5 s, equal_time 13.2 s, so 1.4
+// to 1.5 times as fast; the oracle within 3 % of that. cold: W = P loses 1.2 to 1.45 with fixed chunks, little with
+// equal ones.
 namespace policies {
 
 using namespace disagg;
 
 constexpr int kBlock = 512, kStages = 8, kStepTokens = 8192;
-constexpr double kLink = 50e9;  // bytes/s of a boundary
+constexpr double kLink = 50e9;  // bytes/s between stages
 
 struct Load {
   const char* name;
@@ -85,9 +86,10 @@ REGISTER_EXPERIMENT("cpp_chunks", "cpu", points, each<measure>);
 
 }  // namespace policies
 
-// cpp_chunks/window: 16 prompts and one by the number of chunks in flight; 55.5 s of a prompt on one stage, of which
-// attention has .55, and 30 ms a chunk.
+// cpp_chunks/window: 16 prompts, and one, by the number of chunks in flight. A prompt takes 55.5 s on one stage, of
+// which attention has .55, and 30 ms a chunk.
 //
+// Expected: a chunk of 6K is 2.6 s of work: 2.63 / (2.6 + 8 * .03) = .93. Filling the pipeline takes 3 %: .90.
 // Arithmetic. A chunk of 6K is 2.6 s of work: 2.63 / (2.6 + 8 * .03) = .93, and filling takes 3 %: .90.
 namespace window {
 
@@ -98,7 +100,7 @@ ChunkCost cost_of(double t1_s, double q, double c_s) {
   return {.stage_s = c_s, .b = (1 - q) * t1_s / kS, .a = q * t1_s / (kS * kS)};
 }
 
-// Until all have left; nothing but `queued` prompts of these chunks.
+// The time until all chunks have left, with `queued` prompts of these chunks and nothing else.
 double makespan(const ChunkCost& cost, const std::vector<Chunk>& chunks, int stages, int queued, int window) {
   return pipeline_times(stream(cost, chunks, stages, queued), window).end();
 }
@@ -129,11 +131,11 @@ REGISTER_EXPERIMENT("cpp_chunks/window", "cpu", sweep_points, [](const Setting&)
 
 }  // namespace window
 
-// cpp_chunks/lockstep: WavePP's ablation (lockstep 8,826, waves 29,692 tokens/s): 16 prompts of 16 chunks that grow
-// on a line by `growth`.
+// cpp_chunks/lockstep: WavePP's ablation (lockstep 8,826, waves 29,692 tokens/s): 16 prompts of 16 chunks whose length
+// grows linearly by `growth`.
 //
-// Arithmetic. W < P has W / P of the pipeline. With W = P the eighth chunk waits for the longest before it: 5.6 of 24
-// at growth 2, 16.8 of 40 at 4. So 2P gains 1.1 to 1.3, and 1.25 to 1.55: their 3.36 is another loss.
+// Expected: W < P uses W / P of the pipeline. With W = P the eighth chunk waits for the longest before it: 5.6 of 24 at
+// growth 2, 16.8 of 40 at 4. So 2P gains 1.1 to 1.3, and 1.25 to 1.55. Their factor of 3.36 is another loss.
 namespace lockstep {
 
 constexpr int kStages = 8;

@@ -1,8 +1,8 @@
-// What the computed experiments of chunked pipeline prefill share: the seconds of a chunk, rules that cut a prompt into
-// chunks, and the stream of chunks that a pipeline gets.
+// Shared by the computed experiments on chunked pipeline prefill: the seconds of a chunk, rules that cut a prompt into
+// chunks, and the stream of chunks through a pipeline.
 //
-// t(L, x) = c + b x + gamma L + a (2 L x + x^2) for x tokens behind L (SGLang, vllm-ascend and ATOM fit the same
-// terms).
+// t(L, x) = c + b x + gamma L + a (2 L x + x^2) for x tokens after L tokens. SGLang, vllm-ascend and ATOM fit the same
+// terms.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,14 @@
 namespace xpyd::experiments {
 
 struct ChunkCost {
-  double stage_s = 0;                 // of every stage, however few layers it has: launches
+  double stage_s = 0;                 // fixed part of every stage, for launches
   double c = 0, b = 0, g = 0, a = 0;  // of all layers together; a stage has 1 / n of them
 
-  // One of `n` equal stages.
+  // Seconds on one of `n` equal stages.
   double seconds(double L, double x, int n) const {
     return stage_s + (c + b * x + g * L + a * (2 * L * x + x * x)) / n;
   }
-  // The largest x whose stage takes T, 0 where none does.
+  // The largest x for which a stage takes T; 0 if there is none.
   double tokens(double L, double T, int n) const {
     const double rest = n * (T - stage_s) - c - g * L, linear = 2 * a * L + b;
     if (rest <= 0) return 0;
@@ -31,17 +31,17 @@ struct ChunkCost {
   }
 };
 
-// Of one card of this kind.
+// The cost on one card of this kind.
 inline ChunkCost chunk_cost(const disagg::SimulatedModel& model, const disagg::Hardware& card) {
   const auto terms = disagg::step_cost(model, card).terms();
   return {card.step_s, terms[0] - card.step_s, terms[1], terms[2], terms[3]};
 }
 
 struct Chunk {
-  double L = 0, x = 0;  // tokens before it, and its own
+  double L = 0, x = 0;  // tokens before the chunk, and in it
 };
 
-// Tokens of the next chunk behind L.
+// The number of tokens in the next chunk after L tokens.
 using ChunkRule = std::function<double(double L)>;
 constexpr double kChunkPage = 64;
 
@@ -69,7 +69,7 @@ inline std::vector<double> stage_seconds(const ChunkCost& cost, const std::vecto
   return seconds;
 }
 
-// The equal-time chunks of one prompt by itself whose end, in closed form, is earliest: T on a grid of 2 %.
+// Equal-time chunks of one prompt alone, with the earliest end by the closed form. T is searched on a grid of 2 %.
 inline std::vector<Chunk> best_equal_time(const ChunkCost& cost, double cached, double tokens, int n) {
   const double whole = cost.seconds(cached, tokens, n);
   std::vector<Chunk> best;
@@ -82,7 +82,7 @@ inline std::vector<Chunk> best_equal_time(const ChunkCost& cost, double cached, 
   return best.empty() ? cut(cached, tokens, fixed_chunks(tokens)) : best;
 }
 
-// `queued` prompts of these chunks, all there at 0; a boundary takes `token_s` a token and `link_s`.
+// `queued` prompts of these chunks, all present at time 0. A boundary takes `token_s` per token plus `link_s`.
 inline std::vector<PipelineChunk> stream(const ChunkCost& cost, const std::vector<Chunk>& chunks, int n, int queued,
                                          double token_s = 0, double link_s = 0) {
   std::vector<PipelineChunk> all;

@@ -1,5 +1,5 @@
-// cpp_live: how far the live pipeline of chunks is from the closed form and from the recurrence, and what two stages
-// make of two cores.
+// cpp_live: the live pipeline of chunks beside the closed form and the recurrence, and the speed of two stages on two
+// cores.
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -11,13 +11,13 @@
 namespace xpyd::experiments::cpp_live_experiment {
 namespace {
 
-// cpp_live: the engine over two stages of llama-mini in bf16, 16 layers (a thread each), beside one core, a team of
-// two threads and two tensor ranks, in turn; all give one hash. Each wave's time is measured on the stage's thread,
-// so the schedule alone is compared.
+// cpp_live: the engine over two stages of llama-mini in bf16 with 16 layers (a thread each), in turn with one core, a
+// team of two threads and two tensor ranks. All give one hash. The time of each wave is measured on the stage's thread,
+// so only the schedule is compared.
 //
-// Arithmetic. one: 1,024 tokens in 16 chunks; a boundary takes some us and the engine below 100 us a wave: under 1 %.
-// queue: 8 prompts of 256, 32 chunks; the last stage is spared .8 of a layer: 15.2 / 8 * 32 / 33 = 1.84 times one
-// core. W = P is lockstep, and loses 1 to 5 % by noise; W = 1 is one core.
+// Expected, one: 1,024 tokens in 16 chunks. A boundary takes some us and the engine below 100 us a wave: under 1 %.
+// Expected, queue: 8 prompts of 256, 32 chunks. The last stage saves .8 of a layer: 15.2 / 8 * 32 / 33 = 1.84 times one
+// core. W = P is lockstep and loses 1 to 5 % by noise; W = 1 is as fast as one core.
 namespace live {
 
 std::vector<Values> points(const Setting&) { return {{{"load", "one"}}, {{"load", "queue"}}}; }
@@ -67,7 +67,7 @@ Measure open(const Setting& setting) {
       Contestant& c = all[(i + size_t(first)) % all.size()];
       if (!c.pipelined) {
         c.pipelined = std::make_unique<Pipelined>(state->weights, state->config, c.shape);
-        c.pipelined->run();  // touches its memory
+        c.pipelined->run();  // the warm-up touches its memory
       }
       const PipelinedRun run = c.pipelined->run();
       if (hash != 0 && run.hash != hash) finding.wrong = "other logits than before";
@@ -89,16 +89,16 @@ REGISTER_EXPERIMENT("cpp_live", "cpu", points, open);
 
 }  // namespace live
 
-// cpp_live/closed_form: two published runs of DeepSeek-V3, 11 chunks of 5,120 tokens (tt-metal #49903), against the
-// sum of the chunks and (P - 1) times the longest.
+// cpp_live/closed_form: two published runs of DeepSeek-V3, 11 chunks of 5,120 tokens (tt-metal #49903), beside the sum
+// of the chunks plus (P - 1) times the longest.
 //
-// Arithmetic. One rank 11 * 2.754 = 30.29 s (30.31); two 11 * 1.235 + 1.828 = 15.41 s (15.63), 1.4 % short. Chunks
-// that grow on a line from 2 mean - last grow 2.53 times (2.4 to 2.5). Speed-up 1.966 (1.94).
+// Expected: one rank 11 * 2.754 = 30.29 s (30.31); two ranks 11 * 1.235 + 1.828 = 15.41 s (15.63), 1.4 % short. Chunks
+// that grow linearly from 2 mean - last grow 2.53 times (2.4 to 2.5). Speed-up 1.966 (1.94).
 namespace closed_form {
 
 struct Run {
   int ranks;
-  double mean_s, last_s;  // of a chunk on one stage
+  double mean_s, last_s;  // seconds of a chunk on one stage
   double prompt_s;
 };
 constexpr int kChunks = 11;
@@ -110,7 +110,7 @@ std::vector<Values> points(const Setting&) {
   return all;
 }
 
-// Chunks with this mean and this last, growing by as much each.
+// Seconds of the chunks, with this mean and this last, growing linearly.
 std::vector<double> on_a_line(const Run& run, int ranks) {
   std::vector<double> seconds;
   const double first = 2 * run.mean_s - run.last_s;

@@ -1,4 +1,4 @@
-// cpp_vs_tp: a pipeline of P cards (chunks of a prompt) against tensor parallelism over the same P.
+// cpp_vs_tp: a pipeline of P cards (chunks of a prompt) beside tensor parallelism over the same P cards.
 #include <algorithm>
 #include <cmath>
 
@@ -9,16 +9,16 @@
 namespace xpyd::experiments::cpp_vs_tp_experiment {
 namespace {
 
-// cpp_vs_tp: first token and throughput, by length, reused prefix, prompts queued, chunks and window; /crossover:
-// where one passes the other. Llama-3-70B on H200 by its card's figures (experiments/simulate/hardware.cc); a boundary
-// carries 16 KiB a token at 50 GB/s and 20 us. TP has two ring all-reduces a layer that nothing hides, over NVLink
-// (450 GB/s, 1 us a hop) or NICs (50 GB/s, 5 us).
+// cpp_vs_tp: first token and throughput, by length, reused prefix, queued prompts, chunks and window. /crossover: where
+// one becomes faster than the other. Llama-3-70B on H200 by the card's figures (experiments/simulate/hardware.cc). A
+// boundary carries 16 KiB a token at 50 GB/s and 20 us. TP has two exposed ring all-reduces a layer over NVLink (450
+// GB/s, 1 us a hop) or NICs (50 GB/s, 5 us).
 //
-// Arithmetic. A token costs 40.6 us at P = 8, 49 in the mean of 128K; TP sends 4.59 MB of it: 10.2 us over NVLink, 92
-// over NICs: TP is slower by o = .25 to .11, and 2.3 to 1.0. Queued, CPP overtakes at M = (P - 1) / o chunks: 30 and
-// 4. One cold prompt of 128K in equal-time chunks: U = 11.7 s and 1.5 more: equal to TP over NVLink; in chunks of
-// 8,192 never. Behind 90 % 1.1 to 1.35 times as long, in two chunks 4 to 5.5. Windows: 32 prompts in chunks of 8,192
-// lose 1.2 to 1.45 by W = P.
+// Expected: a token costs 40.6 us at P = 8, and 49 us in the mean of 128K tokens. TP sends 4.59 MB of it: 10.2 us over
+// NVLink, 92 us over NICs. So TP is slower by o = .25 to .11, and by 2.3 to 1.0. With a queue, CPP overtakes at M = (P
+// - 1) / o chunks: 30 and 4. One cold prompt of 128K in equal-time chunks takes U = 11.7 s plus 1.5 s: equal to TP over
+// NVLink; in chunks of 8,192 it never is. With 90 % cached it takes 1.1 to 1.35 times as long, in two chunks 4 to 5.5.
+// Windows: 32 prompts in chunks of 8,192 lose 1.2 to 1.45 with W = P.
 namespace surface {
 
 constexpr double kHidden = 8192, kElement = 2, kLayers = 80, kStep = 8192;
@@ -26,7 +26,7 @@ constexpr double kHidden = 8192, kElement = 2, kLayers = 80, kStep = 8192;
 struct Machine {
   ChunkCost cost;      // of one card
   double link_s = 0;   // of a boundary
-  double token_s = 0;  // of a boundary, a token
+  double token_s = 0;  // of a boundary, per token
 };
 
 Machine machine() {
@@ -41,7 +41,7 @@ struct Link {
 };
 constexpr Link kLinks[] = {{"nvlink", 450e9, 1e-6}, {"nic", 50e9, 5e-6}};
 
-// One prompt by tensor parallelism over `cards`.
+// Seconds of one prompt with tensor parallelism over `cards`.
 double tp_seconds(const ChunkCost& cost, double cached, double tokens, int cards, const Link& link) {
   double sum = 0;
   for (const Chunk& step : cut(cached, tokens, fixed_chunks(kStep))) {
@@ -84,7 +84,7 @@ Result<Finding> run(const Values& point) {
     for (const char* window : {"P", "2P", "none"}) {
       const int in_flight = std::string(window) == "P" ? stages : std::string(window) == "2P" ? 2 * stages : 0;
       const PipelineTimes times = cpp(m, chunks, stages, queued, in_flight);
-      double ttft = 0;  // mean: all came at 0
+      double ttft = 0;  // the mean; all prompts came at 0
       for (int i = 1; i <= queued; ++i) ttft += times.left(i * int(chunks.size()) - 1, stages - 1) / queued;
       const double tp_queue = (queued + 1) / 2.0;
       result.rows.push_back({{"chunks", name},
@@ -112,8 +112,8 @@ std::vector<Values> crossover_points(const Setting&) {
   return all;
 }
 
-// The least length at which one cold prompt has its first token no later by CPP (kMost: none), and how many prompts of
-// one chunk, 8,192 tokens, must be queued for as high a throughput. No window.
+// Finds the least length at which one cold prompt has its first token no later with CPP (kMost: none), and the number
+// of queued prompts of one chunk, 8,192 tokens, from which throughput is as high. No window.
 Result<Finding> crossover(const Values& point) {
   const Machine m = machine();
   const int stages = point["stages"];
@@ -138,12 +138,12 @@ REGISTER_EXPERIMENT("cpp_vs_tp/crossover", "cpu", crossover_points,
 
 }  // namespace surface
 
-// cpp_vs_tp/bytes: what each of G GPUs sends per token by the way the model is divided, and what that leaves of a NIC
-// of 400 Gb/s. TP sends 4 (G - 1) / G H l e, ring 2 (G - 1) / G H_kv l e, Ulysses (G - 1) / G (2 H + 2 H_kv) l e / G,
-// CPP H e.
+// cpp_vs_tp/bytes: the bytes that each of G GPUs sends per token, by the way in which the model is divided, and the
+// rest of a NIC of 400 Gb/s. TP sends 4 (G - 1) / G H l e, ring 2 (G - 1) / G H_kv l e, Ulysses (G - 1) / G (2 H + 2
+// H_kv) l e / G, CPP H e.
 //
-// Arithmetic (KiB). Llama-3-70B, G = 16: 4,800; 300; 169; 16. Qwen2.5-7B, G = 4: 588; 42; 84; 7. At 49 thousand
-// tokens/s TP sends 242 GB/s, 4.8 NICs; CPP leaves 96 % beside its KV.
+// Expected (KiB): Llama-3-70B, G = 16: 4,800; 300; 169; 16. Qwen2.5-7B, G = 4: 588; 42; 84; 7. At 49 thousand tokens/s
+// TP sends 242 GB/s, 4.8 NICs; CPP leaves 96 % of a NIC beside its KV.
 namespace bytes {
 
 struct Shape {
@@ -171,7 +171,7 @@ std::vector<Values> points(const Setting&) {
 Result<Finding> run(const Values& point) {
   const disagg::SimulatedModel m = disagg::find_simulated_model(point["model"]).value();
   const disagg::Hardware hardware = disagg::find_hardware(point["hardware"]).value();
-  // Hidden size: these models' heads are as wide together.
+  // The hidden size equals the width of all heads together in these models.
   const Shape shape{double(hardware.cards), double(m.n_heads * m.head_dim), m.kv_elements / 2, double(m.n_layers),
                     m.kv_element_bytes};
   double sent = 0;
@@ -193,11 +193,11 @@ REGISTER_EXPERIMENT("cpp_vs_tp/bytes", "cpu", points, [](const Setting&) -> Meas
 
 }  // namespace bytes
 
-// cpp_vs_tp/bubble: do WavePP's ratios to TP, one request at a time (Kimi K3 on 8 x GB300), follow from the bubble
-// alone? Chunks of 8,192, each as long as the next; what TP loses, o, is taken from 32 at once.
+// cpp_vs_tp/bubble: whether the bubble alone explains WavePP's ratios to TP at one request at a time (Kimi K3 on 8 x
+// GB300). Chunks of 8,192, all of equal time. TP's overhead o is taken from the figures for 32 requests at once.
 //
-// Arithmetic. 65.5K: 1 + o = 1.917; M = 8: .533 * 1.917 = 1.02 (.947). 131K: 1.15 (.966). Behind 90 % of 131K 63 or
-// 69 % below TP (63), of 262K 47 or 54 % (51).
+// Expected: 65.5K: 1 + o = 1.917; M = 8: .533 * 1.917 = 1.02 (.947). 131K: 1.15 (.966). With 90 % of 131K cached, 63 or
+// 69 % below TP (63); of 262K, 47 or 54 % (51).
 namespace bubble {
 
 constexpr int kStages = 8;
@@ -205,15 +205,15 @@ constexpr double kChunk = 8192;
 
 struct Length {
   const char* name;
-  double tokens, pp, tp;  // 32 at once, tokens/s
+  double tokens, pp, tp;  // 32 requests at once, tokens/s
   double one_pp, one_tp;  // one at a time; 0: not published
-  double below;           // behind 90 %, one at a time: 1 - ratio; 0: not published
+  double below;           // 1 - ratio with 90 % cached, one at a time; 0: not published
 };
 constexpr Length kLengths[] = {{"65.5K", 65536, 44643, 23925, 22089, 23330, 0},
                                {"131K", 131072, 35878, 22070, 20699, 21430, .63},
                                {"262K", 262144, 28031, 19254, 0, 0, .51}};
 
-// Tokens of each chunk: at a second a token, its seconds.
+// Tokens of each chunk. At one second per token they are also its seconds.
 std::vector<double> parts(double tokens, bool equal) {
   const int n = int((tokens + kChunk - 1) / kChunk);
   std::vector<double> sizes(size_t(n), equal ? tokens / n : kChunk);

@@ -11,7 +11,7 @@
 namespace xpyd::experiments {
 
 struct DemoFacts {
-  std::vector<std::pair<std::string, std::string>> known;  // "key of box 17", "amber"
+  std::vector<std::pair<std::string, std::string>> known;  // key, value: "key of box 17", "amber"
   std::string text;                                        // "The key of box 17 is amber. …"
 };
 
@@ -37,7 +37,7 @@ inline DemoFacts demo_facts(Random& random, int n) {
   return facts;
 }
 
-// Facts; then questions about them, answered.
+// A text of facts, followed by questions about them with their answers.
 inline std::string facts_and_answers(Random& random, int n_facts, int n_questions) {
   const DemoFacts facts = demo_facts(random, n_facts);
   std::string text = facts.text;

@@ -1,4 +1,4 @@
-// The model that is inside the binary, as experiments ask it.
+// The demo model inside the binary, as experiments use it.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ struct DemoModel {
   ThreadTeam team{1};
   std::shared_ptr<const Weights> weights;
 
-  // Once; later calls do nothing.
+  // Loads the model. Later calls do nothing.
   Status load() {
     if (weights) return ok();
     auto read = load_model_config(kDemoModel);

@@ -1,4 +1,4 @@
-// disagg_orders: the orders in which P and D can share a request, and what KV costs in each.
+// disagg_orders: the orders in which P and D can share a request, and the cost of KV memory in each.
 #include <algorithm>
 #include <cmath>
 
@@ -10,19 +10,19 @@ namespace xpyd::experiments::disagg_orders_experiment {
 namespace {
 
 // disagg_orders: 2P2D (or 4C) of Llama-3.1-8B on H100, 100 Gb/s, 300 requests, prompts of 500 to 8,000 tokens and
-// outputs of 100 to 500; `load` is a share of what two Ps compute. TTFT_P ends with the prompt's last step on P, TTFT
-// with the client's first token; GB s are the integral of KV bytes over time (Mooncake's VRAM occupation cost), a
-// request.
+// outputs of 100 to 500. `load` is a share of what two Ps compute. TTFT_P ends with the prompt's last step on P, TTFT
+// with the client's first token. GB s are the integral of KV bytes over time, per request (Mooncake's VRAM occupation
+// cost).
 //
-// Arithmetic. A prompt of 2,700 takes P 82 ms and the wire 28, of which layer by layer 1 is exposed. The first gap is
-// 10 to 20 ms by push and 35 to 60 by pull; decode_first samples the first token on D, and holds the prompt's blocks
-// from before the queue on: 4 % more at low load.
+// Expected: a prompt of 2,700 tokens takes 82 ms on P and 28 ms on the link, of which 1 ms is exposed with streaming by
+// layer. The first gap is 10 to 20 ms with push and 35 to 60 with pull. decode_first samples the first token on D and
+// holds the prompt's blocks from before the queue on: 4 % more at low load.
 namespace orders {
 
 using namespace disagg;
 
 constexpr double kPrefillTokensPerS = 66000;  // of two Ps
-constexpr int kDraws = 3;                     // traces: nothing else differs from run to run
+constexpr int kDraws = 3;                     // traces; nothing else differs from run to run
 
 struct Way {
   const char* name;
@@ -110,12 +110,12 @@ REGISTER_EXPERIMENT("disagg_orders", "cpu", points, each<run>);
 
 }  // namespace orders
 
-// disagg_orders/occupation: GB s by phase where prompts are cut into chunks beside decodes (2C), and where P and D
-// are apart: 8 x A800, Llama-3-70B, prompts of 8,192 tokens and answers of 256.
+// disagg_orders/occupation: GB s by phase with prompts in chunks beside decodes (2C), and with P and D apart. 8 x A800,
+// Llama-3-70B, prompts of 8,192 tokens and answers of 256.
 //
-// Arithmetic. Chunks of 512 take 1.4 to 1.5 s and hold half of their KV: 1.9 GB s, P 2.0. D's room is held from
-// before the prompt on by push: 3 to 8 GB s; pull holds both sides for .21 s: .6 each. A decode step beside a chunk
-// of 512 takes 79 ms for 20: 2.5 to 5 times D's 14 GB s.
+// Expected: chunks of 512 take 1.4 to 1.5 s and hold half of their KV on average: 1.9 GB s, P 2.0. With push, D's room
+// is held from before the prompt on: 3 to 8 GB s. Pull holds both sides for .21 s: .6 each. A decode step beside a
+// chunk of 512 takes 79 ms instead of 20: 2.5 to 5 times D's 14 GB s.
 namespace occupation {
 
 using namespace disagg;

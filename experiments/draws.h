@@ -1,4 +1,4 @@
-// Draws of Mooncake's conversation trace, whose times are whole 3 s: each spreads them anew.
+// Draws of Mooncake's conversation trace. Its times are multiples of 3 s, and each draw spreads them anew.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace xpyd::experiments {
 
-// Measures `run` over the draw that a point's "sample" numbers; each is read once.
+// Measures `run` over the draw that a point names in "sample". Each draw is read once.
 inline Measure over_draws(const Setting& setting,
                           std::function<Result<Finding>(const Values& point, const disagg::Trace& trace)> run) {
   auto known = std::make_shared<std::map<int, disagg::Trace>>();

@@ -1,9 +1,9 @@
-// An experiment: the points at which its question is asked, and what is found at one of them.
+// An experiment: the points at which it measures, and a function that measures one point.
 //
-// experiments/run.py names the points one by one, and owns everything around: which are missing, repetitions in turn,
-// the CSV and its stamp. Question, source and expected range stand in experiments/claims.py. A new experiment is one
-// file here and one row there. What has other columns is a part of it, EXPERIMENT/PART, with a row and a CSV of its
-// own.
+// experiments/run.py names the points one by one and does everything around: it finds the missing ones, interleaves
+// repetitions, and writes the CSV and its stamp. experiments/claims.py has question, source and expected range. A new
+// experiment is one file here and one row there. Results with other columns are a part of it, EXPERIMENT/PART, with a
+// row and a CSV of its own.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@
 namespace xpyd::experiments {
 
 struct Setting {
-  std::string device = "cpu";  // cpu | cuda
+  std::string device = "cpu";  // "cpu" or "cuda"
   uint64_t seed = 0;
-  bool tiny = false;   // the same code at sizes for a test or an interpreter; no figure to quote
-  std::string traces;  // folder of the Mooncake traces; "" where there is none
+  bool tiny = false;   // runs the same code at sizes for a test or the interpreter; its figures are not results
+  std::string traces;  // folder of the Mooncake traces; "" if there is none
 };
 
-// `wrong`: what was computed is not right, so nothing was timed.
+// `wrong` is not empty if a computed result is not right. Nothing is timed then.
 struct Finding {
   std::vector<Values> rows;
   std::string wrong;
@@ -32,13 +32,13 @@ using Measure = std::function<Result<Finding>(const Values& point)>;
 
 struct Experiment {
   const char* name;
-  const char* device;  // "cpu", "cuda"; "any": the same code runs on both
+  const char* device;  // "cpu" or "cuda"; "any": the same code runs on both
   std::vector<Values> (*points)(const Setting& setting);
-  // What it keeps from point to point (weights, a calibration) is inside the function that it returns.
+  // Returns the function that measures a point. State kept between points (weights, a calibration) is inside it.
   Measure (*open)(const Setting& setting);
 };
 
-// `open` of an experiment whose points know nothing of each other.
+// `open` for an experiment whose points share no state.
 template <Result<Finding> (*run)(const Values& point, const Setting& setting)>
 Measure each(const Setting& setting) {
   return [setting](const Values& point) { return run(point, setting); };
@@ -49,14 +49,14 @@ const std::vector<Experiment>& all_experiments();
 
 #define XPYD_EXPERIMENT_CONCAT2(a, b) a##b
 #define XPYD_EXPERIMENT_CONCAT(a, b) XPYD_EXPERIMENT_CONCAT2(a, b)
-// REGISTER_EXPERIMENT("waste", "cpu", points, open) at namespace scope.
+// Use REGISTER_EXPERIMENT("waste", "cpu", points, open) at namespace scope.
 #define REGISTER_EXPERIMENT(...)                             \
   [[maybe_unused]] static const bool XPYD_EXPERIMENT_CONCAT( \
       registered_experiment_, __LINE__) = ::xpyd::experiments::register_experiment({__VA_ARGS__})
 
-// What the card in use is; the error says what is missing. Builds without CUDA have none.
+// A description of the card in use. The error says what is missing. Builds without CUDA have no card.
 Result<std::string> cuda_card();
-// Its measured limits: copy_gbps, bf16_gemm_tflops.
+// The card's measured limits: copy_gbps, bf16_gemm_tflops.
 Values cuda_peaks();
 
 }  // namespace xpyd::experiments

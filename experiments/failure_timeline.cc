@@ -1,4 +1,4 @@
-// failure_timeline: tokens a second around the death of a worker, and how long until answers come again when a host,
+// failure_timeline: tokens per second around the death of a worker, and the time until answers come again when a host,
 // a link or etcd fails.
 #include <signal.h>
 #include <spawn.h>
@@ -24,20 +24,20 @@
 namespace xpyd::experiments::failure_timeline_experiment {
 namespace {
 
-// failure_timeline: real processes (xpyd worker) under a conductor of this one, over tcp, llama-tiny; eight requests
-// are in flight. After 1.5 s one worker is killed (SIGKILL) or stopped (SIGSTOP), and one like it is started as soon
-// as its end is seen, every 100 ms. Every request's tokens are compared with those that the same prompt gave before.
-// Rows are slices of 50 ms; what was found of the whole run stands in each.
+// failure_timeline: real worker processes (xpyd worker) under a conductor in this process, over tcp, llama-tiny, with
+// eight requests in flight. After 1.5 s one worker is killed (SIGKILL) or stopped (SIGSTOP). A new one starts as soon
+// as its end is noticed, which is checked every 100 ms. The tokens of every request are compared with those that the
+// same prompt gave before. Rows are slices of 50 ms, and each row repeats the results of the whole run.
 //
-// Arithmetic. A killed process's end is noticed in milliseconds, a stopped one's when its lease of .5 s has run out.
-// With another of its role the prompt and at most 230 tokens are computed again there: milliseconds; without, up to
-// 100 ms to be seen and 50 to 600 to start.
+// Expected: the end of a killed process is noticed in milliseconds, that of a stopped one when its lease of .5 s ends.
+// If another worker has its role, the prompt and at most 230 tokens are computed again there: milliseconds. Else it
+// takes up to 100 ms to be noticed and 50 to 600 ms to start.
 namespace worker {
 
 constexpr double kLease = 0.5, kSlice = 0.05;  // seconds
 constexpr int kPrompt = 50, kPrompts = 4;
 
-// The program whose workers are killed: beside this one. Empty: it is not there.
+// The program whose workers are killed. It lies beside this program; "" if it is missing.
 std::string program() {
   if (const char* named = std::getenv("XPYD_BIN")) return named;
   std::error_code error;
@@ -100,7 +100,7 @@ class Child {
   pid_t pid_ = -1;
 };
 
-// What eight clients have got. Any thread.
+// The tokens that eight clients have received. Any thread may call it.
 class Clients final : public EventSink {
  public:
   struct One {
@@ -136,7 +136,7 @@ class Clients final : public EventSink {
     std::lock_guard lock(mutex_);
     return int(std::count_if(all_.begin(), all_.end(), [](const auto& e) { return !e.second.ended; }));
   }
-  const std::map<uint64_t, One>& all() const { return all_; }  // when nothing is in flight
+  const std::map<uint64_t, One>& all() const { return all_; }  // requires that nothing is in flight
 
  private:
   Clock& clock_;
@@ -216,7 +216,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     ++refused;
     return false;
   };
-  for (int i = 0; i < kPrompts; ++i) ask();  // what each prompt gives undisturbed
+  for (int i = 0; i < kPrompts; ++i) ask();  // the undisturbed answers
   if (!cluster.wait_idle(60)) return invalid("the first requests hang");
   const double begin = clock.now();
   double hit_s = -1, looked_s = 0;
@@ -255,7 +255,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
 
   Finding found;
   if (!all_ended) found.wrong = "requests hang";
-  std::map<int, std::vector<int32_t>> known;  // what each prompt gave undisturbed
+  std::map<int, std::vector<int32_t>> known;  // the undisturbed answer of each prompt
   for (const auto& [id, one] : clients->all())
     if (one.ended && !one.at_s.empty() && one.at_s.back() < hit_s) known.try_emplace(one.prompt, one.tokens);
   int wrong = 0, lost = 0;
@@ -297,17 +297,17 @@ REGISTER_EXPERIMENT("failure_timeline", "cpu", points, each<run>);
 
 }  // namespace worker
 
-// failure_timeline/pool_recovery: tests/netns/run: four hosts as network namespaces, the demo model on 3P2D with two
-// conductors and etcd; a host is cut off or dies, links halve, the conductor's host dies, or it loses sight of etcd.
-// It needs root, iproute2 and etcd.
+// failure_timeline/pool_recovery runs tests/netns/run: four hosts as network namespaces, the demo model on 3P2D with
+// two conductors and etcd. A host is cut off or dies, links lose half of their rate, the conductor's host dies, or the
+// conductor loses etcd. It needs root, iproute2 and etcd.
 //
-// Arithmetic. A lease of 3 s, and .2 to 1 s to compute elsewhere: 3 to 4.5 s. A host comes back in .3 to 3. Half the
-// rate: 0 to 1.5. A conductor's lease is 5 s: 5 to 9. One that is cut off from etcd goes on until another was
-// elected: .3 to 3.
+// Expected: a lease of 3 s plus .2 to 1 s to compute elsewhere: 3 to 4.5 s. A host comes back in .3 to 3 s. Half of the
+// rate: 0 to 1.5 s. A conductor's lease is 5 s: 5 to 9 s. A conductor that is cut off from etcd continues until another
+// is elected: .3 to 3 s.
 namespace hosts {
 
 std::vector<Values> points(const Setting& setting) {
-  if (setting.tiny) return {};  // hosts die no faster for a test
+  if (setting.tiny) return {};  // hosts die no faster in a test
   return {{{"rounds", 2}}};
 }
 

@@ -1,4 +1,4 @@
-// fetch_or_compute: what a pool of prefixes is worth, and when fetching one is faster than computing it.
+// fetch_or_compute: the gain of a pool of prefixes, and when fetching a prefix is faster than computing it.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -23,13 +23,13 @@ namespace {
 
 using namespace disagg;
 
-// fetch_or_compute: --kv-fetch never, always and cost by the rate of the links: 8P8D of 8 x A800 with Llama-3-70B,
-// 3,000 requests of Mooncake's traces, each to the P with the shortest queue, so that the pool alone brings hits
-// together.
+// fetch_or_compute: --kv-fetch never, always and cost, by the rate of the links. 8P8D of 8 x A800 with Llama-3-70B,
+// 3,000 requests of Mooncake's traces. Each request goes to the P with the shortest queue, so hits come from the pool
+// alone.
 //
-// Arithmetic. A token's KV is 328 KB; a P computes 8,000 to 10,000 tokens/s: fetching is as fast at 21 to 26 Gb/s,
-// and P's links carry 13 Gb/s of KV to D. At 10 Gb/s always loses by far, at 100 it wins: hits from .1 to .3. cost is
-// no worse than the better of both by a tenth.
+// Expected: a token's KV is 328 KB and a P computes 8,000 to 10,000 tokens/s, so fetching is as fast at 21 to 26 Gb/s.
+// P's links also carry 13 Gb/s of KV to D. At 10 Gb/s always loses by far; at 100 Gb/s it wins, and hits rise from .1
+// to .3. cost is at most a tenth worse than the better of both.
 namespace rates {
 
 constexpr int kDraws = 3;
@@ -72,12 +72,12 @@ REGISTER_EXPERIMENT("fetch_or_compute", "cpu", points, each<run>);
 
 }  // namespace rates
 
-// fetch_or_compute/oracle: how far `cost` is from somebody who knows how it ends: 4P4D, 24 conversations of five
-// turns. `hindsight` is the best of never, always, cost, one constant for all (scaled), and of that one with each
-// request's choice turned round in turn; `free` is always over a wire that takes no time.
+// fetch_or_compute/oracle: `cost` beside a search with hindsight. 4P4D, 24 conversations of five turns. `hindsight` is
+// the best of never, always, cost, one constant factor (scaled), and the best of these with each request's choice
+// inverted in turn. `free` is always with transfers that take no time.
 //
-// Arithmetic. At 10 Gb/s hardly a fetch pays, at 400 nearly each does: 1 to 1.1. Between, what comes after a
-// prediction takes a share of the link: 1.05 to 1.5.
+// Expected: at 10 Gb/s hardly a fetch pays, at 400 nearly each does: 1 to 1.1. In between, transfers that begin after a
+// prediction take a share of the link: 1.05 to 1.5.
 namespace oracle {
 
 constexpr int kDraws = 4, kConversations = 24, kTurns = 5, kBlock = 512;
@@ -90,7 +90,8 @@ std::vector<Values> points(const Setting& setting) {
   return all;
 }
 
-// Each turn's prompt is the one before it and some blocks more; turns come when they come, in their order.
+// Each turn's prompt is the previous one plus some blocks. Turns have Poisson arrivals and keep their order within a
+// conversation.
 Trace conversations(int n, uint64_t seed) {
   Trace trace{.block_tokens = kBlock};
   Random random(seed);
@@ -104,18 +105,18 @@ Trace conversations(int n, uint64_t seed) {
     int& has = blocks[size_t(turns[i])];
     has += 4 + int(random.below(9));
     TraceRequest request{.arrival_s = at_s[i], .prompt_tokens = has * kBlock + 1, .output_tokens = 32};
-    for (int block = 0; block <= has; ++block)  // of the last one a token, which is this turn's own
+    for (int block = 0; block <= has; ++block)  // the last block holds one token, which is this turn's own
       request.blocks.push_back(uint64_t(turns[i] + 1) << 32 | uint64_t(block < has ? block : 1000 + has));
     trace.requests.push_back(std::move(request));
   }
   return trace;
 }
 
-// What is asked and answered during one run; one at a time, since a policy is a plain function.
+// The decisions during one run. A global, because a policy is a plain function; one run at a time.
 struct Choosing {
-  uint64_t number = 0;  // of the request that is being placed
+  uint64_t number = 0;  // of the request being placed
   std::function<bool(uint64_t, const FetchView&)> fetches;
-  std::vector<int> answers;  // by request: 1, 0; -1: nobody had more of it
+  std::vector<int> answers;  // by request: 1, 0, or -1 if no other instance had more of it
 } choosing;
 
 Placement place(const ClusterView& view, const PlacementOptions& options) {
@@ -168,7 +169,7 @@ class Search {
     return done;
   }
 
-  // Of all requests, by the dice.
+  // All requests in random order.
   std::vector<size_t> order(size_t n) {
     std::vector<size_t> order(n);
     std::iota(order.begin(), order.end(), 0);
@@ -202,7 +203,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   Finding found;
   Done best{.mean_s = kNever};
   std::string best_of;
-  Done least;  // of the rows of one name
+  Done least;  // among the rows of one name
   int runs = 0;
   const auto look = [&](const char* name, Done done) {
     ++runs;
@@ -253,10 +254,11 @@ REGISTER_EXPERIMENT("fetch_or_compute/oracle", "cpu", points, each<run>);
 
 }  // namespace oracle
 
-// fetch_or_compute/break_even: the bandwidth from which a prefix is fetched, by Mooncake's own constants (FAST'25,
-// equation 2) and by the widths of Llama-3-70B.
+// fetch_or_compute/break_even: the bandwidth from which fetching a prefix is faster, by Mooncake's own constants
+// (FAST'25, equation 2) and by the widths of Llama-3-70B.
 //
-// Arithmetic, 8,192 tokens: 2.68 GB / .458 s = 5.86 GB/s on 8 x A800, 18.6 on 8 x H800; 4.13 where an A100 reaches
+// Expected for 8,192 tokens: 2.68 GB / .458 s = 5.86 GB/s on 8 x A800, 18.6 on 8 x H800, and 4.13 if an A100 reaches
+// 220 TFLOP/s; 100 Gb/s are 3 times that. By the widths .94 of it.
 // 220 TFLOP/s: 100 Gb/s are 3 times that. By the widths .94 of it.
 namespace break_even {
 
@@ -264,8 +266,8 @@ struct Machine {
   const char* name;
   double flops_per_s;
 };
-// Dense bf16 on paper, as Mooncake uses it; and the share of it at which a replay of its trace comes near its TTFTs.
-// The last: Mooncake's author's notes, what an A100 reaches.
+// Dense bf16 on paper, as Mooncake uses it, with the share of it at which a replay of its trace comes near its TTFTs.
+// The last row is what an A100 reaches by the notes of Mooncake's author.
 constexpr Machine kMachines[] = {{"8xA800", 8 * 312e12}, {"8xH800", 8 * 989e12}, {"8xA100 at 220", 8 * 220e12}};
 
 CostModel llama_70b() {
@@ -309,11 +311,11 @@ REGISTER_EXPERIMENT("fetch_or_compute/break_even", "cpu", points, each<run>);
 
 }  // namespace break_even
 
-// fetch_or_compute/breakdown: where the time of one long request goes, with 95 % of its prompt in another instance's
-// memory and with nothing known (Fig. 14): 2P1D, 128 tokens out; schedule, fetch, prefill, exposed, decode.
+// fetch_or_compute/breakdown: the parts of one long request's time, with 95 % of its prompt in another instance's
+// memory and with none cached (Fig. 14): schedule, fetch, prefill, exposed transfer, decode. 2P1D, 128 output tokens.
 //
-// Arithmetic. 128K tokens take 37 s; behind 95 % 2.9: .08 (published .08). The prefix is 41 GB: .41 s at 800 Gb/s,
-// 3.3 at 100: first token .08 to .1, and .15 to .18 of the time (.14).
+// Expected: 128K tokens take 37 s; with 95 % cached 2.9 s: .08 (published .08). The prefix is 41 GB: .41 s at 800 Gb/s,
+// 3.3 s at 100. So the first token takes .08 to .1, and .15 to .18 of the time (.14).
 namespace breakdown {
 
 constexpr int kBlock = 512, kOutput = 128;
@@ -332,7 +334,7 @@ Placement place(const ClusterView& view, const PlacementOptions&) {
 
 Result<Finding> run(const Values& point, const Setting&) {
   const int prompt = point["prompt"], known = int(double(point["known"]) * prompt) / kBlock * kBlock;
-  constexpr double kLater = 1e4;  // seconds: the first one is long over
+  constexpr double kLater = 1e4;  // seconds; the first request is over by then
   Trace trace{.block_tokens = kBlock};
   for (const auto& [at_s, tokens, output] : {std::tuple(0., known + 1, 1), std::tuple(kLater, prompt, kOutput)}) {
     TraceRequest request{.arrival_s = at_s, .prompt_tokens = tokens, .output_tokens = output};
@@ -372,14 +374,14 @@ REGISTER_EXPERIMENT("fetch_or_compute/breakdown", "cpu", points, each<run>);
 
 }  // namespace breakdown
 
-// fetch_or_compute/pool: what Mooncake (FAST'25) found about its pool. hits (Fig. 10): 10 P, prompts at random, by
-// the longest prefix, Algorithm 1 without transfers (local) and with (global), and one instance ten times as large
-// (pool). copies (Fig. 11): of keys by how often they are used, the most instances that have one. bandwidth (Fig.
-// 13): 8P8D, synthetic, 24 to 400 Gb/s.
+// fetch_or_compute/pool: Mooncake's findings about its pool (FAST'25). hits (Fig. 10): 10 P with prompts placed at
+// random, by the longest prefix, by Algorithm 1 without transfers (local) and with them (global), and one instance ten
+// times as large (pool). copies (Fig. 11): the greatest number of instances that have a key, by how often it is used.
+// bandwidth (Fig. 13): 8P8D, synthetic, 24 to 400 Gb/s.
 //
-// Arithmetic, of another program: hits on conversation .10, .136, .359 in one cache; synthetic .19, .640, .640. So
-// global / prefix is 2.4 to 2.8 and 1 to 1.05, and P's time falls to .74. A hot key comes to all 8. Of 24 Gb/s P's
-// own KV takes four fifths: a fetch takes many times as long; at 100 1.1 to 2.
+// Expected, from another program: hits in one cache .10, .136, .359 on conversation; .19, .640, .640 on synthetic. So
+// global / prefix is 2.4 to 2.8 and 1 to 1.05, and P's time falls to .74. A hot key reaches all 8. At 24 Gb/s P's own
+// KV takes four fifths of the link, so a fetch takes many times as long; at 100 Gb/s 1.1 to 2.
 namespace pool {
 
 constexpr int kDraws = 3;
@@ -409,12 +411,12 @@ std::vector<Values> points(const Setting& setting) {
   return all;
 }
 
-// What placement saw and did, of one run at a time.
+// The decisions of placement. One run at a time.
 struct Placing {
   std::string system;
   const Trace* trace = nullptr;
   std::vector<double> requests;              // by instance
-  std::unordered_map<uint64_t, int> copies;  // of the keys that are looked at: the most
+  std::unordered_map<uint64_t, int> copies;  // of the observed keys: the most instances that have one
 } placing;
 
 Placement longest_prefix(const ClusterView& view) {
@@ -450,7 +452,7 @@ Placement place(const ClusterView& view, const PlacementOptions& options) {
   return placed;
 }
 
-// Whole blocks by how often they are used, the most used one first; of equals the one that comes first.
+// Whole blocks, the most used first. Among equals, the one that occurs first.
 std::vector<uint64_t> by_use(const Trace& trace) {
   std::unordered_map<uint64_t, std::pair<int, size_t>> used;
   for (const TraceRequest& request : trace.requests)
@@ -462,7 +464,7 @@ std::vector<uint64_t> by_use(const Trace& trace) {
   return keys;
 }
 
-// The keys of this rank and a tenth more.
+// The keys from this rank on, a tenth of the rank and one in number.
 std::span<const uint64_t> around(std::span<const uint64_t> keys, int rank) {
   const size_t first = std::min(keys.size(), size_t(rank) - 1);
   return keys.subspan(first, std::min(keys.size() - first, size_t(rank / 10 + 1)));
@@ -532,18 +534,18 @@ REGISTER_EXPERIMENT("fetch_or_compute/pool", "cpu", points, each<run>);
 
 }  // namespace pool
 
-// fetch_or_compute/pool_live: real instances of llama-micro, one thread each, shm between them. rate (Fig. 13): a
-// prompt is computed by one instance, then asked at the other over a wire that is held back so that its KV takes 1 /
-// `x` of that time. caches (Fig. 10): six conversations at three instances, at random, by Algorithm 1 without
-// transfers and with. Logits must not depend on where KV came from.
+// fetch_or_compute/pool_live: real instances of llama-micro with one thread each, over shm. rate (Fig. 13): one
+// instance computes a prompt. Then the other is asked for it over a throttled transport, on which the KV takes 1 / `x`
+// of that time. caches (Fig. 10): six conversations on three instances, placed at random, by Algorithm 1 without
+// transfers, and with them. Logits must not depend on where KV came from.
 //
-// Arithmetic. always: 1 / x and a step: 4 at x = .25, .5 at 2, .12 to .35 at 8. caches: at random .2 to .4 of the
-// tokens are found, global .5 to .62.
+// Expected, always: 1 / x plus a step: 4 at x = .25, .5 at 2, .12 to .35 at 8. Expected, caches: at random .2 to .4 of
+// the tokens are found, with global .5 to .62.
 namespace pool_live {
 
-// ---- a wire that is held back
+// ---- a throttled transport
 
-std::atomic<double> wire_bytes_per_s{0};  // 0: it is not
+std::atomic<double> wire_bytes_per_s{0};  // 0: not throttled
 
 class HeldBack final : public ForwardingTransport {
  public:
@@ -659,7 +661,7 @@ struct Sizes {
 };
 Sizes sizes(const Setting& setting) { return setting.tiny ? Sizes{48, 1} : Sizes{320, kSamples}; }
 
-// The wire at which KV takes 1 / x of `computed_ms`.
+// Sets the transport's rate so that the KV takes 1 / x of `computed_ms`.
 void hold_back(const Setting& setting, double x, double computed_ms) {
   const double token_bytes = double(kv_shape(load_model_config(pool_model(setting)).value(), Dtype::f32).token_bytes());
   wire_bytes_per_s = x > 0 ? x * sizes(setting).tokens * token_bytes / (1e-3 * computed_ms) : 0;
@@ -672,12 +674,12 @@ std::vector<std::string> pair_options(const std::string& fetch) {
 Result<Finding> rate(const std::string& policy, const Setting& setting) {
   Finding found;
   int number = 0;
-  int64_t fetched_tokens = 0, n_given_up = 0;  // (a tiny one may be too slow on a busy machine)
+  int64_t fetched_tokens = 0, n_given_up = 0;  // (with --tiny the fetch may be too slow on a busy machine)
   for (double x : setting.tiny ? std::vector<double>{2} : std::vector<double>{.25, .6, 2, 8}) {
-    Pool pool(setting, pair_options(policy));  // what it knows of its wire is of this rate alone
+    Pool pool(setting, pair_options(policy));  // a new pool, so that its estimate of the rate is for this rate alone
     if (Status status = pool.opened(); !status) return status.error();
     const auto prompt = [&] { return document(setting.seed, number++, sizes(setting).tokens + 1, 1); };
-    for (int i = 0; i < 6; ++i) pool.ask(prompt());  // what is slow because it is the first is forgotten
+    for (int i = 0; i < 6; ++i) pool.ask(prompt());  // warm-up
     for (int pair = -1; pair < sizes(setting).pairs; ++pair) {
       const BenchRequest request = prompt();
       const One computed = pool.ask(request);
@@ -699,7 +701,7 @@ Result<Finding> rate(const std::string& policy, const Setting& setting) {
 
 Result<Finding> caches(const Setting& setting) {
   const int conversations = setting.tiny ? 2 : 6, turns = 4, step = setting.tiny ? 16 : 64;
-  const double rate = 32;  // requests a second
+  const double rate = 32;  // requests per second
   hold_back(setting, 0, 1);
   const std::pair<const char*, const char*> arms[] = {
       {"random", "random"}, {"local", "prefix_aware"}, {"global", "mooncake"}};

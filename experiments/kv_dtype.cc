@@ -1,13 +1,13 @@
-// kv_dtype: the real engine, policy and paged memory in virtual time: an A100 of 80 GB at half its FLOP/s and .8 of
-// its bandwidth, 90 % of it weights and KV; 2,000 requests of ShareGPT's lengths at once, 256 sequences, prompts in
-// steps of their own. /logits: the demo model reads 800 tokens of facts and answers; its greedy token at every
-// position against that over f32 KV.
+// kv_dtype: the gain of KV with fewer bits, in tokens per GiB and requests per second. Real engine, policy and paged
+// memory in virtual time: an A100 of 80 GB at half its FLOP/s and .8 of its bandwidth, 90 % of it for weights and KV;
+// 2,000 requests of ShareGPT's lengths at once, 256 sequences, prompts in steps of their own. /logits: the demo model
+// reads 800 tokens of facts and answers; its greedy token at every position is compared with that over f32 KV.
 //
-// Arithmetic. A row of 128 is 256 bytes in f16, 132 in int8, 68 in int4: 1.94 and 3.76 times the tokens, fp8 twice.
-// Llama-2-7B: a step reads 13.5 GB and 60 of KV: 46 ms, 28 in int8, 18 in int4; with prompts 1.2 to 1.6 and 1.4 to
-// 2.1 times the requests. Llama-3-8B (GQA): products hide the KV: 1 to 1.1; the claim keeps 1.03 to 1.25 and 1.05 to
-// 1.35, which forgot them. logits: a code of int8 is off by .0045 of a deviation, of int4 by .077, e4m3 by .026, e5m2
-// by twice that.
+// Expected: a row of 128 is 256 bytes in f16, 132 in int8, 68 in int4, so 1.94 and 3.76 times the tokens; fp8 twice.
+// Llama-2-7B: a step reads 13.5 GB of weights and 60 of KV: 46 ms, 28 in int8, 18 in int4; with prompts 1.2 to 1.6 and
+// 1.4 to 2.1 times the requests. Llama-3-8B (GQA): products hide the KV: 1 to 1.1. The claim keeps 1.03 to 1.25 and
+// 1.05 to 1.35, which forgot the products. logits: an int8 value is off by .0045 of a deviation, int4 by .077, e4m3 by
+// .026, e5m2 by twice that.
 #include <algorithm>
 #include <cmath>
 
@@ -49,7 +49,7 @@ std::vector<Values> points(const Setting&) {
   for (const char* model : {"llama-2-7b", "llama-3-8b"})
     for (Dtype dtype : kKvDtypes)
       for (int draw = 0; draw < kDraws; ++draw)
-        if (dtype != Dtype::fp8_e5m2)  // e4m3's bytes
+        if (dtype != Dtype::fp8_e5m2)  // the bytes are those of e4m3
           all.push_back({{"model", model}, {"dtype", dtype_name(dtype)}, {"sample", draw}});
   return all;
 }
@@ -104,7 +104,7 @@ Result<Finding> serve(const Values& point, const Setting& setting) {
 REGISTER_EXPERIMENT("kv_dtype", "cpu", points, each<serve>);
 
 struct Demo : DemoModel {
-  int draw = -1;  // of the text
+  int draw = -1;  // number of the text
   std::vector<int32_t> text;
   std::vector<float> plain;  // logits over f32 KV, [position][vocab]
 };

@@ -9,7 +9,7 @@
 namespace xpyd::experiments {
 namespace {
 
-// exp of a normal variable.
+// exp of a normal variable with this median.
 double lognormal(Random& random, double median, double sigma) {
   double radius = std::sqrt(2 * random.exponential());
   return median * std::exp(sigma * radius * std::cos(2 * M_PI * random.uniform()));
@@ -39,8 +39,8 @@ LengthSet alpaca(int n, uint64_t seed) {
   return set;
 }
 
-// Conversation trace: prompt median 6,909 and mean 12,035, so sigma = sqrt(2 ln(mean / median)) =
-// 1.05; output median 350, mean 343, 99 % below 1,119.
+// The conversation trace: prompts have median 6,909 and mean 12,035, so sigma = sqrt(2 ln(mean / median)) = 1.05.
+// Outputs have median 350, mean 343, and 99 % are below 1,119.
 LengthSet mooncake_like(int n, uint64_t seed) {
   Random random(seed ^ 0x4d4f);
   LengthSet set{{}, "generated"};
@@ -52,8 +52,8 @@ LengthSet mooncake_like(int n, uint64_t seed) {
   return set;
 }
 
-// arXiv summaries of vAttention's Fig. 9 (427 requests): prompts 63.9K to 192.8K, mean 87.4K;
-// outputs 17 to 5,153, mean 428.
+// The arXiv summaries of vAttention's Fig. 9 (427 requests): prompts 63.9K to 192.8K, mean 87.4K; outputs 17 to 5,153,
+// mean 428.
 LengthSet arxiv(int n, uint64_t seed) {
   Random random(seed ^ 0x4158);
   LengthSet set{{}, "generated"};

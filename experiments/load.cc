@@ -11,9 +11,9 @@
 namespace xpyd::experiments {
 namespace {
 
-constexpr double kPatience = 600;  // seconds until a run counts as stuck
+constexpr double kPatience = 600;  // seconds after which a run counts as stuck
 
-// One request's answer. The engines that work on it write one after the other.
+// The answer to one request. If several engines work on it, they write one after the other.
 class Recorder final : public EventSink {
  public:
   explicit Recorder(RequestRecord& record) : record_(record) {}
@@ -42,7 +42,7 @@ void sleep_until(Clock& clock, double time_s) {
 }  // namespace
 
 Run run_load(Stack& stack, const std::vector<BenchRequest>& requests, const std::vector<double>& due) {
-  static std::atomic<uint64_t> next_id{1};  // unique in this process, as Request asks
+  static std::atomic<uint64_t> next_id{1};  // unique in this process, as Request requires
   Cluster& cluster = *stack.cluster;
   const size_t n = requests.size();
   std::vector<std::shared_ptr<Request>> made;
@@ -114,12 +114,12 @@ Result<std::unique_ptr<Stack>> Bed::build(const std::vector<std::string>& option
   if (!parsed) return parsed.error();
   if (Status status = check_options(parsed.value(), "serve"); !status) return status.error();
   Result<std::unique_ptr<Stack>> stack = build_stack(parsed.value());
-  if (stack) (void)stack.value()->cluster->start();  // threads: always ok
+  if (stack) (void)stack.value()->cluster->start();  // with threads it cannot fail
   return stack;
 }
 
 Result<std::string> Bed::open(const std::vector<std::string>& options) {
-  // Prompts longer than a chunk and than a block, two of them alike at the beginning.
+  // Prompts are longer than a chunk and a block, and pairs of them have a common prefix.
   std::vector<BenchRequest> questions = shared_prefix_load(6, 3, 70, 27, 9, 1).requests;
   const std::vector<double> together(questions.size(), 0.0);
   if (!has_plain_) {
@@ -155,7 +155,7 @@ Result<double> Bed::capacity(const std::vector<BenchRequest>& requests) {
   auto plain = build({"--topology", "1C", "--prefix-cache", "off"});
   if (!plain) return plain.error();
   const std::vector<double> together(requests.size(), 0.0);
-  run_load(*plain.value(), {requests.front()}, {});  // first use of memory
+  run_load(*plain.value(), {requests.front()}, {});  // the first use of memory
   Run run = run_load(*plain.value(), requests, together);
   if (!run.wrong.empty()) return invalid("calibration: " + run.wrong);
   capacity_ = run.result.request_throughput;

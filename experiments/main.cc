@@ -1,12 +1,12 @@
 // xpyd_experiments COMMAND: what experiments/run.py calls. Answers are JSON on stdout.
 //   list                   every experiment and its device
-//   machine                provenance and the devices that are here, or why not
+//   machine                provenance, and the devices of this machine or why there are none
 //   peak                   the device's measured limits
 //   points NAME            the points of one experiment
-//   run NAME               reads points from stdin, one JSON object a line as `points` prints them;
+//   run NAME               reads points from stdin, one JSON object per line as `points` prints them;
 //                          answers each with a line {"rows": [...]} or {"error": "..."}
 // Options: --device cpu|cuda  --seed N  --traces DIR  --tiny
-// Exit codes: 0 done; 1 it ran and failed, also at one of the points; 2 misuse.
+// Exit codes: 0 success; 1 it ran and failed, or a point did; 2 misuse.
 #include <sched.h>
 
 #include <algorithm>
@@ -55,7 +55,7 @@ int answer(const std::vector<Values>& points, const Measure& measure) {
   int code = 0;
   for (std::string line; std::getline(std::cin, line);) {
     const Values point = Values::parse(line);
-    // Only the experiment's own: whatever runs was planned.
+    // Only points of the experiment itself, so that everything that runs was planned.
     const bool known = std::find(points.begin(), points.end(), point) != points.end();
     Result<Finding> found = known ? measure(point) : invalid(line + " is none of the points");
     const std::string error = !found                        ? found.error().message
@@ -122,7 +122,7 @@ int run(const std::vector<std::string>& words) {
 int main(int argc, char** argv) {
   try {
     return xpyd::experiments::run(std::vector<std::string>(argv + 1, argv + argc));
-  } catch (const std::exception& error) {  // no memory, or a bug: nothing of ours throws on purpose
+  } catch (const std::exception& error) {  // out of memory, or a bug: our code throws nothing on purpose
     std::fprintf(stderr, "xpyd_experiments: %s\n", error.what());
     return 1;
   }

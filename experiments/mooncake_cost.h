@@ -1,10 +1,10 @@
-// Mooncake's arithmetic of one prompt, with its own constants.
+// Mooncake's cost model of one prompt, with its own constants.
 #pragma once
 
 namespace xpyd::experiments {
 
-// Mooncake's own constants (FAST'25 section 2.2, equations 1 and 2, table 1): FLOPs of n tokens are
-// layers * (a n^2 d + b n d^2), whatever the model's real widths.
+// The constants of FAST'25 (section 2.2, equations 1 and 2, table 1). The FLOPs of n tokens are layers * (a n^2 d + b n
+// d^2), whatever the model's real widths are.
 struct MooncakeCost {
   double layers, d, a, b, gqa, bytes_per_element;
   double kv_token_bytes() const { return layers * 2 * d / gqa * bytes_per_element; }

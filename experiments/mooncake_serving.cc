@@ -1,4 +1,4 @@
-// mooncake_serving: Mooncake's figures of serving (FAST'25, and arXiv 2407.00079) on the simulator.
+// mooncake_serving: Mooncake's serving figures (FAST'25, and arXiv 2407.00079) on the simulator.
 #include <algorithm>
 #include <cmath>
 
@@ -10,27 +10,29 @@ namespace {
 
 using namespace disagg;
 
-constexpr double kLink = 100e9;  // bytes/s: four of 200 Gb/s
+constexpr double kLink = 100e9;  // bytes/s: four links of 200 Gb/s
 
-// Blocks that nobody else has.
+// Gives every request blocks of its own.
 void forget_prefixes(Trace& trace) {
   uint64_t next = uint64_t{1} << 60;
   for (TraceRequest& r : trace.requests)
     for (uint64_t& block : r.blocks) block = ++next;
 }
 
-// mooncake_serving: sixteen instances of 8 x A800 with Llama-3-70B; the released traces (ticks of 3 s spread; three
-// parts) and the generated tool&agent. P keeps 3 M tokens of KV, a colocated instance 1.33 M. tbt (Figs. 1, 6, 7):
-// 8P8D against 16C as vLLM 0.5.1 ran. schedulers (Fig. 5; arXiv Fig. 8): "local" is Algorithm 1 without transfers,
-// "global" with them. ratio (Fig. 15): 10 s and 100 ms, who would miss them is refused.
+// mooncake_serving: sixteen instances of 8 x A800 with Llama-3-70B; the released traces (arrivals spread within ticks
+// of 3 s; three parts) and the generated tool&agent. P holds 3 M tokens of KV, a colocated instance 1.33 M. tbt (Figs.
+// 1, 6, 7): 8P8D against 16C as vLLM 0.5.1 ran. schedulers (Fig. 5; arXiv Fig. 8): "local" is Algorithm 1 without
+// transfers, "global" with them. ratio (Fig. 15): objectives of 10 s and 100 ms; requests that would miss them are
+// refused.
 //
-// Arithmetic. A D's step is below 50 ms: all within 100. In 16C a prompt of 12,000 takes 1.7 s, and a decode of 5 s
-// meets 1 to 2: half or fewer within 100 ms. Chunks of 512 are 78 ms. Schedulers, of another program: random 19 to 49
-// s, load 2.8 to 4.5, local 1.7 to 2.5. Ratio: 5 P have 1.0 to 1.4 of what they can do: 60 to 95 %.
+// Expected, tbt: a D's step is below 50 ms, so all gaps are within 100 ms. In 16C a prompt of 12,000 tokens takes 1.7
+// s, and a decode of 5 s meets 1 to 2 of them: half or fewer within 100 ms. Chunks of 512 take 78 ms. Expected,
+// schedulers, from another program: random 19 to 49 s, load 2.8 to 4.5, local 1.7 to 2.5. Expected, ratio: the load of
+// 5 P is 1.0 to 1.4 of their capacity: 60 to 95 %.
 namespace figures {
 
 constexpr int kDraws = 3;
-constexpr double kFaster = 1.75;  // tool&agent, for the schedulers
+constexpr double kFaster = 1.75;  // tool&agent's speed, for the schedulers
 
 Values of(const char* figure, const char* trace, const std::string& topology, const char* system, int draw) {
   return {{"figure", figure}, {"trace", trace}, {"topology", topology}, {"system", system}, {"sample", draw}};
@@ -89,7 +91,9 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   }
   const char* row = system == "random" ? "random" : vllm || system == "load" ? "least_loaded" : "mooncake";
   o.conductor.placement = find_placement_policy(row);
-  o.fetch = system != "local";  // no threshold does it: what one has none of, another has endlessly more of
+  o.fetch =
+      system !=
+      "local";  // a threshold cannot exclude transfers: where one instance has nothing, another has infinitely more
   const bool ratio = point["figure"] == "ratio";
   o.conductor.objectives = ratio ? Objectives{10, 0.1} : Objectives{30, 0.1};
   if (ratio) o.conductor.admission = find_admission_policy("early");
@@ -112,19 +116,19 @@ REGISTER_EXPERIMENT("mooncake_serving", "cpu", points, each<run>);
 }  // namespace figures
 
 // mooncake_serving/loads: the loads of the first paper (arXiv, Table 2; Figs. 11 to 13) on 3P1D, 2P2D and four
-// colocated, each request of the mean lengths; rates by bisection: P90 of TTFT within 10 times, and of the longest
-// tenth of gaps within 5 times, what one request alone takes. trace: the generated tool&agent on 10P10D and 20C, 30 s
-// and 100 ms.
+// colocated, each request with the mean lengths. The rate is found by bisection: P90 of TTFT within 10 times, and of
+// the longest tenth of gaps within 5 times, the value of a single request. trace: the generated tool&agent on 10P10D
+// and 20C, 30 s and 100 ms.
 //
-// Arithmetic. 3P do 2.6 /s (ArXiv) and 4.7 (L-Eval, with hits), D has room for all; a colocated instance .1 to .25,
-// as one prompt in 4.6 s of decoding is too many: 2 to 10 times. 2P2D is two thirds of 3P1D. trace: .9 meetings a
-// decode: .4 to .75 within 100 ms.
+// Expected: 3P compute 2.6 /s (ArXiv) and 4.7 (L-Eval, with hits), and D has room for all. A colocated instance reaches
+// .1 to .25, because one prompt in 4.6 s of decode is too many: 2 to 10 times. 2P2D is two thirds of 3P1D. trace: .9
+// prompts fall into a decode: .4 to .75 within 100 ms.
 namespace loads {
 
 constexpr int kDraws = 2;
-constexpr int kAsked = 6;  // requests that share a document
+constexpr int kAsked = 6;  // requests for each document
 
-constexpr double kSimulated = 0.5;  // shared, of the made-up loads
+constexpr double kSimulated = 0.5;  // shared part of the prompts of the made-up loads
 struct Load {
   const char* name;
   int prompt, output;
@@ -147,7 +151,7 @@ std::vector<Values> points(const Setting& setting) {
   return all;
 }
 
-// At one request a second.
+// Arrivals at one request per second.
 Trace make_trace(const Load& load, int n, uint64_t seed) {
   Random random(seed);
   Trace trace{.block_tokens = 512};

@@ -1,5 +1,4 @@
-// mooncake_traces: what is in the released traces of Mooncake, what a cache finds of them, and what their prompts
-// cost.
+// mooncake_traces: the content of Mooncake's released traces, what a cache finds of them, and what their prompts cost.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -17,8 +16,8 @@ namespace {
 
 using namespace disagg;
 
-// mooncake_traces: distributions of prompts, answers and uses of blocks of the two released traces (arXiv, Figs. 5
-// and 6; FAST'25, Table 2).
+// mooncake_traces: distributions of prompts, answers and uses of blocks in the two released traces (arXiv, Figs. 5 and
+// 6; FAST'25, Table 2).
 namespace lengths {
 
 std::vector<Values> points(const Setting& setting) {
@@ -55,13 +54,13 @@ REGISTER_EXPERIMENT("mooncake_traces", "cpu", points, each<run>);
 
 }  // namespace lengths
 
-// mooncake_traces/eviction: what one prefix cache of a given size finds, by which block goes first: the rows of
-// --host-eviction, and Belady's, which knows what will be asked for. No clock and no server: requests in their order;
-// the blocks from the prompt's start on that are there are hits.
+// mooncake_traces/eviction: the hits of one prefix cache by its size and eviction policy: the rows of --host-eviction,
+// and Belady's, which knows the future. It has no clock and no server, only requests in their order. The cached blocks
+// from the prompt's start on are hits.
 //
-// Arithmetic, of another program, at 5,859 blocks (3 M tokens), conversation and synthetic: LRU .136 and .309, LFU
-// .132 and .243, length-aware .083 and .091, Belady .353 and .550; of an endless cache's tokens LRU finds 37 and 48
-// %, with 50 M tokens 99 and 100 %.
+// Expected, from another program, at 5,859 blocks (3 M tokens), conversation and synthetic: LRU .136 and .309, LFU .132
+// and .243, length-aware .083 and .091, Belady .353 and .550. LRU finds 37 and 48 % of an unlimited cache's tokens, and
+// with 50 M tokens 99 and 100 %.
 namespace cache {
 
 using allocator::BlockUse;
@@ -80,10 +79,10 @@ std::vector<Values> points(const Setting& setting) {
 
 class Cache {
  public:
-  // `policy` null: Belady's.
+  // A null `policy` is Belady's.
   Cache(const allocator::EvictionPolicy* policy, size_t capacity) : policy_(policy), capacity_(capacity) {}
   bool holds(uint64_t id) const { return held_.contains(id); }
-  // `next`: when it is asked for again, a request's number.
+  // `next` is the number of the request that asks for the block again.
   void touch(uint64_t id, int position, int64_t next) {
     auto [at, fresh] = held_.try_emplace(id);
     Block& block = at->second;
@@ -116,7 +115,7 @@ Finding run(const Values& point, const Trace& trace) {
   const allocator::EvictionPolicy* policy = nullptr;
   for (const allocator::EvictionPolicy& row : allocator::kEvictionPolicies)
     if (row.name == name) policy = &row;
-  // When each block of each request is asked for again.
+  // For each block of each request, the next request that has it.
   const auto n = int64_t(trace.requests.size());
   std::vector<std::vector<int64_t>> next(trace.requests.size());
   std::unordered_map<uint64_t, int64_t> later;
@@ -166,14 +165,14 @@ REGISTER_EXPERIMENT("mooncake_traces/eviction", "cpu", points, open);
 
 }  // namespace cache
 
-// mooncake_traces/steps: a prompt by its length and a decode step by its batch on 8 x A800 with Llama-70B's shape
-// (arXiv, Fig. 2).
+// mooncake_traces/steps: the time of a prompt by its length and of a decode step by its batch, on 8 x A800 with the
+// shape of Llama-70B (arXiv, Fig. 2).
 //
-// Arithmetic. 4,096 tokens take .56 s, 7,300 tokens/s; 131,072 37.4 s, .48 of that. A step is 13.1 ms at batch 1 and
-// 28.6 at 64.
+// Expected: 4,096 tokens take .56 s, 7,300 tokens/s; 131,072 tokens 37.4 s, .48 of that rate. A step takes 13.1 ms at
+// batch 1 and 28.6 at 64.
 namespace steps {
 
-constexpr double kContext = 4096;  // of each sequence that decodes
+constexpr double kContext = 4096;  // of each decoding sequence
 
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;

@@ -1,4 +1,4 @@
-// A model that computes nothing: for benches and tests of everything around a model.
+// A model that computes nothing, for benchmarks and tests of everything around a model.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 
 namespace xpyd::experiments {
 
-// A Model of the shape of `config` that neither writes nor reads KV. The logits of a token are 0 but for one 1, at a
-// place that follows from the token's id and position alone, so that a greedy continuation is deterministic and does
-// not depend on batching, chunking or the cache. The observer is called for every layer. Nothing is allocated per step.
+// A Model with the shape of `config` that neither writes nor reads KV. The logits of a token are 0 except for one 1,
+// whose place depends on the token's id and position alone. So a greedy continuation is deterministic and independent
+// of batching, chunking and the cache. The observer is called for every layer. A step allocates nothing.
 class NullModel final : public SynchronousModel {
  public:
   explicit NullModel(const ModelConfig& config) : config_(config) {}

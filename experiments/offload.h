@@ -1,5 +1,5 @@
-// What the experiments with KV below the pool share: prompts that can be asked again, and a link
-// whose speed is given as a share of the prefill's.
+// Shared by the experiments with KV tiers: prompts that can be asked again, and a link whose speed is a share of the
+// prefill speed.
 #pragma once
 
 #include <cstdio>
@@ -11,7 +11,7 @@
 
 namespace xpyd::experiments {
 
-// Prompt `number` of a seed, and what differs in `tail`: equal numbers begin with equal tokens.
+// Prompt `number` of a seed. Equal numbers begin with equal tokens; `tail` distinguishes their ends.
 inline BenchRequest document(uint64_t seed, int number, int tokens, int output_tokens, int tail_tokens = 0,
                              int tail = 0) {
   const uint64_t first = 1 + 1000003 * (seed + 1) + 1000 * uint64_t(number);
@@ -30,9 +30,9 @@ inline size_t token_kv_bytes(const Setting& setting) {
   return kv_shape(load_model_config(offload_model(setting)).value(), Dtype::f32).token_bytes();
 }
 
-// The --kv-copy-gbps at which the KV of a prompt is copied in 1 / `times` of the time in which this
-// machine computes it; times 0: "0", no limit. Models a GPU's link, which is slower than a CPU's
-// memory compared with what it computes. Measured once for each bed.
+// The --kv-copy-gbps at which copying a prompt's KV takes 1 / `times` of the time in which this machine computes it.
+// times = 0 gives "0", no limit. This models a GPU's link, which is slow beside its products; a CPU's memory is not.
+// Measured once for each bed.
 inline Result<std::string> slow_link(Bed& bed, const Setting& setting, double times) {
   if (times == 0) return std::string("0");
   const int tokens = setting.tiny ? 64 : 512;

@@ -1,4 +1,4 @@
-// offload_cost: what KV costs to compute, and what to move to the host and back.
+// offload_cost: the time to compute KV, and to move it to the host and back.
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -15,14 +15,14 @@
 namespace xpyd::experiments::offload_cost_experiment {
 namespace {
 
-// offload_cost: llama-mini in f32, the time to compute N tokens in chunks of 512 through the cluster, and to move
-// their KV to the host tier and back (wde, experiment 1: 5 to 19 times). What comes back is compared byte for byte.
+// offload_cost: llama-mini in f32; the time to compute N tokens in chunks of 512 through the cluster, and to move their
+// KV to the host tier and back (wde, experiment 1: 5 to 19 times). Every byte that comes back is compared.
 //
-// Arithmetic. A token is 50 MFLOP on 150 GFLOP/s, .36 ms, and 8 KiB at 3 to 8 GB/s: 130 to 360 times. So `link` is
-// also set to a fifth of the prefill, as their 3B has it.
+// Expected: a token is 50 MFLOP at 150 GFLOP/s, .36 ms, and 8 KiB at 3 to 8 GB/s: 130 to 360 times. So `link` is also
+// set to a fifth of the prefill time, as for their 3B.
 namespace cost {
 
-constexpr int kBlock = 16;  // tokens of the pool's and the tier's blocks: the defaults
+constexpr int kBlock = 16;  // tokens per block of the pool and the tier, by default
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
@@ -52,10 +52,10 @@ Measure open(const Setting& setting) {
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
     std::vector<double> prefill, reuse;
     for (int round = 0; round < (setting.tiny ? 1 : 3); ++round) {
-      // The last token is computed either way: its logits are wanted.
+      // The last token is always computed, because its logits are needed.
       const std::vector<BenchRequest> prompt = {document(setting.seed, (*asked)++, n + 1, 1)};
       Run computed = run_load(bed->stack(), prompt, {});
-      if (times > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // on its way out
+      if (times > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // while it is copied out
       Run fetched = run_load(bed->stack(), prompt, {});
       for (const Run* run : {&computed, &fetched})
         if (!run->wrong.empty()) return Finding{{}, run->wrong};
@@ -88,11 +88,11 @@ REGISTER_EXPERIMENT("offload_cost", "cpu", points, open);
 
 }  // namespace cost
 
-// offload_cost/copy: 64 MiB of KV of 4 KiB a token between pool and host tier, by the size of the block. token_major:
-// a block is one piece. layer_major: a piece is a token's row of a layer, 512 bytes.
+// offload_cost/copy: 64 MiB of KV with 4 KiB per token between pool and host tier, by block size. In token_major a
+// block is one piece. In layer_major a piece is a token's row of a layer, 512 bytes.
 //
-// Arithmetic. memcpy moves 6 to 10 GB/s, and a piece costs 50 to 100 ns beside its bytes: 4 KiB reach .75 of 2 MiB; a
-// block's hash and entry take the engine 1 to 5 us. A card's copy call takes 2.1 us: its knee is at 25 KiB.
+// Expected: memcpy moves 6 to 10 GB/s, and a piece costs 50 to 100 ns beside its bytes, so 4 KiB reach .75 of 2 MiB.
+// The engine takes 1 to 5 us for a block's hash and entry. A card's copy call takes 2.1 us: its knee is at 25 KiB.
 namespace copies {
 
 std::vector<Values> points(const Setting& setting) {
@@ -133,12 +133,12 @@ REGISTER_EXPERIMENT("offload_cost/copy", "cpu", points, open);
 
 }  // namespace copies
 
-// offload_cost/shapes: experiment 1 over its eight model shapes by their card's costs: 8,192 tokens in steps of 1,024
-// at 150 TFLOP/s (twice that in fp8) and .8 TB/s; 2.1 us or 12 GB/s for each copy of a block's layer, K or V.
+// offload_cost/shapes: experiment 1 over its eight model shapes by the card's costs: 8,192 tokens in steps of 1,024 at
+// 150 TFLOP/s (twice that in fp8) and .8 TB/s, and 2.1 us or 12 GB/s for each copy of a block's layer, K or V.
 //
-// Arithmetic. 32B: 3.5 s and .15 of attention (3.69), 65,536 copies of 2.73 us 179 ms (.19, .21). 7B .90 (.84) and 60
-// ms; 3B .40 (.40) and 77; glm-9b .95 to 1.1 (1.08) and 86; 8B .85 to .95 (.89) and 90. In fp8 half of the products
-// (theirs quantise, too).
+// Expected: 32B: 3.5 s and .15 of attention (3.69), 65,536 copies of 2.73 us 179 ms (.19, .21). 7B .90 (.84) and 60 ms;
+// 3B .40 (.40) and 77; glm-9b .95 to 1.1 (1.08) and 86; 8B .85 to .95 (.89) and 90. In fp8 half of the time of the
+// products (they also quantise).
 namespace shapes {
 
 constexpr int kTokens = 8192, kStep = 1024, kBlock = 16;
@@ -147,8 +147,8 @@ constexpr double kFlopsPerS = 150e12, kBytesPerS = .8e12, kCallS = 2.1e-6, kLink
 struct Shape {
   const char* name;
   int layers, hidden, intermediate, heads, kv_heads, vocab;
-  double weight_bytes;  // of an element
-  bool fp8;             // products of them
+  double weight_bytes;  // per element
+  bool fp8;             // products in fp8
 };
 constexpr Shape kShapes[] = {{"Qwen2.5-32B-int4", 64, 5120, 27648, 40, 8, 152064, .5, false},
                              {"Qwen2.5-7B", 28, 3584, 18944, 28, 4, 152064, 2, false},
@@ -168,7 +168,7 @@ ModelConfig config_of(const Shape& s) {
   return c;
 }
 
-// Attention's products are in 16 bit whatever the weights are.
+// Attention's products are in 16 bits, whatever the weights are.
 double card_prefill_s(const Shape& s) {
   const CostModel cost{.config = config_of(s)};
   double seconds = 0;
@@ -204,24 +204,23 @@ REGISTER_EXPERIMENT("offload_cost/shapes", "cpu", points, each<run>);
 
 }  // namespace shapes
 
-// offload_cost/trace: when steps compute, and when KV is copied (experiment 2). One engine, stepped by hand, with the
-// host tier; its copies go through a device that notes when each was asked for and done. The link is set to theirs:
-// 1,024 tokens take .32 of a step. A prompt of 2 x 1,024 without the tier, with it, then three times the same,
-// together.
+// offload_cost/trace: when steps compute, and when KV is copied (experiment 2). One engine with the host tier, stepped
+// by hand. Its copies pass a device that records when each was requested and done. The link has the published speed:
+// 1,024 tokens take .32 of a step. A prompt of 2 x 1,024 runs without the tier, with it, and then three times at once.
 //
-// Arithmetic. In all .32 of the step, .25 to .42 by the wavering of steps. What the first step computed goes out
-// beside the second: .95 or more. The second step beside a copy: .93 to 1.07.
+// Expected: a copy takes .32 of a step, .25 to .42 by the noise of steps. The tokens of the first step go out during
+// the second: .95 or more. The second step beside a copy: .93 to 1.07.
 namespace trace {
 
 constexpr double kLinkShare = 0.32;  // of a step: 16 ms of 50
 
 struct Span {
-  std::string what;  // step, out, in
+  std::string what;  // "step", "out" or "in"
   double begin_s, end_s;
-  int64_t tokens;  // copied; of a step, of prompts
+  int64_t tokens;  // copied, or of prompts in a step
 };
 
-// The spans of engine and copies, in the order in which they ended.
+// The spans of the engine and its copies, in the order of their ends.
 class Spans {
  public:
   void add(Span span) {
@@ -238,8 +237,8 @@ class Spans {
   std::vector<Span> spans_;
 };
 
-// A copy queue whose copies are noted when they are done, to 0.1 ms. A copy begins when it was
-// asked for, or when the one before it was done.
+// A copy queue that records each copy when it is done, within 0.1 ms. A copy begins when it is requested, or when the
+// one before it is done.
 class TracedQueue final : public DeviceQueue {
  public:
   TracedQueue(double gbps, std::string name, size_t token_bytes, Spans& trace)
@@ -303,10 +302,10 @@ class TracedQueue final : public DeviceQueue {
   std::condition_variable posted_;
   std::deque<Asked> asked_;
   bool stop_ = false;
-  std::thread watcher_;  // last: it uses the others
+  std::thread watcher_;  // the last member, because the thread uses the others
 };
 
-// The CPU, with traced copies. A tier makes its queue out first.
+// The CPU with recorded copies. A tier makes its outgoing queue first.
 class TracedDevice final : public Device {
  public:
   TracedDevice(size_t token_bytes, Spans& trace) : token_bytes_(token_bytes), trace_(trace) {}
@@ -349,11 +348,11 @@ class Scene {
         const EngineStats& after = engine.engine().stats();
         if (after.steps > before.steps)
           trace_->add({"step", begin, clock_.now(), int64_t(after.work.tokens - before.work.tokens)});
-        else  // everybody waits for KV
+        else  // every sequence waits for KV
           std::this_thread::sleep_for(std::chrono::microseconds(100));
       }
       while (engine.memory().poll()) std::this_thread::sleep_for(std::chrono::microseconds(100));
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the watchers have seen it
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));  // so that the watchers have seen it
       for (const Span& span : trace_->take())
         found.rows.push_back({{"part", name},
                               {"what", span.what},

@@ -1,12 +1,13 @@
-// offload_hits: requests a second by the share of the prompts that a cache has: in the pool (device), or in the host
-// tier alone (host). llama-mini in f32; the link takes 1/5 of the prefill, as their 3B's. /rounds: the same documents
-// asked again, when the pool holds them (fits), when only the host tier does (over), when neither does (overrun), and
-// from a disk; there the link takes 1/12.4.
+// offload_hits: requests per second by the share of prompts that a cache has: the pool (device), or the host tier alone
+// (host). llama-mini in f32; the link takes 1/5 of the prefill time, as for their 3B. /rounds: the same documents asked
+// again, when the pool holds them (fits), when only the host tier does (over), when neither does (overrun), and from a
+// disk. There the link takes 1/12.4.
 //
-// Arithmetic. hits: computing takes 185 (1 - h) + 18 ms, the link 37 h: hidden until h = .91; at all hits 18 / 37 =
-// .5; device 203 / 18 = 11 times none. rounds: a document takes 370 ms to compute, 30 to load, 8 with its KV there:
-// offload alone 6 to 13 times, prefix cache 25 to 45; from a disk at 80 to 400 MB/s 2 to 10. overrun: 16 documents in
-// turn through a tier of 7.5 by LRU find nothing: .9 to 1.1; of 8 each loses a 16th to a half.
+// Expected, hits: computing takes 185 (1 - h) + 18 ms and the link 37 h, so the link is hidden until h = .91. With all
+// hits host reaches 18 / 37 = .5 of device, and device is 203 / 18 = 11 times none. Expected, rounds: a document takes
+// 370 ms to compute, 30 to load, and 8 with its KV present: offload alone 6 to 13 times, prefix cache 25 to 45, a disk
+// at 80 to 400 MB/s 2 to 10. overrun: 16 documents in turn through an LRU tier of 7.5 find nothing: .9 to 1.1; with 8
+// documents each loses a 16th to a half.
 #include <filesystem>
 
 #include "experiments/offload.h"
@@ -63,7 +64,7 @@ Measure hits_open(const Setting& setting) {
     Finding found;
     for (size_t i = 0; i < std::size(kHits); ++i) {
       if (point["cache"] == "none" && i > 0) break;  // nothing can be found
-      // Prompts of which so much is known: each has its own beginning, and a tail that is new.
+      // Prompts with this cached share. Each has its own beginning and a new tail.
       const int known = int(kHits[i] * tokens) / 16 * 16, tail = tokens - known;
       std::vector<BenchRequest> prompts, beginnings;
       for (int k = 0; k < n; ++k) {
@@ -90,7 +91,7 @@ REGISTER_EXPERIMENT("offload_hits", "cpu", hits_points, hits_open);
 
 struct Scene {
   int tokens, rounds, output;
-  double pool, host, link_times;  // pool, host: documents that they hold
+  double pool, host, link_times;  // pool, host: number of documents that they hold
   double disk = 0;
 };
 Scene scene_of(const std::string& scene, bool tiny) {
@@ -124,7 +125,7 @@ Measure rounds_open(const Setting& setting) {
     const int documents = point["documents"];
     Result<std::string> gbps = slow_link(*bed, setting, scene.link_times);
     if (!gbps) return gbps.error();
-    // In whole blocks of 16 tokens: a document and its output, one more for the room to decode.
+    // In whole blocks of 16 tokens: the document, its output and one more block for decode.
     const size_t block = 16 * token_kv_bytes(setting);
     auto bytes = [&](double held) { return std::to_string(size_t(held * (scene.tokens / 16 + 1)) * block); };
     std::vector<std::string> options = cache_options(point);
@@ -132,7 +133,7 @@ Measure rounds_open(const Setting& setting) {
     if (has_host(point))
       options.insert(options.end(), {"--host-kv-bytes", bytes(scene.host), "--kv-copy-gbps", gbps.value(),
                                      "--host-eviction", point["eviction"]});
-    if (scene.disk > 0) {  // where a build is, below it; a bundle is unpacked where it may write
+    if (scene.disk > 0) {  // below build/ in a tree; an unpacked bundle may write where it lies
       const std::string folder = std::filesystem::is_directory("build") ? "build" : ".";
       options.insert(options.end(), {"--disk-kv-dir", folder, "--disk-kv-bytes", bytes(scene.disk)});
     }
@@ -143,7 +144,7 @@ Measure rounds_open(const Setting& setting) {
     for (int i = 0; i < documents; ++i) prompts.push_back(document(setting.seed, i, scene.tokens + 1, scene.output));
     const std::vector<double> together(prompts.size(), 0.0);
     Finding found;
-    // Without a cache one round is like the other: of two only the last.
+    // Without a cache both rounds are equal, so of two only the last runs.
     const int first = scene.rounds == 2 && point["cache"] == "none" ? 2 : 1;
     for (int round = first; round <= scene.rounds; ++round) {
       const KvTierStats before = tier_stats(*bed);

@@ -1,4 +1,4 @@
-// offload_overhead: what copying every block out to the host tier costs those who compute.
+// offload_overhead: the cost of copying every block to the host tier for requests that are computed meanwhile.
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -13,14 +13,14 @@
 namespace xpyd::experiments::offload_overhead_experiment {
 namespace {
 
-// offload_overhead: real steps of llama-mini in f32 (experiment 3: .94 to 1.02): prompts of 512 tokens, one after the
-// other, all of whose KV goes out. Two clusters, with the tier and without, take turns. `link_times`: the KV of a
-// prompt is copied in that part of the time in which it is computed; 0: as fast as memory. On a card llama-8b in
-// bf16, prompts of 4,096, with --async-scheduling and without.
+// offload_overhead: real steps of llama-mini in f32 (experiment 3: .94 to 1.02): prompts of 512 tokens one after the
+// other, with all of their KV copied out. Two clusters, with and without the tier, take turns. `link_times`: a prompt's
+// KV is copied in this fraction of the time in which it is computed; 0: at the speed of memory. On a card llama-8b in
+// bf16, prompts of 4,096, with and without --async-scheduling.
 //
-// Arithmetic. 4 MiB take a copying thread .4 to 1.3 ms of 185: .98 to 1, less the machine's wavering. H200: a step of
-// 1,024 tokens takes 41 ms, of 32 4 ms; the engine's part of a copy .02 to .3 ms: .94 to 1.01 in sync, .97 to 1.02 in
-// async-2, which without the tier has 1.02 to 1.35 of sync at 32 tokens.
+// Expected: 4 MiB take a copying thread .4 to 1.3 ms of 185: .98 to 1, less the machine's noise. H200: a step of 1,024
+// tokens takes 41 ms, of 32 tokens 4 ms; the engine's part of a copy .02 to .3 ms: .94 to 1.01 in sync, .97 to 1.02 in
+// async-2, which without the tier is 1.02 to 1.35 of sync at 32 tokens.
 namespace copies {
 
 // Two clusters over the same model, and the link between them and the host.
@@ -99,7 +99,7 @@ Measure open(const Setting& setting) {
         if (!run.wrong.empty()) return Finding{{}, run.wrong};
         now[tiers] = run.result.duration_s;
         hash[tiers] += run.logits_hash;
-        // The last prompt's copy goes on: not during the other's turn.
+        // Waits, so that the last prompt's copy does not run during the other cluster's turn.
         std::this_thread::sleep_for(std::chrono::milliseconds(60));
       }
       found.rows.push_back({{"copy_gbps", std::stod(gbps.value())},  // 0: no limit
@@ -123,15 +123,15 @@ REGISTER_EXPERIMENT("offload_overhead", "any", points, open);
 
 }  // namespace copies
 
-// offload_overhead/ahead: the same live, where step k + 1 is planned while step k runs (async-2) and where not
-// (sync), for eight sizes of a step, with a tier and without, prefix cache on and off. A model's steps run on a
-// thread beside the engine's, two under way; two layers of llama-micro in f32, prompts of 1,024 tokens.
+// offload_overhead/ahead: the same live, with step k + 1 planned while step k runs (async-2) and without (sync), for
+// eight sizes of a step, with and without a tier, prefix cache on and off. The model's steps run on a thread beside the
+// engine's, two in flight. Two layers of llama-micro in f32, prompts of 1,024 tokens.
 //
-// Arithmetic. A step of 32 tokens takes 2 to 5 ms, of which the engine's part is 10 to 60 us: async-2 / sync .93 to
-// 1.05, not 1.30, which is an engine in Python. With a tier / without .9 to 1.05.
+// Expected: a step of 32 tokens takes 2 to 5 ms, of which the engine's part is 10 to 60 us: async-2 / sync .93 to 1.05.
+// The published 1.30 is that of an engine in Python. With a tier / without .9 to 1.05.
 namespace ahead {
 
-// Another model on a thread of its own, two steps under way.
+// Runs another model on a thread of its own, with two steps in flight.
 class AheadModel final : public Model {
  public:
   explicit AheadModel(Model& inner) : inner_(inner), thread_([this] { run(); }) {}
@@ -152,7 +152,7 @@ class AheadModel final : public Model {
     wave->lengths.assign(step.kv_lengths.begin(), step.kv_lengths.end());
     wave->rows.assign(step.logit_rows.begin(), step.logit_rows.end());
     wave->views.assign(step.views.begin(), step.views.end());
-    for (size_t i = 0; i < wave->views.size(); ++i) {  // the engine's tables may change meanwhile
+    for (size_t i = 0; i < wave->views.size(); ++i) {  // a copy, because the engine may change its tables meanwhile
       KvView& view = wave->views[i];
       const int block = view.layout->block_tokens, n = (step.kv_lengths[i] + block - 1) / block;
       wave->tables.emplace_back(view.block_table, view.block_table + n);
@@ -222,13 +222,13 @@ class AheadModel final : public Model {
   mutable std::mutex mutex_;
   std::condition_variable news_;
   std::deque<std::unique_ptr<Wave>> waves_;
-  size_t done_ = 0;  // of waves_
+  size_t done_ = 0;  // index in waves_
   std::vector<double> seconds_;
   bool stop_ = false;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // the last member, because the thread uses the others
 };
 
-constexpr int kPrompts = 4;  // as many as contestants: each has each turn
+constexpr int kPrompts = 4;  // as many as contestants, so that each has each turn
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
@@ -261,7 +261,7 @@ class Scene {
         all.push_back(std::move(made).value());
       }
     std::vector<double> seconds(all.size());
-    for (int prompt = -1; prompt < kPrompts; ++prompt) {  // the first touches everything
+    for (int prompt = -1; prompt < kPrompts; ++prompt) {  // the first prompt touches all memory
       Random random(setting_.seed * 1000 + ++asked_);
       std::vector<int32_t> ids(static_cast<size_t>(tokens));
       for (int32_t& id : ids) id = int32_t(random.below(uint64_t(model_->config().vocab)));

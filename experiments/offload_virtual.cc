@@ -1,4 +1,4 @@
-// offload_virtual: what a host tier is worth on the machine on which it was published.
+// offload_virtual: the gain of a host tier on the machine for which it was published.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -18,21 +18,22 @@ namespace xpyd::experiments::offload_virtual_experiment {
 namespace {
 
 // offload_virtual: wde's experiments 3 to 5 (RTX 4090, Qwen2.5-3B and -7B) with the real engine, policy, paged memory
-// and tier on a virtual clock: 150 TFLOP/s, .8 TB/s, a copy of a block's layer 2.1 us or 12 GB/s. `plan`: planning
-// takes nothing (none), or what an engine in Python takes, before each step (sync) or under the one before (async-2).
+// and tier on a virtual clock: 150 TFLOP/s, .8 TB/s, 2.1 us or 12 GB/s for a copy of a block's layer. `plan`: planning
+// takes no time (none), or the time of an engine in Python, before each step (sync) or during the step before
+// (async-2).
 //
-// Arithmetic. hits: 200 prompts of 1,000 tokens, 24 out: 42 ms of computing, 9.4 of copies, 10 of decoding: equal up
-// to .8, all / none 3.5 to 6. rounds: 10 documents of 10,240: none .8 /s, prefix cache 50, tier 10 to 13; an answer
-// of o tokens adds o / 2 steps of 19 ms. chunks: 2.5 ms of planning, taken from steps of 32 (1.30), and .4 more with
-// a tier; the rest follows: 1,024 tokens 2.38 /s in sync. planned: all hits 1.22 to 1.3, none known 1.03 to 1.08.
+// Expected, hits: 200 prompts of 1,000 tokens, 24 out: 42 ms of computing, 9.4 of copies, 10 of decode: equal up to .8,
+// all / none 3.5 to 6. rounds: 10 documents of 10,240: none .8 /s, prefix cache 50, tier 10 to 13; an answer of o
+// tokens adds o / 2 steps of 19 ms. chunks: 2.5 ms of planning, derived from steps of 32 (1.30), and .4 more with a
+// tier; the rest follows: 1,024 tokens 2.38 /s in sync. planned: all hits 1.22 to 1.3, none known 1.03 to 1.08.
 namespace engine {
 
 constexpr Rates kRates = {150e12, 0.8e12};
 constexpr double kCallS = 2.1e-6, kLinkBytesPerS = 12e9;
-constexpr double kPlanS = 2.5e-3, kPlanCopiesS = .4e-3;  // of a step; more where there is a tier
+constexpr double kPlanS = 2.5e-3, kPlanCopiesS = .4e-3;  // per step; kPlanCopiesS: in addition with a tier
 constexpr int kBlock = 16;
 
-ModelConfig qwen(bool large) {  // Qwen2.5-7B, -3B
+ModelConfig qwen(bool large) {  // the shapes of Qwen2.5-7B and -3B
   ModelConfig c;
   c.family = "qwen2";
   c.n_layers = large ? 28 : 36;
@@ -46,7 +47,7 @@ ModelConfig qwen(bool large) {  // Qwen2.5-7B, -3B
   return c;
 }
 
-// Copies that are over when the link would have made them.
+// Copies that are done when the link would have done them.
 class TimedCopies final : public DeviceQueue {
  public:
   TimedCopies(VirtualClock& clock, double block_s, size_t block_bytes)
@@ -150,12 +151,12 @@ class Bench {
     }
     const double start = clock_.seconds;
     while (!engine_->idle()) {
-      if (!engine_->step()) clock_.seconds += 20e-6;  // for copies
+      if (!engine_->step()) clock_.seconds += 20e-6;  // while it waits for copies
       if (clock_.seconds - start > 1e5) return invalid("the engine stands still");
     }
     Round round{clock_.seconds - start, double(sink->cached_tokens) / double(asked)};
     if (sink->tokens != int64_t(prompts.size()) * output) return invalid("not every request got its tokens");
-    while (memory_->poll()) clock_.seconds += 20e-6;  // what is on its way out
+    while (memory_->poll()) clock_.seconds += 20e-6;  // until all copies have left
     return round;
   }
 
@@ -248,13 +249,13 @@ REGISTER_EXPERIMENT("offload_virtual", "cpu", points, each<run>);
 
 }  // namespace engine
 
-// offload_virtual/pool_tables: the same tables on the simulator, with the pool as one more place where a prefix can
-// be: another instance, over 100 Gb/s (`always`, `cost`). 8,192 tokens take the published .40 and .84 s at 179 and
-// 200 TFLOP/s; a tier is read at 3.9 (3B) or 7.8 GB/s (7B).
+// offload_virtual/pool_tables: the same tables on the simulator, with the pool as one more place for a prefix: another
+// instance over 100 Gb/s (`always`, `cost`). 8,192 tokens take the published .40 and .84 s at 179 and 200 TFLOP/s. A
+// tier is read at 3.9 (3B) or 7.8 GB/s (7B).
 //
-// Arithmetic. A prompt's KV is 37 MB: 9.4 ms from the tier, 2.9 from the pool; host / device .95 to 1.02 up to 80 %.
-// A document is 587 MB: 75 and 47 ms beside 1.05 s; two tokens: none .9 /s, device 50, tier 10 to 13; 128 tokens:
-// none .4 to .5, all others 1.4 to 1.65 times that.
+// Expected: a prompt's KV is 37 MB: 9.4 ms from the tier, 2.9 from the pool; host / device .95 to 1.02 up to 80 %. A
+// document is 587 MB: 75 and 47 ms beside 1.05 s. Two tokens: none .9 /s, device 50, tier 10 to 13. 128 tokens: none .4
+// to .5, all others 1.4 to 1.65 times that.
 namespace pool_tables {
 
 using namespace disagg;
@@ -292,7 +293,7 @@ std::vector<Values> points(const Setting&) {
   return all;
 }
 
-// First what is known, to instance 0; long after it the prompts, to instance `where`.
+// First instance 0 gets the cached parts; long after that, instance `where` gets the prompts.
 struct Asked {
   size_t known = 0;
   int where = 0;

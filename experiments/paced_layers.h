@@ -1,4 +1,4 @@
-// A model that computes nothing, layer by layer: for benches and tests of what a step waits for.
+// A model that computes nothing, layer by layer, for benchmarks and tests of what a step waits for.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,8 @@
 
 namespace xpyd::experiments {
 
-// Every layer takes so long when its observer has let it: what waits for KV waits where a real model does.
+// Each layer takes a fixed time, which starts when the observer admits the layer. So a step waits for KV at the same
+// places as in a real model.
 class PacedLayers final : public SynchronousModel {
  public:
   PacedLayers(const ModelConfig& config, double layer_s, Clock& clock)
@@ -31,7 +32,7 @@ class PacedLayers final : public SynchronousModel {
   size_t weight_bytes() const override { return 0; }
   size_t scratch_bytes() const override { return 0; }
 
-  std::atomic<double> began_s = 0, ended_s = 0;  // Clock, of the last step
+  std::atomic<double> began_s = 0, ended_s = 0;  // of the last step, on the Clock
 
  private:
   const std::unique_ptr<Model> null_;

@@ -1,5 +1,5 @@
-// paged_attention: what a block table costs attention, in time, in work and in instructions; what page groups cost;
-// and what the size of a block does to requests.
+// paged_attention: the cost of a block table for attention in time, work and instructions; the cost of page groups; and
+// the effect of the block size on requests.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -25,16 +25,16 @@
 namespace xpyd::experiments::paged_attention_experiment {
 namespace {
 
-// paged_attention: this machine's default kernel, 32 query heads, 8 KV heads of 128, bf16, over each memory in turn;
-// blocks and page groups are in random order, and all outputs have the same bits. decode: 4 sequences of 4,096
+// paged_attention: this machine's default kernel with 32 query heads, 8 KV heads of 128, bf16, over each memory in
+// turn. Blocks and page groups are in random order, and all outputs have the same bits. decode: 4 sequences of 4,096
 // tokens. prefill: 1,024 tokens of one prompt. "whole" is one mapping of pages of 4 KiB.
 //
-// Arithmetic. A KV row is 2 KB; one look-up and a division stand beside 128 multiply-adds of a head: below 5 %.
-// Blocks of 1 are runs of 2 KB: up to 1.5 times slower. Page groups are read as one allocation is, and huge pages
-// save up to 5 %. token_major of 8 layers has each row on another page: up to 1.7 times.
+// Expected: a KV row is 2 KB. One look-up and a division stand beside 128 multiply-adds of a head: below 5 %. Blocks of
+// 1 are runs of 2 KB: up to 1.5 times slower. Page groups are read like one allocation, and huge pages save up to 5 %.
+// In token_major with 8 layers each row is on another page: up to 1.7 times.
 namespace memories {
 
-// "whole": pages of 4 KiB in order, one mapping.
+// "whole" is one mapping of pages of 4 KiB in order.
 std::vector<AttentionMemory> memories_of(const AttentionShape& shape) {
   std::vector<AttentionMemory> all = {{"contiguous"}};
   for (int block : {1, 4, 16, 64, 256}) all.push_back({"paged", block});
@@ -88,11 +88,11 @@ REGISTER_EXPERIMENT("paged_attention", "cpu", points, open);
 
 }  // namespace memories
 
-// paged_attention/block_table: what it costs the CPU to tell a kernel where KV is, before each decode step
-// (vAttention Table 1): a padded table made anew, one of which the changes are written, or an address a sequence
-// (views, as here). The step itself is by the cost model, Llama-3-8B on an A800.
+// paged_attention/block_table: the CPU's cost of telling a kernel where KV is, before each decode step (vAttention
+// Table 1): a padded table made anew, a table with only its changes written, or one address per sequence (views, as
+// here). The step itself is by the cost model, Llama-3-8B on an A800.
 //
-// Arithmetic. A list of 16K tokens is 4 KB; 64 of them are copied in 9 to 26 us, or .1 to 1 ms from memory; diffs and
+// Expected: a list of 16K tokens is 4 KB. 64 of them are copied in 9 to 26 us, or .1 to 1 ms from memory; changes and
 // views take below 1 us. The step takes 96 ms: below 1 %.
 namespace table {
 
@@ -109,7 +109,7 @@ std::vector<Values> points(const Setting& setting) {
 Result<Finding> run(const Values& point, const Setting& setting) {
   const int batch = point["batch"], tokens = point["tokens"], steps = setting.tiny ? 60 : 400;
   Random random(setting.seed);
-  // Lists that grow, as a paged memory's do, of ragged sequences.
+  // Ragged sequences whose lists grow like those of a paged memory.
   std::vector<std::vector<int32_t>> lists(static_cast<size_t>(batch));
   std::vector<int> lengths(lists.size());
   size_t longest = 0;
@@ -120,7 +120,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     longest = std::max(longest, lists[s].size() + size_t(steps) / kBlock + 1);
   }
   std::vector<int32_t> padded, kept(lists.size() * longest, -1);
-  std::vector<size_t> known(lists.size(), 0);  // of a kept row
+  std::vector<size_t> known(lists.size(), 0);  // of the kept table
   std::vector<KvView> views(lists.size());
   const KvLayout layout{{1, 1, 1, Dtype::f32}, KvOrder::layer_major, kBlock, 1 << 20};
   std::byte pool{};
@@ -145,7 +145,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       } else {
         for (size_t s = 0; s < lists.size(); ++s) views[s] = {&pool, &layout, lists[s].data(), 0};
       }
-      if (step > 0) us[way].push_back(1e6 * (clock.now() - start));  // first: all of `kept` is new
+      if (step > 0) us[way].push_back(1e6 * (clock.now() - start));  // the first step writes all of `kept`
     }
     const size_t widest = padded.size() / lists.size();
     for (size_t s = 0; s < lists.size(); ++s)
@@ -174,15 +174,15 @@ REGISTER_EXPERIMENT("paged_attention/block_table", "cpu", points, each<run>);
 
 }  // namespace table
 
-// paged_attention/block_work: how often a kernel asks the block table. One prefill kernel in f32 over memory in one
-// piece and over blocks that stand in order; it looks up once a block (as ours do), once a row, or at every load of
-// 32 bytes, which is what a thread of a card does. All give the same bits.
+// paged_attention/block_work: the cost of look-ups in the block table. One prefill kernel in f32 over memory in one
+// piece, and over blocks in order. It looks up once a block (as our kernels do), once a row, or at every load of 32
+// bytes, as a thread of a card does. All give the same bits.
 //
-// Arithmetic. A row takes 300 cycles, a look-up 10 to 20: once a block 1.00, once a row 1.05 to 1.1, at every load
-// (32 of a row, half hidden) 1.3 to 1.8.
+// Expected: a row takes 300 cycles, a look-up 10 to 20: once a block 1.00, once a row 1.05 to 1.1, at every load (32 of
+// a row, half hidden) 1.3 to 1.8.
 namespace work_of_blocks {
 
-constexpr int kDim = 128, kTile = 8, kKeys = 16;  // keys whose scores are kept at a time
+constexpr int kDim = 128, kTile = 8, kKeys = 16;  // kKeys: keys whose scores are kept at a time
 
 #if defined(__x86_64__)
 #pragma GCC push_options
@@ -205,18 +205,18 @@ inline __attribute__((always_inline)) const float* row_at(const Memory& m, int t
   return m.rows + ((int64_t{m.table[block]} * 2 + which) * tokens_of_block + at) * kDim;
 }
 
-// The row of a token, vector by vector.
+// A token's row, read vector by vector.
 template <Way way>
 struct Row {
   const Memory& m;
   const int* block_tokens;
-  const float* piece;  // plain, block: of the first token of these keys; row: of the token
+  const float* piece;  // plain, block: the first of these keys' tokens; row: the token itself
   int which, token, in_piece;
 
   inline __attribute__((always_inline)) Lanes operator[](int i) const {
     if constexpr (way == Way::vector) {
       int size = *block_tokens;
-      asm volatile("" : "+r"(size));  // this thread knows nothing of what another one has found
+      asm volatile("" : "+r"(size));  // keeps the compiler from reusing an earlier look-up, as another thread could not
       return *reinterpret_cast<const Lanes*>(row_at(m, size, which, token) + 8 * i);
     }
     return *reinterpret_cast<const Lanes*>(piece + (way == Way::row ? 0 : in_piece * kDim) + 8 * i);
@@ -231,7 +231,7 @@ __attribute__((noinline)) void attend(const Memory& m, const float* q, int n_key
   std::fill_n(sum, kTile, 0.f);
   std::memset(out, 0, sizeof(float) * kTile * kDim);
   for (int first = 0; first < n_keys; first += kKeys) {
-    const float* pieces[2];  // of these keys' K and V: plain, block
+    const float* pieces[2];  // plain, block: K and V of these keys
     for (int which = 0; which < 2; ++which)
       pieces[which] = way == Way::plain
                           ? m.rows + (int64_t{first / size} * 2 + which) * size * kDim + first % size * kDim
@@ -335,7 +335,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   for (size_t k = 0; k < std::size(kKernels); ++k) {
     if (outs[k] != outs[0]) return Finding{{}, std::string(kKernels[k].name) + ": other bits than plain"};
     std::ranges::sort(ms[k]);
-    const double quickest = ms[k].front();  // others use the machine, too
+    const double quickest = ms[k].front();  // the minimum, because other programs use the machine, too
     if (k == 0) plain = quickest;
     found.rows.push_back({{"asks", kKernels[k].name}, {"ms", quickest}, {"times_plain", quickest / plain}});
   }
@@ -346,12 +346,12 @@ REGISTER_EXPERIMENT("paged_attention/block_work", "cpu", points, each<run>);
 
 }  // namespace work_of_blocks
 
-// paged_attention/block_size: does attention over larger blocks cost more, or over more bytes? vAttention's Fig. 3
-// holds the number of blocks, so that the pool grows with the block (`blocks`); beside it the bytes are held, larger
+// paged_attention/block_size: whether attention over larger blocks, or over more bytes, costs more. vAttention's Fig. 3
+// keeps the number of blocks, so the pool grows with the block (`blocks`). The other parts keep the bytes, larger
 // (`bytes`) or smaller (`cached`) than the caches.
 //
-// Arithmetic. 128 blocks of 8 KiB a token are 4 MiB at 4 tokens and 256 MiB at 256: 1.2 to 2.5 times slower. Where
-// bytes are held nothing moves but for blocks of 1 to 4.
+// Expected: 128 blocks of 8 KiB a token are 4 MiB at 4 tokens and 256 MiB at 256: 1.2 to 2.5 times slower. With equal
+// bytes nothing changes, except for blocks of 1 to 4.
 namespace size {
 
 struct Sizes {
@@ -408,12 +408,12 @@ REGISTER_EXPERIMENT("paged_attention/block_size", "cpu", points, open);
 
 }  // namespace size
 
-// paged_attention/block_latency: latency for each output token by the block size (PagedAttention Fig. 18b), OPT-13B
-// on an A100 in virtual time, the real engine and memory, a pool of 15,000 tokens.
+// paged_attention/block_latency: latency per output token by block size (PagedAttention Fig. 18b). OPT-13B on an A100
+// in virtual time, the real engine and memory, a pool of 15,000 tokens.
 //
-// Arithmetic. ShareGPT: 330 tokens of a sequence and half a block; blocks of 256 hold .72 of the batch. At 3.3
-// requests/s blocks of 16 keep up, those of 256 are at the edge: 1 to 5 times the latency, of 128 .95 to 1.6. Alpaca
-// at 60/s: blocks of 256 hold a fifth: 2 to 12 times; of 32 .95 to 1.2.
+// Expected, ShareGPT: a sequence has 330 tokens and wastes half a block, so blocks of 256 hold .72 of the batch. At 3.3
+// requests/s blocks of 16 keep up and blocks of 256 are at the edge: 1 to 5 times the latency; blocks of 128 .95 to
+// 1.6. Expected, Alpaca at 60/s: blocks of 256 hold a fifth of the batch: 2 to 12 times; blocks of 32 .95 to 1.2.
 namespace latency {
 
 constexpr Rates kRates = {312e12 * 0.5, 1.555e12 * 0.8};
@@ -500,13 +500,13 @@ REGISTER_EXPERIMENT("paged_attention/block_latency", "cpu", points, each<run>);
 
 }  // namespace latency
 
-// paged_attention/block_speed: requests a second of llama-mini by the size of a block, where the pool has room for
-// all (wde's block sizes). The four sizes take turns, step by step. prompts: 512 tokens in chunks of 128. decode: 8
-// sequences of 1,024 tokens get 16 each.
+// paged_attention/block_speed: requests per second of llama-mini by block size, with room for all in the pool (wde's
+// block sizes). The four sizes take turns, step by step. prompts: 512 tokens in chunks of 128. decode: 8 sequences of
+// 1,024 tokens generate 16 each.
 //
-// Arithmetic. A kernel that asks once a block differs by 0 to 3 % between 16 and 128; hashing a token takes
-// nanoseconds of 360 us: .97 to 1.03. Decoding came higher: a block of 16 is 8 KiB in one piece here, behind which
-// the prefetcher starts anew.
+// Expected: a kernel with one look-up per block differs by 0 to 3 % between 16 and 128, and hashing a token takes
+// nanoseconds of 360 us: .97 to 1.03. Decode came out higher: a block of 16 is 8 KiB in one piece here, and the
+// prefetcher restarts after it.
 namespace speed {
 
 constexpr int kChunk = 128, kBlocks[] = {16, 32, 64, 128};
@@ -547,7 +547,7 @@ class Room {
     auto weights = load_weights(dir, config.value(), {.dummy = true}, team_);
     if (!weights) return weights.error();
     model_ = make_llama(weights.value(), team_, kChunk, sizes_.batch, {});
-    // KV of a sequence: any numbers, for nothing here depends on them.
+    // Any numbers serve as the KV of a sequence, because no result here depends on them.
     layout_ = {kv_shape(config.value(), Dtype::f32), KvOrder::layer_major, sizes_.context, 1};
     source_ = Buffer(layout_.pool_bytes());
     Random random(setting_.seed + 7);
@@ -581,7 +581,7 @@ class Room {
     return all;
   }
 
-  // All of the pool, so that no step waits for the system's pages, of which many small blocks touch more.
+  // Touches all of the pool, so that no step waits for new pages, of which many small blocks touch more.
   static void touch(KvMemory& memory, int block) {
     const std::vector<int32_t> ids(static_cast<size_t>(block));
     std::vector<KvHandle> handles;
@@ -600,9 +600,10 @@ class Room {
     for (KvHandle handle : handles) memory.free(handle);
   }
 
-  // Steps until all are idle, in turn; adds each one's seconds, and keeps the most of its pool that was in use.
+  // Steps all contestants in turn until they are idle. Adds up each one's seconds and keeps its greatest use of the
+  // pool.
   static void finish(Contestants& all, std::vector<double>& seconds, std::vector<double>& used, int round) {
-    for (size_t first = size_t(round);; ++first) {  // nobody is always the first
+    for (size_t first = size_t(round);; ++first) {  // rotates who is first
       bool some = false;
       for (size_t n = 0; n < all.size(); ++n) {
         const size_t i = (first + n) % all.size();
@@ -624,7 +625,7 @@ class Room {
     std::vector<double> seconds(all.size(), 0), used(all.size(), 0), untimed = seconds;
     const uint64_t number = 100 * uint64_t(round + 1);
     const int requests = load == "decode" ? sizes_.batch : 1;
-    for (auto& c : all) c->submit(tokens(40, number + 1), 1);  // to warm up
+    for (auto& c : all) c->submit(tokens(40, number + 1), 1);  // warm-up
     finish(all, untimed, used, round);
     const KvView source{source_.data(), &layout_, nullptr, 0};
     for (auto& c : all)
@@ -654,7 +655,7 @@ class Room {
   ThreadTeam team_;
   std::unique_ptr<Model> model_;
   KvLayout layout_;
-  Buffer source_;  // one sequence's KV
+  Buffer source_;  // KV of one sequence
 };
 
 std::vector<Values> points(const Setting&) { return {{{"load", "prompts"}}, {{"load", "decode"}}}; }
@@ -668,19 +669,18 @@ REGISTER_EXPERIMENT("paged_attention/block_speed", "cpu", points, open);
 
 }  // namespace speed
 
-// paged_attention/instructions: the default kernel counted by valgrind's callgrind, one process a point, from when
-// the program says so until it says stop. decode: one sequence of 1,024 tokens; prefill: 256 tokens.
+// paged_attention/instructions: instructions of the default kernel by valgrind's callgrind, one process per point,
+// between the program's start and stop requests. decode: one sequence of 1,024 tokens. prefill: 256 tokens.
 //
-// Arithmetic. Of a row and head some 60 instructions load, convert and multiply; a table adds 1 to 10: 1.0 to 1.1
-// decoding; in prefill a row serves many queries: 1 to 1.05. vAttention counts 7 to 13 % more in others' kernels
-// (Fig. 2).
+// Expected: some 60 instructions load, convert and multiply a row for a head; a table adds 1 to 10: 1.0 to 1.1 in
+// decode. In prefill a row serves many queries: 1 to 1.05. vAttention counts 7 to 13 % more in other kernels (Fig. 2).
 namespace counted {
 
-// valgrind's client request (its manual, section 3.1), by hand, as its header may not be there:
-// code that does nothing, by which valgrind knows that it is asked. Nothing without valgrind.
+// Valgrind's client request (its manual, section 3.1), written out because its header may be missing: code without
+// effect that valgrind recognises as a request. Without valgrind it does nothing.
 void count_instructions(bool on) {
 #ifdef __x86_64__
-  uint64_t request[6] = {on ? 0x43540004u : 0x43540005u};  // callgrind: start, stop instrumentation
+  uint64_t request[6] = {on ? 0x43540004u : 0x43540005u};  // callgrind: start or stop instrumentation
   uint64_t result = 0;
   asm volatile("rolq $3, %%rdi; rolq $13, %%rdi; rolq $61, %%rdi; rolq $51, %%rdi; xchgq %%rbx, %%rbx"
                : "=d"(result)

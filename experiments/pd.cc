@@ -1,11 +1,11 @@
-// pd: one pool of hardware, shared by both phases or split between prefill and decode instances. Real steps, all
-// instances on the same cores (llama-mini, f32) or on the same card (llama-1b, bf16; `split` is --gpu-split). `load`
-// is a share of what 1C ends per second when all requests are there at once. The columns are those of the xPyD notes'
-// table.
+// pd: one pool of hardware, shared by both phases or split between prefill and decode instances. Real steps; all
+// instances are on the same cores (llama-mini, f32) or on the same card (llama-1b, bf16; `split` is --gpu-split).
+// `load` is a share of the requests per second that 1C completes when all are present at once. The columns are those of
+// the xPyD notes' table.
 //
-// Arithmetic, two cores. 1C runs a chunk of 512 in 170 ms, and whoever decodes waits so long. 1P1D: D has one core
-// and steps of 6 to 10 ms: P99 ITL 8 to 30 ms; P has half the arithmetic: TTFT twice as long, and a queue. A second P
-// adds no arithmetic. The transfer of 4.4 MB is below 1 ms.
+// Expected, two cores: 1C runs a chunk of 512 in 170 ms, and decodes wait for it. 1P1D: D has one core and steps of 6
+// to 10 ms: P99 ITL 8 to 30 ms. P has half of the arithmetic: twice the TTFT, and a queue. A second P adds no
+// arithmetic. The transfer of 4.4 MB takes below 1 ms.
 #include "base/arrivals.h"
 #include "experiments/load.h"
 
@@ -33,7 +33,7 @@ Sizes sizes_of(const Setting& setting) {
 struct Shape {
   const char *topology, *transport, *split, *chunk;
 };
-// On a card: chunks of two sizes; streams alone, with priorities, with parts of the SMs; handoff.
+// On a card: chunks of two sizes; streams alone, with priorities, or with parts of the SMs; handoff.
 std::vector<Shape> shapes_of(const Setting& setting) {
   if (setting.tiny) return {{"1C", "local", "off", "32"}, {"1P1D", "handoff", "off", "32"}};
   if (setting.device == "cuda")
@@ -64,13 +64,13 @@ Measure open(const Setting& setting) {
   const Sizes sizes = sizes_of(setting);
   auto bed = std::make_shared<Bed>(setting, sizes.common);
   return [=](const Values& point) -> Result<Finding> {
-    // A card multiplies 200 times as fast: longer prompts.
+    // A card multiplies 200 times as fast, so its prompts are longer.
     const int prompt = setting.tiny               ? 30
                        : setting.device == "cuda" ? 2048
                                                   : 272,
               output = setting.tiny               ? 4
                        : setting.device == "cuda" ? 128
-                                                  : 112;  // 2,180 gaps: 21 beyond the P99
+                                                  : 112;  // 2,180 gaps, of which 21 lie beyond the P99
     const std::vector<BenchRequest> load = random_load(sizes.n_requests, prompt, output, 0.8, setting.seed).requests;
     Result<double> capacity = bed->capacity(load);
     if (!capacity) return capacity.error();

@@ -1,15 +1,15 @@
-// pd_notes: the runs of the xPyD notes by their cards' figures: two V100 as 1P1D and as 2C; /table: these at once,
-// eight L40 as TP4 + TP4 and as TP8 with V0's and V1's schedules, DeepSeek-R1 on 2 x 8 H20, and a sweep of the batch,
-// each with its serving block. What the notes do not say is set here: lengths as ShareGPT's, 100 requests at once
-// where they say "inf". Tensor ranks cost two ring all-reduces a layer: `pcie` 20 GB/s and 10 us a hop among all;
-// `pairs` two cards over 56 GB/s, then rings among the pairs; `nodes` NVLink, then a NIC each.
+// pd_notes: the runs of the xPyD notes by their cards' figures: two V100 as 1P1D and as 2C. /table: all requests at
+// once on these, on eight L40 as TP4 + TP4 and as TP8 with V0's and V1's schedules, on 2 x 8 H20 with DeepSeek-R1, and
+// a sweep of the batch, each with its result block. The following is not in the notes and set here: lengths as
+// ShareGPT's, and 100 requests at once where they say "inf". Tensor ranks take two ring all-reduces a layer: `pcie` 20
+// GB/s and 10 us a hop among all; `pairs` two cards over 56 GB/s, then rings among the pairs; `nodes` NVLink, then a
+// NIC each.
 //
-// Arithmetic. Two V100: 500 prompts against 47 are 10.6 times the TTFT by themselves; 9 to 25 (a tenth). At a load of
-// .4 a static batch shuts prompts out: 3 to 20 times. Eight L40, Qwen2.5-32B's shape: TP8 4,600 tokens/s over PCIe
-// and 5,800 in pairs, TP4 3,300 and 3,600: TTFT of 4P4D / V0 1.65 to 1.8 (1.5); V0 computes all prompts first, so its
-// tail of TPOT is what P/D takes away (P99 .2 to .7, published .53). R1: sixteen cards read all weights in 15 ms,
-// eight half of them: requests/s 1.5 to 3.5 times as many by TP16 with MTP (1.23). Batch: tokens/s 17, 26 and 52
-// times at 256.
+// Expected, two V100: 500 prompts against 47 alone give 10.6 times the TTFT; 9 to 25 (the notes: a tenth). At a load of
+// .4 a static batch makes prompts wait: 3 to 20 times. Eight L40, Qwen2.5-32B's shape: TP8 4,600 tokens/s over PCIe and
+// 5,800 in pairs, TP4 3,300 and 3,600: TTFT of 4P4D / V0 1.65 to 1.8 (1.5). V0 computes all prompts first, so P/D
+// removes its tail of TPOT (P99 .2 to .7, published .53). R1: sixteen cards read all weights in 15 ms, eight cards half
+// of them: TP16 with MTP has 1.5 to 3.5 times the requests/s (1.23). Batch: tokens/s 17, 26 and 52 times at 256.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -33,7 +33,7 @@ std::vector<Values> load_points(const Setting& setting) {
   return all;
 }
 
-// `load`: of what the P of the disaggregated system computes.
+// `load` is a share of what the P of the disaggregated system computes.
 Result<Finding> run_load(const Values& point, const Setting& setting) {
   const std::string system = point["system"];
   const bool pd = system == "pd";
@@ -53,16 +53,16 @@ Result<Finding> run_load(const Values& point, const Setting& setting) {
 
 REGISTER_EXPERIMENT("pd_notes", "cpu", load_points, each<run_load>);
 
-// ---- Their runs: the serving block of each.
+// ---- Their runs: the result block of each.
 
-// How the cards of an instance add up what each has: seconds of a byte of it, and of one all-reduce whatever its bytes.
+// The links between the cards of an instance: the seconds of a byte in an all-reduce, and its fixed seconds.
 struct Links {
   const char* name;
   double byte_s(int cards) const {
     const std::string which = name;
     const auto ring = [](int n) { return 2.0 * (n - 1) / n; };
     if (cards == 1) return 0;
-    if (which == "nodes")  // eight cards over NVLink, then their like of the other node over one NIC each
+    if (which == "nodes")  // eight cards over NVLink, then each with its peer on the other node over one NIC
       return ring(std::min(cards, 8)) / 450e9 + (cards > 8 ? ring(cards / 8) / 8 / 50e9 : 0);
     return which == "pairs" ? 1 / 56e9 + ring(cards / 2) / 2 / 20e9 : ring(cards) / 20e9;
   }
@@ -75,11 +75,11 @@ struct Links {
 struct System {
   const char *note, *name, *topology, *hardware, *policy;
   int cards = 1, stages = 1, step_tokens = 2048, drafts = 0;
-  int requests = 100, input = 0;  // tokens together; 0: as they are drawn
+  int requests = 100, input = 0;  // input: prompt tokens of all requests; 0: as drawn
 };
-constexpr double kRight = 2.18;  // tokens of a step of three drafts (SGLang's figure for DeepSeek)
+constexpr double kRight = 2.18;  // tokens per step with three drafts (SGLang's figure for DeepSeek)
 
-// V0: max_num_batched_tokens holds any prompt; V1: 2,048.
+// V0: max_num_batched_tokens holds any prompt. V1: 2,048.
 constexpr System kSystems[] = {
     {"two V100", "1P1D, 47", "1P1D", "v100x1", "chunked", 1, 1, 2048, 0, 47},
     {"two V100", "2C, 47", "2C", "v100x1", "chunked", 1, 1, 2048, 0, 47},
@@ -108,12 +108,12 @@ std::vector<Values> points(const Setting&) {
   return all;
 }
 
-// The cards' work, what their ranks send each other, and drafts: a step of k of them computes k + 1 tokens a sequence,
-// and reads a layer's weights for each.
+// Sets the step terms: the cards' work, the traffic of their ranks, and drafts. A step with k drafts computes k + 1
+// tokens per sequence and reads one layer's weights for each draft.
 void pay(SimulationOptions& o, const System& s, const Links& links) {
   if (std::string(s.hardware).starts_with("h20")) {
-    o.hardware.flops_per_s *= 2;  // fp8
-    o.model.n_layers = 62;        // of 61: two stages have as many
+    o.hardware.flops_per_s *= 2;  // products in fp8
+    o.model.n_layers = 62;        // instead of 61, so that two stages have as many
   }
   const model::StepCost::Terms t = step_cost(o.model, o.hardware, s.stages).terms();
   const double sums = 2.0 * o.model.n_layers / s.stages;
@@ -146,13 +146,13 @@ Trace load_of(const System& s, int batch, const std::vector<Lengths>& lengths) {
   return trace;
 }
 
-// Seconds, of requests and of gaps between what came.
+// In seconds; itl has the gaps between events.
 struct Seen {
   std::vector<double> e2e, ttft, tpot, itl;
   double requests = 0, duration = 0, input = 0, output = 0;
 };
 
-// The block that `xpyd bench --format sglang` prints, of all draws together.
+// The block that `xpyd bench --format sglang` prints, over all draws.
 Values block_of(Seen& seen) {
   const auto sum = [](const std::vector<double>& x) {
     double total = 0;

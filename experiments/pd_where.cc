@@ -1,4 +1,4 @@
-// pd_where: where prefill/decode disaggregation wins over as many colocated instances, and where not; one card cut in
+// pd_where: where prefill/decode disaggregation wins over as many colocated instances and where not; one card cut in
 // two; and the ratio of P to D.
 #include <algorithm>
 #include <cmath>
@@ -11,20 +11,20 @@
 namespace xpyd::experiments::pd_where_experiment {
 namespace {
 
-// pd_where: goodput of the best of 1P3D, 2P2D and 3P1D over that of 4C with the best chunk size. Goodput is the rate
-// at which 90 % of the requests keep ten times the unloaded TTFT, and `tbt` times c for the mean of the longest tenth
-// of gaps, c a step that only reads the weights. 8 x A800, Llama-3-70B; Poisson; found on a grid of 20 rates.
+// pd_where: goodput of the best of 1P3D, 2P2D and 3P1D over that of 4C with the best chunk size. Goodput is the rate at
+// which 90 % of the requests keep ten times the unloaded TTFT, and `tbt` times c for the mean of the longest tenth of
+// gaps; c is a step that only reads the weights. 8 x A800, Llama-3-70B; Poisson; found on a grid of 20 rates.
 //
-// Arithmetic. Of an objective T a step may take T, and c of that buys nothing. Prompts of L tokens at b seconds,
-// outputs of o decodes at d: 4C does (T - c) / T / (L b + o d) an instance; P/D gains (L b + o d) T / (T - c) / (L b
-// + o d T / (T - c)): 3 at 1.5 c and 1.05 at 20 c where prompts are the work, less what whole instances cannot share.
-// The answer turns at 3 to 6 c. At 10 Gb/s P/D is halved.
+// Expected: with an objective T a step may take T, of which c computes no prompt. Prompts have L tokens of b seconds,
+// outputs o decodes of d seconds. Per instance 4C reaches (T - c) / T / (L b + o d). P/D gains (L b + o d) T / (T - c)
+// / (L b + o d T / (T - c)): 3 at 1.5 c and 1.05 at 20 c if prompts are most of the work, less the loss of whole
+// instances. The winner changes at 3 to 6 c. At 10 Gb/s P/D is halved.
 namespace map {
 
 using namespace disagg;
 
-constexpr double kTbts[] = {1.5, 2.5, 5, 20};  // times c
-constexpr double kTtft = 10;                   // times the unloaded
+constexpr double kTbts[] = {1.5, 2.5, 5, 20};  // multiples of c
+constexpr double kTtft = 10;                   // multiple of the unloaded TTFT
 constexpr int kRates = 20, kDraws = 3;
 
 Values cell(const char* hardware, const char* model, int prompt, int output, double gbps, int draw) {
@@ -43,8 +43,8 @@ std::vector<Values> points(const Setting& setting) {
 }
 
 struct Costs {
-  double c, b, decode_s;  // a step, a token of a prompt, a decode with its KV
-  double prompt_s;        // a whole prompt, unloaded
+  double c, b, decode_s;  // seconds of an empty step, of a prompt token, of a decode with its KV
+  double prompt_s;        // a whole prompt without load
 };
 
 Costs costs_of(const SimulationOptions& o, int prompt, int output) {
@@ -54,7 +54,7 @@ Costs costs_of(const SimulationOptions& o, int prompt, int output) {
           cost.seconds(model::prompt_steps(prompt, 0, 2048))};
 }
 
-// One cluster at any rate of the grid: the share of good requests by objective, asked once each.
+// One cluster at any rate of the grid: the share of good requests for each objective. Each rate is simulated once.
 class Cluster {
  public:
   Cluster(const Values& point, const std::string& topology, int step_tokens, const Setting& setting)
@@ -63,9 +63,9 @@ class Cluster {
 
   static double rate(double full, int at) { return full * 0.08 * std::pow(1.3 / 0.08, double(at) / (kRates - 1)); }
 
-  // The rate at which 90 % keep ten times the TTFT and `tbt`.
+  // The rate at which 90 % keep ten times the unloaded TTFT, and `tbt`.
   double goodput(size_t tbt) {
-    int low = -1, high = kRates;  // good, and not
+    int low = -1, high = kRates;  // the highest good rate, and the lowest that is not
     while (high - low > 1 && wrong.empty()) {
       const int middle = (low + high) / 2;
       (good(middle)[tbt] >= 0.9 ? low : high) = middle;
@@ -158,11 +158,11 @@ REGISTER_EXPERIMENT("pd_where", "cpu", points, each<run>);
 
 }  // namespace map
 
-// pd_where/split: one card whole, or cut in two for P and D: Llama-3.1-8B, H100 (or half of it), 400 requests,
+// pd_where/split: one card as a whole, or cut in two for P and D. Llama-3.1-8B, H100 (or half of it), 400 requests,
 // prompts of 2,000 and outputs of 128 plus or minus a half, steps of 512.
 //
-// Arithmetic. Load .4 keeps 1C busy for .33 and P, twice as slow, for .66: first tokens by M/D/1 81 and 256 ms: 2 to
-// 3.6 times. Gaps: 1C's decodes wait for chunks of 17 ms, D reads in 12: P99 .6 to .85.
+// Expected: a load of .4 keeps 1C busy for .33 and P, at half the speed, for .66: first tokens by M/D/1 81 and 256 ms:
+// 2 to 3.6 times. Gaps: 1C's decodes wait for chunks of 17 ms, D reads in 12: P99 .6 to .85.
 namespace split {
 
 using namespace disagg;
@@ -175,7 +175,7 @@ std::vector<Values> points(const Setting&) {
   return all;
 }
 
-// rate 0: all at once.
+// rate 0: all requests at once.
 Trace trace_of(int n, double rate, int draw, const Setting& setting) {
   Random random(setting.seed + 23 + 1000 * uint64_t(draw));
   auto around = [&](int tokens) { return int(tokens * (0.5 + random.uniform())); };
@@ -237,17 +237,17 @@ REGISTER_EXPERIMENT("pd_where/split", "cpu", points, open);
 }  // namespace split
 
 // pd_where/ratio: six instances as 1P5D to 5P1D, and 6C: the rate at which 90 % keep 1 s and 30 ms. Llama-3.1-8B;
-// `prompts` 4,000 + 200 tokens, `outputs` 500 + 300; found by bisection.
+// `prompts` 4,000 + 200 tokens, `outputs` 500 + 300. Found by bisection.
 //
-// Arithmetic. prompts: a P 8.2 requests/s, a D 17: best at 4P2D, 33 less queues. outputs: a P 65, a D 27: best at
-// 2P4D. 6C in chunks of 512 has steps of 17 to 25 ms: .5 to 1.4 of the best ratio.
+// Expected, prompts: a P 8.2 requests/s, a D 17: best with 4P2D, 33 less queues. Expected, outputs: a P 65, a D 27:
+// best with 2P4D. 6C in chunks of 512 has steps of 17 to 25 ms: .5 to 1.4 of the best ratio.
 namespace ratio {
 
 using namespace disagg;
 
 constexpr double kTtft = 1, kTbt = 0.030;  // seconds
 constexpr int kDraws = 3;                  // traces
-constexpr int kSteps = 6;                  // of a bisection between 0.4 and 1.6 of what is carried: 2 % of it
+constexpr int kSteps = 6;                  // of a bisection between 0.4 and 1.6 of the carried rate: within 2 % of it
 
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
@@ -258,15 +258,15 @@ std::vector<Values> points(const Setting&) {
   return all;
 }
 
-// Requests a second that the slower of the two sides carries: the arithmetic above.
+// Requests per second that the slower of the two sides carries, by the arithmetic above.
 double carried(bool prompts, const std::string& topology) {
   const double of_p = prompts ? 8.2 : 65, of_d = prompts ? 17 : 27;
-  if (topology == "6C") return prompts ? 33 : 108;  // as the best ratio
+  if (topology == "6C") return prompts ? 33 : 108;  // the figure of the best ratio
   const int p = topology[0] - '0';
   return std::min(p * of_p, (6 - p) * of_d);
 }
 
-// One rate: its row, or what is wrong.
+// One rate: its row, or an error in `wrong`.
 Result<Values> at_rate(const Values& point, double rate, const Setting& setting, std::string& wrong) {
   const bool prompts = point["work"] == "prompts";
   const int prompt = prompts ? 4000 : 500, output = prompts ? 200 : 300;

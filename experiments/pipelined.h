@@ -1,5 +1,5 @@
-// Prompts that wait in line, through an engine of their own, on one core, a team of threads, tensor ranks or stages;
-// and how long each stage took for each wave.
+// Waiting prompts through an engine of their own on one core, a team of threads, tensor ranks or pipeline stages, with
+// the time of each stage for each wave.
 #pragma once
 
 #include <ctime>
@@ -18,14 +18,14 @@ namespace xpyd::experiments {
 
 struct PipelinedRun {
   double seconds = 0;                // from the first step to the last token
-  uint64_t hash = 0;                 // of all logits
-  double work_us = 0;                // of the engine's thread, a wave: its own processor time
-  double stage_s = 0;                // all stages' seconds together, of waves
-  std::vector<PipelineChunk> waves;  // none of one stage
+  uint64_t hash = 0;                 // over all logits
+  double work_us = 0;                // processor time of the engine's thread, per wave
+  double stage_s = 0;                // seconds in waves, summed over stages
+  std::vector<PipelineChunk> waves;  // empty with one stage
 };
 
 struct PipelinedShape {
-  int tp = 1, pp = 1, threads = 1;  // threads: of one rank
+  int tp = 1, pp = 1, threads = 1;  // threads: of each rank
   int window = 0;
   int chunk_tokens = 64, prompts = 8, prompt_tokens = 256;
   std::string chunk_policy = "fixed";

@@ -1,4 +1,4 @@
-// A Poisson process of requests whose lengths are means plus or minus a half, uniform.
+// Poisson arrivals of requests whose lengths are uniform within half of their means.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// prefix: what a shared prefix is worth, how much real prompts repeat, and what whole blocks lose.
+// prefix: the gain of a shared prefix, how much real prompts repeat, and the loss by whole blocks.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -14,11 +14,11 @@
 namespace xpyd::experiments::prefix_experiment {
 namespace {
 
-// prefix: prompts of 1,024 tokens of which `share` is one of two prefixes, one at a time, real steps of llama-mini,
-// the cache on and off.
+// prefix: prompts of 1,024 tokens, of which `share` is one of two prefixes, one at a time. Real steps of llama-mini
+// with the cache on and off.
 //
-// Arithmetic. 22 of 24 find the prefix: hits are 22/24 of the share. The first token takes 1 - share and attention to
-// the prefix: below .35 at .75. Mooncake (Fig. 14): .14 at .95 of 128K tokens.
+// Expected: 22 of 24 prompts find the prefix, so hits are 22/24 of the share. The first token takes 1 - share, plus
+// attention to the prefix: below .35 at .75. Mooncake (Fig. 14): .14 at .95 of 128K tokens.
 namespace shared {
 
 constexpr double kShares[] = {0, 0.25, 0.5, 0.75, 0.9375};
@@ -51,7 +51,7 @@ Measure open(const Setting& setting) {
     std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(run.logits_hash));
     const Summary hits = summarize(std::vector<double>(run.ttft_ms.begin() + 2, run.ttft_ms.end()));
     return Finding{{{{"hit_share", run.hit_share},
-                     {"ttft_ms", hits.mean},  // of those that could find their prefix
+                     {"ttft_ms", hits.mean},  // of prompts that could find their prefix
                      {"ttft_ms_longest", hits.max},
                      {"first_ttft_ms", run.ttft_ms.front()},
                      {"logits_hash", hash}}},
@@ -64,9 +64,9 @@ REGISTER_EXPERIMENT("prefix", "cpu", points, open);
 }  // namespace shared
 
 // prefix/repetition: how much the prompts of Mooncake's traces repeat, by the radix-tree metric of the xPyD notes
-// (`xpyd prefix-stats`) and by what an unlimited cache finds.
+// (`xpyd prefix-stats`) and by the hits of an unlimited cache.
 //
-// Arithmetic, of another program, N = 2, L = 0: conversation R_leaf .194, R_conv .417, tokens .374; synthetic tokens
+// Expected, from another program, N = 2, L = 0: conversation R_leaf .194, R_conv .417, tokens .374; synthetic tokens
 // .651.
 namespace repetition {
 
@@ -103,12 +103,12 @@ REGISTER_EXPERIMENT("prefix/repetition", "cpu", points, open);
 
 }  // namespace repetition
 
-// prefix/radix: what a prefix cache by token finds beyond one by blocks, on the server's own memory: chats in random
-// turns with 16 system prompts, of ragged lengths, and the beginning of Mooncake's trace, which names blocks of 512
-// tokens.
+// prefix/radix: the tokens that a prefix cache by token finds beyond one by blocks, on the server's own memory. Chats
+// in random turns with 16 system prompts of ragged lengths; and the beginning of Mooncake's trace, which names blocks
+// of 512 tokens.
 //
-// Arithmetic. A prefix that ends anywhere loses (b - 1) / 2 tokens to whole blocks: 7.5 of 16, 63.5 of 128, and a
-// tree none. All b that divide 512 find the same of the trace. SGLang with pages of b rounds its tree down: no
+// Expected: a prefix that ends anywhere loses (b - 1) / 2 tokens with whole blocks: 7.5 of 16, 63.5 of 128, and none
+// with a tree. All b that divide 512 find the same in the trace. SGLang with pages of b rounds its tree down, so no
 // request may differ.
 namespace radix {
 
@@ -179,7 +179,7 @@ struct Cache {
     o.pool_bytes = size_t(room / block_tokens) * size_t(block_tokens) * o.shape.token_bytes();
     kv = find_kv_scheme("paged")->make(make_block_pool("paged", o).value(), o);
   }
-  // As an engine: what is found.
+  // Uses the memory as an engine does. Returns the cached tokens.
   int run(std::span<const int32_t> tokens, int prompt) {
     const KvReservation r = kv->reserve(tokens.first(size_t(prompt)), 0).value();
     const std::span<const int32_t> rest = tokens.subspan(size_t(r.cached_tokens));
@@ -193,8 +193,9 @@ struct Cache {
 
 struct Load {
   std::vector<Request> requests;
-  std::vector<int> longest;  // that begins like an earlier one, never a prompt's last token: by looking at all of them
-  int64_t tokens = 0;        // distinct
+  std::vector<int> longest;  // longest common prefix with an earlier request, without the prompt's last token, by
+                             // comparing all pairs
+  int64_t tokens = 0;        // number of distinct tokens
 };
 
 Load look(std::vector<Request> requests) {
@@ -204,7 +205,7 @@ Load look(std::vector<Request> requests) {
     int best = 0;
     for (const Request* b : before) {
       const size_t n = std::min(b->tokens.size(), size_t(r.prompt));
-      // One that parts earlier than the best so far need not be walked.
+      // A request that differs at or before the best length so far cannot be longer.
       if (n <= size_t(best) || b->tokens[size_t(best)] != r.tokens[size_t(best)]) continue;
       best = std::max(best,
                       int(std::mismatch(b->tokens.begin(), b->tokens.begin() + ptrdiff_t(n), r.tokens.begin()).first -
@@ -242,12 +243,12 @@ Measure open(const Setting& setting) {
     const bool radix = point["cache"] == std::string("radix");
     int64_t longest = 0, hits = 0, hit_tokens = 0, lost = 0, differ = 0;
     for (const Request& r : load.requests) longest = std::max(longest, int64_t(r.tokens.size()));
-    // Every sequence may end in a block of its own, and part from another within one.
+    // Every sequence may end in a block of its own, and may leave another sequence's path within a block.
     Cache cache(block, radix, load.tokens + int64_t(load.requests.size()) * 2 * block + longest);
     for (size_t i = 0; i < load.requests.size(); ++i) {
       const Request& r = load.requests[i];
       const int hit = cache.run(r.tokens, r.prompt);
-      // What SGLang finds with page_size 1, or with pages of these blocks.
+      // The hits of SGLang with page_size 1, or with pages of this block size.
       const int rule = radix ? load.longest[i] : load.longest[i] / block * block;
       hit_tokens += hit, differ += hit != rule;
       hits += load.longest[i] > 0, lost += load.longest[i] - hit;

@@ -1,17 +1,16 @@
-// rdma: bandwidth and latency of the rdma wire by the size of a message, beside perftest's ib_write_bw and
-// ib_write_lat; /kv: the KV of a prompt by layer, by chunk and by request; over one NIC and over two.
+// rdma: bandwidth and latency of the rdma transport by message size, beside perftest's ib_write_bw and ib_write_lat.
+// /kv: the KV of a prompt by layer, by chunk and by request, over one NIC and over two.
 //
-// Two transports of this process, polled in turn, over the RDMA devices of this machine; where there is none there are
-// no points. `make check STAGE=rdma` runs it in a virtual machine with Soft-RoCE, whose figures say what a post costs
-// and nothing of a card. Every byte is compared before a row is told. perftest's programs are asked where they are
-// installed.
+// Two transports in this process, polled in turn, use the RDMA devices of this machine. Without a device there are no
+// points. `make check STAGE=rdma` runs it in a virtual machine with Soft-RoCE; its figures show the cost of a post and
+// nothing about a card. Every byte is compared before a row is reported. perftest's programs run if they are installed.
 //
-// Arithmetic. A post is a write for each piece and one word that says it is whole, so that a stream of pieces of 64 KiB
-// has perftest's rate less a 64th: .95 to 1.05 of it. A write of 8 bytes until arrived() is two writes: 1 to 1.3 times
-// theirs. KV of 1,024 tokens of Llama-3.1-8B is 134 MB in pieces of 32 KiB, whatever the grain: by layer 32 posts and
-// by request one differ by 31 words: 1 to 1.05. What is left after the last piece is a 32nd by layer, a quarter by
-// chunk of 256 and all by request. Two NICs divide a post's pieces: half of the time where the link is the limit, the
-// same where one processor makes both (Soft-RoCE).
+// Expected: a post is one write per piece and one word that completes it. So a stream of pieces of 64 KiB has
+// perftest's rate less a 64th: .95 to 1.05 of it. A write of 8 bytes until arrived() is two writes: 1 to 1.3 times
+// theirs. KV of 1,024 tokens of Llama-3.1-8B is 134 MB in pieces of 32 KiB at any grain. 32 posts by layer and one by
+// request differ by 31 words: 1 to 1.05. After the last piece is computed, a 32nd remains by layer, a quarter by chunk
+// of 256, and all by request. Two NICs share a post's pieces: half of the time if the link is the limit, the same if
+// one processor drives both (Soft-RoCE).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -46,7 +45,7 @@ bool installed(const std::string& program) {
   return std::system(("command -v " + program + " >/dev/null").c_str()) == 0;
 }
 
-// Two ends and a window onto all of the owner's memory.
+// Two ends, and a window over all of the owner's memory.
 class Pair {
  public:
   Pair(size_t bytes, int nics) {
@@ -79,7 +78,7 @@ class Pair {
     for (size_t i = 0; i < bytes / 8; ++i) words[i] = random.next();
   }
 
-  // Pieces of `piece` bytes that begin at these places.
+  // Posts pieces of `piece` bytes that begin at these places.
   TransferId post(const std::vector<size_t>& places, size_t piece) {
     TransferPlan plan;
     for (size_t at : places)
@@ -88,8 +87,8 @@ class Pair {
     ++posts_;
     return poster_.wire->post({kOwner, KvOp::write, window_, 0}, plan);
   }
-  // Until the owner has counted all posts, and these are done. A post moves on when it is asked about, so both ends are
-  // asked.
+  // Waits until the owner has counted all posts and they are done. A post advances when it is polled, so both ends are
+  // polled.
   void wait(std::vector<TransferId> ids) {
     const double until = clock.now() + 60;
     while (wrong.empty() && (owner_.wire->arrived(window_) < posts_ || !ids.empty())) {
@@ -131,7 +130,7 @@ std::vector<Values> points(const Setting& setting) {
   return all;
 }
 
-// A program of perftest against itself on this machine: the number in this column of its table.
+// Runs a perftest program against itself on this machine. Returns the number in this column of its table.
 Result<double> perftest(const std::string& program, int bytes, int n, int column) {
   const std::string one = program + " -d " + devices()[0] + " -x 1 -s " + std::to_string(bytes) + " -n " +
                           std::to_string(n);
@@ -157,7 +156,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     return Finding{{{{"gbps", mib_per_s.value() * (1 << 20) * 1e-9}, {"us", us.value()}}}, ""};
   }
   constexpr size_t kAhead = 8;
-  const size_t stride = 2 * size_t(bytes);  // no two pieces are neighbours
+  const size_t stride = 2 * size_t(bytes);  // no two pieces are adjacent
   Pair pair(kAhead * stride, point["nics"]);
   if (!pair.wrong.empty()) return Error{ErrorCode::unavailable, pair.wrong};
   std::vector<size_t> places(kAhead);
@@ -166,7 +165,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   for (int i = 0; i < n; ++i) {
     const double start = pair.clock.now();
     pair.wait({pair.post({places[size_t(i) % kAhead]}, size_t(bytes))});
-    if (i >= n / 5) us.push_back(1e6 * (pair.clock.now() - start));  // the first ones touch everything
+    if (i >= n / 5) us.push_back(1e6 * (pair.clock.now() - start));  // the first ones touch all memory
   }
   std::ranges::sort(us);
   const double start = pair.clock.now();
@@ -199,7 +198,7 @@ std::vector<Values> points(const Setting&) {
   return all;
 }
 
-// Blocks of 16 tokens of Llama-3.1-8B, layer_major: K or V of a layer in one piece.
+// Blocks of 16 tokens of Llama-3.1-8B in layer_major: a piece is K or V of one layer.
 Result<Finding> run(const Values& point, const Setting& setting) {
   const int tokens = setting.tiny ? 64 : 1024, layers = setting.tiny ? 4 : 32, chunk = setting.tiny ? 32 : 256,
             rounds = 5;
@@ -232,7 +231,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     pair.wait(ids);
     const double last = pair.clock.now();
     pair.wait({pair.post(posts.back(), kPiece)});
-    if (round == 0) continue;  // it touches everything
+    if (round == 0) continue;  // the warm-up touches all memory
     all_s.push_back(pair.clock.now() - start), last_s.push_back(pair.clock.now() - last);
   }
   if (pair.wrong.empty() && !pair.equal(0, bytes)) pair.wrong = "other bytes came than were sent";
@@ -240,7 +239,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                    {"bytes", bytes},
                    {"ms", 1e3 * summarize(all_s).mean},
                    {"gbps", 1e-9 * double(bytes) / summarize(all_s).mean},
-                   {"last_ms", 1e3 * summarize(last_s).mean}}},  // after the last piece was ready
+                   {"last_ms", 1e3 * summarize(last_s).mean}}},  // after the last piece was computed
                  pair.wrong};
 }
 

@@ -1,4 +1,4 @@
-// rejection: who is refused under overload, when, and what it saves; and what reservations are worth.
+// rejection: which requests are refused under overload, when, and what that saves; and the gain of reservations.
 #include <algorithm>
 
 #include "base/stats.h"
@@ -10,20 +10,20 @@ namespace {
 
 using namespace disagg;
 
-// rejection: the rows of --admission under overload: 12P1D of 8 x A800, four links of 200 Gb/s, Mooncake's
-// conversation twice as fast (5,000 requests, three parts), 30 s and 100 ms. table_3: 8P8D and the generated
-// tool&agent at twice its speed. P's load is the work of accepted prompts over 30 s, D's its tokens over its room.
-// `predicted` has the moving mean of ended decodes as t_d, times `factor`.
+// rejection: the rows of --admission under overload. 12P1D of 8 x A800, four links of 200 Gb/s, Mooncake's conversation
+// at twice its speed (5,000 requests, three parts), 30 s and 100 ms. table_3: 8P8D and the generated tool&agent at
+// twice its speed. P's load is the work of accepted prompts over 30 s, D's its tokens over its room. `predicted` takes
+// the moving mean of ended decodes as t_d, times `factor`.
 //
-// Arithmetic. A D fits 110 sequences of 17 s: 6.4 of 6.8 requests/s. `late` wastes the 10 to 20 % that D cannot take;
-// an unbiased t_d refuses almost nobody early; four times as long it is careful; `reserve` wastes nothing, and keeps
-// .97 to 1.1 of the best t_d. P's and D's loads are out of phase under early rejection: correlation below 0. Table 3:
-// with 8 heads of KV no D is ever full: the three rows refuse the same.
+// Expected: a D holds 110 sequences of 17 s: 6.4 of 6.8 requests/s. `late` wastes the 10 to 20 % that D cannot take. An
+// unbiased t_d refuses hardly any request early; four times that is careful. `reserve` wastes nothing and keeps .97 to
+// 1.1 of the best t_d. Under early rejection the loads of P and D are out of phase: correlation below 0. Table 3: with
+// 8 KV heads no D is ever full, so the three rows refuse the same requests.
 namespace admission {
 
 constexpr int kDraws = 3;
 constexpr double kLookS = 2;
-constexpr double kLink = 100e9;  // four of 200 Gb/s
+constexpr double kLink = 100e9;  // four links of 200 Gb/s
 
 Values of(const char* part, const char* topology, const char* admission, double factor, int draw) {
   return {{"part", part}, {"topology", topology}, {"admission", admission}, {"factor", factor}, {"sample", draw}};
@@ -53,7 +53,7 @@ Result<Trace> trace_of(const Values& point, const Setting& setting) {
   return window(trace.value(), (all - n) / (kDraws - 1) * size_t(draw), n);
 }
 
-// The two loads, and what they have to do with each other.
+// The loads of P and D over time, and their correlation.
 struct Loads {
   std::vector<double> p, d;
   double correlation() const {
@@ -75,7 +75,7 @@ Loads loads_of(const SimulationOptions& o, const Simulation& run) {
   loads.p.resize(n), loads.d.resize(n);
   const auto at = [n](double time_s) { return size_t(std::clamp((time_s - 60) / kLookS, 0.0, double(n))); };
   for (const SimulatedRecord& r : run.records) {
-    if (r.end == SimulatedEnd::refused && r.last_s <= r.arrival_s) continue;  // at once
+    if (r.end == SimulatedEnd::refused && r.last_s <= r.arrival_s) continue;  // refused on arrival
     const double prompt_s = cost.seconds(model::prompt_steps(r.prompt - r.cached, r.cached, o.engine.step_tokens)) /
                             n_p / 30;
     const double done_s = r.times.first_s >= 0 ? r.times.first_s : r.last_s;
@@ -87,7 +87,8 @@ Loads loads_of(const SimulationOptions& o, const Simulation& run) {
   return loads;
 }
 
-// Of those that were refused when their prompt was done: who came later and had joined before.
+// Share of the requests refused after their prefill that a later request overtook: it arrived later and had joined D
+// before.
 double overtaken(const Simulation& run) {
   std::vector<const SimulatedRecord*> late, joined;
   for (const SimulatedRecord& r : run.records) {
@@ -130,14 +131,14 @@ REGISTER_EXPERIMENT("rejection", "cpu", points, each<run>);
 
 }  // namespace admission
 
-// rejection/reservation: what it is worth that a prompt begins only when its prefix is pinned and its suffix's room
-// and D's are held (--reservation escrow). overload: as above, and at the recorded speed. reuse: WavePP's ablation in
-// its shape: eight clients in a closed loop, prompts of 131,072 tokens of which nine tenths are their own before,
-// eight stages; P and D hold .7, .9 or 1.1 of the prompts.
+// rejection/reservation: the gain if a prompt begins only when its prefix is pinned and both the room of its suffix and
+// D's room are held (--reservation escrow). overload: as above, and at the recorded speed. reuse: WavePP's ablation in
+// its shape: eight clients in a closed loop, prompts of 131,072 tokens, nine tenths of which repeat the client's
+// previous prompt, eight stages. P and D hold .7, .9 or 1.1 of the prompts.
 //
-// Arithmetic. Without it who waits for D waits between two tokens, beyond 100 ms; with it before the first one, where
-// 30 s are allowed: 1.2 to 4 times within both, throughput .95 to 1.05. reuse: an LRU in turn loses each prefix
-// before it comes again: 1 to 1.6 times at .7 and .9; at 1.1 .98 to 1.02.
+// Expected: without it, a request that waits for D waits between two tokens, beyond 100 ms. With it, the request waits
+// before the first token, where 30 s are allowed: 1.2 to 4 times as many within both, throughput .95 to 1.05. reuse:
+// LRU with clients in turn loses each prefix before it is used again: 1 to 1.6 times at .7 and .9; at 1.1 .98 to 1.02.
 namespace escrow {
 
 constexpr Objectives kObjectives = {30, 0.1};
@@ -164,7 +165,7 @@ std::vector<Values> points(const Setting& setting) {
   return all;
 }
 
-// Each client's prompts have nine tenths in common; their order is drawn for each round.
+// The prompts of a client have nine tenths in common. Their order is drawn for each round.
 Trace reuse_trace(const Setting& setting, uint64_t seed) {
   Trace trace{.requests = {}, .block_tokens = kBlock, .closed_loop = true, .notes = {}};
   const int prompt = setting.tiny ? 8 * kBlock : kPrompt, turns = setting.tiny ? 2 : kTurns;
@@ -227,7 +228,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     last_s = std::max(last_s, r.last_s);
     if (r.end == SimulatedEnd::completed) tokens += r.prompt + double(r.times.gaps.size()) + 1;
   }
-  row["wasted_share"] = double(row["wasted_prefill_s"]) / double(row["prefill_busy_s"]);  // by refusals
+  row["wasted_share"] = double(row["wasted_prefill_s"]) / double(row["prefill_busy_s"]);  // work lost by refusals
   row["tokens_s"] = tokens / std::max(1e-9, last_s);
   row["evictions"] = run.value().prefill_evictions;
   found.rows.push_back(row);

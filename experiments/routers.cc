@@ -1,4 +1,4 @@
-// routers: all rows of --placement over one view, what stale views cost them, and what could be known.
+// routers: all rows of --placement over one view, the cost of stale views, and the gain of perfect knowledge.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -12,13 +12,14 @@ namespace {
 
 using namespace disagg;
 
-// routers: 8 instances of 8 x A800 with Llama-3-70B as 8C, 4P4D and 6P2D; Mooncake's conversation and synthetic
-// traces, the generated tool&agent and clients, WEKA's agents; arrivals keep those that compute prompts busy for .9
-// of the time (8C .6) if they find nothing. Regret: of the tokens that a choice made somebody compute, the share that
-// another choice would have found. Prefixes are not fetched.
+// routers: 8 instances of 8 x A800 with Llama-3-70B as 8C, 4P4D and 6P2D. Mooncake's conversation and synthetic traces,
+// the generated tool&agent and clients, WEKA's agents. The arrival rate keeps the instances that compute prompts busy
+// for .9 of the time (8C .6) if they find nothing. Regret: the share of computed tokens that another choice would have
+// found. Prefixes are not fetched.
 //
-// Arithmetic. At random a prefix is found with a chance of 1 in 4 to 8, and the queue is r / (2 (1 - r)) services:
-// random / best 4 to 60 on conversation; who counts seconds or tokens with the hit works at .6: a service and a half.
+// Expected: a random choice finds a prefix with a chance of 1 in 4 to 8, and the queue is r / (2 (1 - r)) services:
+// random / best 4 to 60 on conversation. Rules that count seconds or tokens with the hit run at .6: a service and a
+// half.
 namespace rows {
 
 constexpr int kDraws = 3;
@@ -42,7 +43,7 @@ std::vector<Values> points(const Setting& setting) {
 
 Result<Trace> load_of(const std::string& load, int draw, const Setting& setting) {
   const size_t n = setting.tiny ? 60 : 1000;
-  TraceOptions reading{.jitter_s = 3, .seed = setting.seed + uint64_t(draw)};  // Mooncake's times are ticks of 3 s
+  TraceOptions reading{.jitter_s = 3, .seed = setting.seed + uint64_t(draw)};  // Mooncake's times are multiples of 3 s
   std::string format = "mooncake", file = setting.traces + "/mooncake_" + load + ".jsonl";
   if (load == "tool_agent" || load == "clients") {
     format = load == "clients" ? "servegen" : load;
@@ -98,11 +99,12 @@ REGISTER_EXPERIMENT("routers", "cpu", points, open);
 
 }  // namespace rows
 
-// routers/views: what stale views cost: cache events that come `delay_s` late or are lost, and routers that do not
+// routers/views: the cost of stale views: cache events that come `delay_s` late or are lost, and routers that do not
 // know of each other. 4P4D, 1,000 requests of conversation.
 //
-// Arithmetic. The next turn comes after tens of seconds, so 2 s hide few prefixes: hits .95 to 1. Of a prefix of 20
-// blocks with 5 % lost .64 is seen: hits .8 to 1. Four routers see a quarter of the load each: TTFT 1.1 to 4 times.
+// Expected: the next turn comes after tens of seconds, so 2 s hide few prefixes: hits .95 to 1. With 5 % of events
+// lost, .64 of a prefix of 20 blocks is seen: hits .8 to 1. Each of four routers sees a quarter of the load: TTFT 1.1
+// to 4 times.
 namespace views {
 
 constexpr int kDraws = 3;
@@ -149,11 +151,11 @@ REGISTER_EXPERIMENT("routers/views", "cpu", points, open);
 
 }  // namespace views
 
-// routers/regret: how far Algorithm 1 is from caches that lose nothing (endless), and from a look ahead that tries
-// each P for each request and knows what comes (60 requests, a rollout).
+// routers/regret: Algorithm 1 beside caches that lose nothing (endless), and beside a look-ahead that tries each P for
+// each request and knows the future (60 requests, a rollout).
 //
-// Arithmetic. An endless cache finds 1 to 1.5 times as much and takes 1 to .6 of the TTFT. At half load a queue is
-// rare (.85 to 1), at .9 and 1.3 every request meets one: .6 to .95.
+// Expected: an endless cache finds 1 to 1.5 times as much and takes 1 to .6 of the TTFT. At half load a queue is rare
+// (.85 to 1); at .9 and 1.3 every request meets one: .6 to .95.
 namespace regret {
 
 constexpr int kDraws = 3;
@@ -168,7 +170,7 @@ std::vector<Values> points(const Setting& setting) {
   return all;
 }
 
-// Whose prompt goes where: by the number of the placement; beyond these by Algorithm 1.
+// The prefill instance by the number of the placement. Later placements are by Algorithm 1.
 std::vector<int> chosen_prefill;
 
 Placement as_chosen(const ClusterView& view, const PlacementOptions& options) {
@@ -190,7 +192,7 @@ Result<Simulation> look_ahead(SimulationOptions o, const Trace& trace, int prefi
   chosen_prefill.clear();
   Result<Simulation> best = simulate(o, trace);
   for (size_t i = 0; best && i < trace.requests.size(); ++i) {
-    int kept = -1;  // Algorithm 1's, which need not be known by its number
+    int kept = -1;  // the best P so far; -1: Algorithm 1's own choice
     for (int p = 0; p < prefills; ++p) {
       chosen_prefill.resize(i), chosen_prefill.push_back(p);
       Result<Simulation> run = simulate(o, trace);
@@ -229,11 +231,11 @@ REGISTER_EXPERIMENT("routers/regret", "cpu", points, open);
 
 }  // namespace regret
 
-// routers/dynosim: DynoSim's KV router against round robin: eight colocated workers, the generated tool&agent in a
+// routers/dynosim: DynoSim's KV router beside round robin: eight colocated workers, the generated tool&agent in a
 // closed loop of 256 or 512, Llama-3-70B on four H200.
 //
-// Arithmetic. Reuse is the load's: .38 by round robin, .40 to .50 by the router. Round robin's queues are uneven:
-// TTFT 1.5 to 5 times; requests a second 1 to 1.3.
+// Expected: the load limits reuse: .38 with round robin, .40 to .50 with the router. Round robin's queues are uneven:
+// TTFT 1.5 to 5 times; requests per second 1 to 1.3.
 namespace dynosim {
 
 std::vector<Values> points(const Setting& setting) {

@@ -1,11 +1,11 @@
-// sharing: a common prefix on contiguous memory three ways, and in hash blocks. attach: reserve() alone, KV of 32
-// tensors in page groups of 64 KiB (64 tokens); one sequence holds the prefix, eight others attach; time of one, and
-// the bytes that all nine hold with 64 tokens of their own. serve: llama-mini, one request with the prefix, then four
-// at once: their mean TTFT.
+// sharing: a common prefix on contiguous memory in three ways, and in hashed blocks. attach: reserve() alone; KV of 32
+// tensors in page groups of 64 KiB (64 tokens). One sequence holds the prefix and eight others attach. Measured: the
+// time of one, and the bytes of all nine with 64 tokens of their own. serve: llama-mini, one request with the prefix,
+// then four at once: their mean TTFT.
 //
-// Arithmetic. memcpy takes 5.6 us for 64 KiB and 211 for 2 MiB, mmap 10.6 and 173; who copies maps rows of its own as
-// well: alias / copy is .65 and .45. Taking over makes no call. Bytes: p + 64 (n + 1) tokens aliased, (p + 64)(n + 1)
-// copied: at p = 4,096 and n = 8 .125. TTFT of 1,152 tokens of which 128 are left falls to about .15.
+// Expected: memcpy takes 5.6 us for 64 KiB and 211 for 2 MiB, mmap 10.6 and 173. A copy also maps rows of its own, so
+// alias / copy is .65 and .45. Takeover makes no call. Bytes: p + 64 (n + 1) tokens with alias, (p + 64)(n + 1) with
+// copy: .125 at p = 4,096 and n = 8. The TTFT of 1,152 tokens with 128 left to compute falls to about .15.
 #include <chrono>
 #include <cstring>
 
@@ -42,7 +42,7 @@ std::vector<int32_t> prompt_of(int prefix, int own) {
   return tokens;
 }
 
-// Tokens whose KV the two sequences do not share.
+// Number of tokens whose KV differs between the two sequences.
 int differences(const KvView& a, const KvView& b, int tokens) {
   const KvShape& shape = a.layout->shape;
   int n = 0;
@@ -64,7 +64,7 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
   o.pool_bytes = size_t(kSharers + 2) * size_t(tokens + 64) * o.shape.token_bytes();
   auto pool = make_block_pool(scheme, o);
   if (!pool) return pool.error();
-  // The system zeroes a page when it is first used: not while we look.
+  // Touches all pages before timing, because the system zeroes a page at its first use.
   KvOptions once = o;
   once.keep_idle = false;
   once.prefix_cache = false;
@@ -76,7 +76,7 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
     }
   }
   const auto kv = find_kv_scheme(scheme)->make(pool.value(), o);
-  // Donors: one, or as many as take one over.
+  // One donor, or for takeover one for each sharer.
   std::vector<KvHandle> donors;
   for (int i = 0; i < (way == "takeover" ? kSharers : 1); ++i) {
     const auto prompt = prompt_of(prefix, 100 + i);
@@ -108,7 +108,7 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
     kv->written(r.value().handle, std::span<const int32_t>(prompt).last(kOwn));
     sharers.push_back(r.value().handle);
   }
-  for (KvHandle s : sharers)  // of each other, when the donors are gone
+  for (KvHandle s : sharers)  // after the donors have ended, each other's
     wrong += differences(kv->view(sharers[0]), kv->view(s), prefix);
   kv->check_invariants();
   if (wrong > 0) return Finding{{}, "a sharer reads other KV than the donor wrote"};

@@ -1,5 +1,4 @@
-// A cluster in virtual time (experiments/simulate/), asked as `xpyd simulate` asks it, and what experiments tell of a
-// run.
+// A cluster in virtual time (experiments/simulate/) with the defaults of `xpyd simulate`, and its results as columns.
 #pragma once
 
 #include <string>
@@ -10,39 +9,40 @@
 
 namespace xpyd::experiments {
 
-// Blocks as the trace has them, steps of 2,048 tokens, 256 sequences at once, chunked batches, prefill first. To be
-// chosen: conductor.placement. Errors: a name that is in neither table.
+// Options with the trace's block size, steps of 2,048 tokens, 256 sequences at once, chunked batches, prefill first.
+// The caller must set conductor.placement. Errors: a name that is in neither table.
 Result<disagg::SimulationOptions> simulated(const std::string& hardware, const std::string& model,
                                             const std::string& topology, const disagg::Trace& trace);
 void set_step_tokens(disagg::SimulationOptions& options, int tokens);
 
-// One H100 (or a `share` of it) that reaches half of its FLOP/s and 0.8 of its bandwidth, with Llama-3.1-8B in bf16;
-// blocks of 16 tokens, 64 sequences, each to the instance with the shortest queue; a step costs nothing but its work.
+// One H100, or a `share` of it, that reaches half of its FLOP/s and 0.8 of its bandwidth, with Llama-3.1-8B in bf16,
+// blocks of 16 tokens and 64 sequences. Requests go to the instance with the shortest queue. A step has no fixed cost.
 disagg::SimulationOptions simulated_h100(const std::string& topology, const disagg::Trace& trace, double share = 1);
-inline constexpr double kNoWire = 1e15;  // bytes/s: what crosses is there
+inline constexpr double kNoWire = 1e15;  // bytes/s: transfers take no time
 
-// A request that has nothing in common with any other.
+// Adds a request that shares no block with another one.
 void add_request(disagg::Trace& trace, double arrival_s, int prompt, int output);
-// Requests [first, first + n) alone, or as many as there are; nobody waits for another's end.
+// The requests [first, first + n), or as many as there are. None of them waits for another one's end.
 disagg::Trace window(const disagg::Trace& trace, size_t first, size_t n);
 disagg::Trace faster(disagg::Trace trace, double times);
-// How many of one instance the prompts keep busy, if nothing is found in any cache.
+// How many instances the prompts keep busy, if no cache finds anything.
 double prefill_load(const disagg::SimulationOptions& options, const disagg::Trace& trace);
 
-// Watches a placement policy while it decides. One at a time.
+// Records what a placement policy decides. Only one at a time.
 struct Watched {
   double regret = 0;  // sum of regret_ratio
   int64_t decisions = 0;
-  std::vector<double> tokens;                                      // to be computed, by instance
-  double imbalance(const std::vector<disagg::Role>& roles) const;  // most / mean of those that compute prompts
+  std::vector<double> tokens;  // tokens to compute, by instance
+  double imbalance(
+      const std::vector<disagg::Role>& roles) const;  // greatest / mean over the instances that compute prompts
 };
 const disagg::PlacementPolicy* watch(const std::string& placement, Watched& watched);
 
-// What is wrong: a request did not get all of its tokens. "": nothing.
+// "" if every request got all of its tokens, else a message.
 std::string unserved(const disagg::Simulation& run, const disagg::Trace& trace);
 
-// Columns; "" where there are too few requests for a percentile. Of a request's TBT: the mean of its longest tenth of
-// gaps. `wrong`: a request failed.
+// The columns of a result, "" where there are too few requests for a percentile. The TBT of a request is the mean of
+// its longest tenth of gaps. Sets `wrong` if a request failed.
 Values outcome(const disagg::Simulation& run, const disagg::Objectives& objectives, std::string& wrong);
 
 }  // namespace xpyd::experiments

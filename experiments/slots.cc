@@ -1,4 +1,4 @@
-// slots: TurboMind's slots: what they save, and what is in them over time.
+// slots: TurboMind's slots: what they save, and their contents over time.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -13,18 +13,18 @@
 namespace xpyd::experiments::slots_experiment {
 namespace {
 
-// slots: what it is worth to keep a conversation's KV until its next turn, in N slots (TurboMind's first generation),
-// in blocks, or not at all. llama-mini, a pool of 4 slots of 2,048 tokens; conversations take turns, of `history`
-// tokens and four turns of 32 and a reply of 16. 3 conversations find their slots again, 8 do not; `contiguous` keeps
-// nothing.
+// slots: the gain of keeping a conversation's KV until its next turn: in N slots (TurboMind's first generation), in
+// blocks, or not at all. llama-mini, a pool of 4 slots of 2,048 tokens. Conversations take turns; each has `history`
+// tokens and four turns of 32 tokens with a reply of 16. 3 conversations find their slots again, 8 do not. `contiguous`
+// keeps nothing.
 //
-// Arithmetic. A hit computes 33 tokens, 11 to 16 ms; without one 1,150 tokens take 380 ms: 25 to 35 times.
+// Expected: a hit computes 33 tokens, 11 to 16 ms. Without a hit 1,150 tokens take 380 ms: 25 to 35 times.
 namespace turns {
 
 constexpr int kTurns = 4, kReply = 16;
 
 struct Sizes {
-  int few, many, fresh;  // conversations; tokens that a turn brings
+  int few, many, fresh;  // few, many: conversations; fresh: new tokens per turn
   std::vector<int> histories;
   std::vector<std::string> common;
 };
@@ -44,7 +44,7 @@ Sizes sizes_of(const Setting& setting) {
            "--chunk-tokens", "512"}};
 }
 
-// One answer, waited for.
+// Collects one answer and waits for it.
 class Answer final : public EventSink {
  public:
   void on_event(TokenEvent event) override {
@@ -85,7 +85,7 @@ std::vector<Values> points(const Setting& setting) {
 }
 
 Result<Finding> converse(Bed& bed, const Sizes& sizes, const Values& point, const Setting& setting) {
-  static std::atomic<uint64_t> next_id{1u << 30};  // apart from run_load()'s
+  static std::atomic<uint64_t> next_id{1u << 30};  // distinct from run_load()'s
   Result<std::string> wrong = bed.open({"--topology", "1C", "--allocator", point["allocator"]});
   if (!wrong) return wrong.error();
   if (!wrong.value().empty()) return Finding{{}, wrong.value()};
@@ -139,20 +139,20 @@ REGISTER_EXPERIMENT("slots", "cpu", points, open);
 
 }  // namespace turns
 
-// slots/time: whose KV each slot holds over time, and how many have memory, by --slot-prealloc: 12 conversations in 6
-// slots of 1,024 tokens, at most 4 turns at once, eight tokens a tick. A row of the result is a tick; `c 412 +` is
-// c's slot with 412 tokens that is served.
+// slots/time: the owner of each slot's KV over time, and how many slots have memory, by --slot-prealloc. 12
+// conversations in 6 slots of 1,024 tokens, at most 4 turns at once, eight tokens a tick. A row of the result is a
+// tick; `c 412 +` is conversation c's slot with 412 tokens, in service.
 //
-// Arithmetic. 2 or 3 idle slots hold the KV of as many of 8 or 9 conversations: 20 to 60 % of turns find theirs. At
-// the first tick all slots have memory (all), one (none) or two (2); at the end all do in each.
+// Expected: 2 or 3 idle slots hold the KV of as many of 8 or 9 conversations: 20 to 60 % of turns find theirs. At the
+// first tick all slots have memory (all), one (none) or two (2); at the end all slots have it in each.
 namespace time {
 
 constexpr int kSlots = 6, kSlotTokens = 1024, kConversations = 12, kAtOnce = 4, kLongest = 600, kTokensATick = 8;
 
 struct Conversation {
-  std::vector<int32_t> said;  // with KV in some slot, or once
-  KvHandle kv = kNoKv;        // while a turn is served
-  int left = 0;               // tokens of its reply
+  std::vector<int32_t> said;  // its KV is or was in some slot
+  KvHandle kv = kNoKv;        // set while a turn is served
+  int left = 0;               // tokens of its reply that are still to come
 };
 
 struct Prealloc {
@@ -186,7 +186,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   std::vector<Row> rows(kSlots);
   Finding finding;
   int turns = 0, returned = 0, hits = 0;
-  double at_first = 0;  // slots with memory
+  double at_first = 0;  // slots with memory at the first tick
   const auto write = [&](size_t c, int n) {
     Conversation& who = conversations[c];
     const auto fresh = std::span<const int32_t>(who.said).last(size_t(n));

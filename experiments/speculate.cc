@@ -1,4 +1,4 @@
-// speculate: how many drafts are right, and what they are worth in tokens/s.
+// speculate: how many drafts are right, and their gain in tokens/s.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -19,21 +19,21 @@
 namespace xpyd::experiments::speculate_experiment {
 namespace {
 
-// speculate: engines over one model take turns, step by step: one for each --speculate-tokens, from off to turbo; all
-// must end with the text and the logits' hash of `off`. loops: random weights, greedy, what has been said is made
-// likelier. chat: the demo model is told 20 facts and asked for one; "mtp" is its own multi-token head. nothing:
-// random weights at temperature 1. wrong: the same, and a drafter that always has 16, none right.
+// speculate: engines over one model take turns step by step: one for each --speculate-tokens, from off to turbo. All
+// must end with the text and the logits hash of `off`. loops: random weights, greedy, with repeated tokens made
+// likelier. chat: the demo model reads 20 facts and is asked for one; "mtp" is its own multi-token head. nothing:
+// random weights at temperature 1. wrong: the same with a drafter that always proposes 16 tokens, all wrong.
 //
-// Arithmetic. llama-1b: a step reads 2.5 GB, 100 ms, and each more token takes 10: k drafts that are right with
-// probability a end (1 - a^(k+1)) / (1 - a) tokens in 1 + .1 k steps: 2 to 3.6 over 32 tokens of a loop, turbo 1.6 to
-// 5; in `wrong` turbo loses at most 2.5 %. llama-mini: .15 a token alone, nearly 1 of 64. The demo model's head,
-// right 97 of 100 times: 1.97 / 1.9 = 1.04.
+// Expected, llama-1b: a step reads 2.5 GB, 100 ms, and each further token takes 10 ms. k drafts that are right with
+// probability a give (1 - a^(k+1)) / (1 - a) tokens in 1 + .1 k steps: 2 to 3.6 over 32 tokens of a loop, turbo 1.6 to
+// 5; in `wrong` turbo loses at most 2.5 %. llama-mini: .15 of a step per token alone, nearly 1 with 64. The demo
+// model's head is right 97 of 100 times: 1.97 / 1.9 = 1.04.
 namespace live {
 
 constexpr int kPrompt = 16, kMostDraftsHere = 8, kMostBatch = 64, kStepTokens = 1024;
 constexpr size_t kLongestPrompt = 512;
 
-// Always as many as are wanted; right by chance alone.
+// Always proposes as many tokens as are wanted. They are right by chance alone.
 class WrongDrafter final : public Drafter {
  public:
   void draft(std::span<DraftWish> wishes) override {
@@ -132,7 +132,7 @@ class Bed {
       const std::vector<int32_t> prompt = prompt_of(served);
       for (Racer& r : racers) r.engine->submit(prompt, c.tokens);
     }
-    for (Racer& r : racers) {  // prompts, and a first token each
+    for (Racer& r : racers) {  // each computes its prompts and a first token
       r.before = r.engine->engine().stats();
       while (r.generated() < c.batch) r.step();
       r.before = r.engine->engine().stats();
@@ -141,7 +141,7 @@ class Bed {
     for (bool some = true; some; ++turn_) {
       some = false;
       for (size_t n = 0; n < racers.size(); ++n) {
-        Racer& r = racers[(n + turn_) % racers.size()];  // nobody is always the first
+        Racer& r = racers[(n + turn_) % racers.size()];  // rotates who is first
         if (r.engine->engine().idle()) continue;
         r.step();
         some = true;
@@ -213,7 +213,7 @@ class Bed {
       if (c.text == std::string("loops")) sampling.repetition_penalty = .1f, sampling.frequency_penalty = -2;
       if (c.text == std::string("nothing") || c.text == std::string("wrong")) sampling.temperature = 1;
       sampling.seed = setting_.seed + 1;
-      for (int i = 0; i < 2; ++i) {  // a server that has served: what tokens take is known
+      for (int i = 0; i < 2; ++i) {  // as in a server that has served, the cost of tokens is known
         racers.back().engine->submit(std::vector<int32_t>(32, 5 + i), 1);
         while (!racers.back().engine->engine().idle()) racers.back().step();
       }
@@ -234,7 +234,7 @@ class Bed {
   }
 
   Setting setting_;
-  ThreadTeam team_{1};  // whoever else uses the machine takes turns with it, and does not stop its mates
+  ThreadTeam team_{1};  // one thread, so that other programs' turns stop no team mates
   std::map<std::string, Served> served_;
   std::map<std::string, std::vector<Racer>> racers_;
   uint64_t prompts_ = 0;
@@ -256,12 +256,12 @@ REGISTER_EXPERIMENT("speculate", "cpu", points, open);
 
 }  // namespace live
 
-// speculate/optimum: how many drafts of ngram are best, by arithmetic: Llama-2-7B on one H100 behind 500 tokens. A step
-// of B sequences with k drafts takes c + s B (k + 1) + B L max(v, (k + 1) l); `max`: the slower of bandwidth and
+// speculate/optimum: the best number of ngram's drafts by arithmetic: Llama-2-7B on one H100 after 500 tokens. A step
+// of B sequences with k drafts takes c + s B (k + 1) + B L max(v, (k + 1) l). `max`: the slower of bandwidth and
 // products.
 //
-// Arithmetic. c = 6.25 ms, s = 31 us: 9 to 12 drafts alone at a = .7. turbo takes the same k to one where bandwidth and
-// products add up.
+// Expected: c = 6.25 ms, s = 31 us: 9 to 12 drafts alone at a = .7. If bandwidth and products add up, turbo's k differs
+// by at most one.
 namespace optimum {
 
 constexpr int kMostHere = 24;
@@ -281,7 +281,7 @@ struct Target {
 
 double ended(double a, double k) { return (1 - std::pow(a, k + 1)) / (1 - a); }
 
-// The k of which f(k) is the most.
+// The k with the greatest f(k).
 template <class F>
 int best(F&& f) {
   int found = 0;
@@ -290,7 +290,8 @@ int best(F&& f) {
   return found;
 }
 
-// What the engine's rule takes for each of `batch` sequences, in the mean, whose drafts have been right that often.
+// The mean number of drafts that the engine's rule takes for each of `batch` sequences whose drafts have been right
+// with rate `a`.
 double turbo(const Target& t, int batch, double context, double a) {
   DraftRecord record;
   for (int i = 0; i < 1000; ++i) record.saw(1, i * 7 % 10 < std::lround(10 * a));

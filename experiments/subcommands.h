@@ -1,5 +1,5 @@
-// The subcommands of the binary that measure, simulate and read a server instead of being one, and their options.
-// server/main.cc joins them with its own; nothing else of the rooms includes experiments/.
+// The subcommands that measure, simulate or read a server, and their options. server/main.cc joins them with the
+// server's own; no other folder includes experiments/.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace xpyd::server {
 
-// Each takes its checked options and returns the exit code of the process, as those of server/cli/commands.h do.
+// Each takes its checked options and returns the exit code of the process, like those in server/cli/commands.h.
 int bench_main(const Options& options);
 int prefix_stats_main(const Options& options);
 int simulate_main(const Options& options);
@@ -23,7 +23,7 @@ std::vector<OptionRow> prefix_stats_options();
 std::vector<OptionRow> simulate_options();
 std::vector<OptionRow> event_log_options();  // replay, explain
 
-// The server's table (server/stack.h) and these.
+// The rows of the server's table (server/stack.h) and of these.
 std::span<const OptionRow> all_options();
 
 }  // namespace xpyd::server

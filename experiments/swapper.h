@@ -1,4 +1,4 @@
-// One sequence's KV out of a paged pool to the host tier and back, timed, and compared byte for byte.
+// Moves one sequence's KV from a paged pool to the host tier and back, times it, and compares every byte.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,15 @@
 namespace xpyd::experiments {
 
 struct Swap {
-  double out_s = 0, in_s = 0;  // until the last byte was there
-  double engine_out_s = 0;     // of these, the engine's thread was kept
+  double out_s = 0, in_s = 0;  // until the last byte arrived
+  double engine_out_s = 0;     // time of out_s in which the engine's thread was busy
   int64_t bytes = 0, copies_out = 0, copies_in = 0;
 };
 
-// One sequence's KV out of a pool and back into it.
+// Moves one sequence's KV out of a pool and back.
 class Swapper {
  public:
-  // `scattered`: free blocks are in random order, as in a pool that has served a while.
+  // `scattered` puts free blocks in random order, as in a pool that has served for a while.
   static Result<std::unique_ptr<Swapper>> create(const KvShape& shape, KvOrder order, int block_tokens, int n_tokens,
                                                  bool scattered, double gbps, uint64_t seed) {
     std::unique_ptr<Swapper> s(new Swapper);
@@ -36,7 +36,7 @@ class Swapper {
                       .order = order,
                       .block_tokens = block_tokens,
                       .max_sequence_tokens = n_tokens + 1,
-                      .prefix_cache = false};  // the pool itself finds nothing
+                      .prefix_cache = false};  // so that the pool itself finds nothing
     options.pool_bytes = size_t(2 * n_tokens) * shape.token_bytes();
     options.tiers = {
         .host_bytes = size_t(n_tokens) * shape.token_bytes(), .block_tokens = block_tokens, .copy_gbps = gbps};
@@ -50,7 +50,7 @@ class Swapper {
     return s;
   }
 
-  // "" or what is wrong.
+  // Returns "" or a message.
   std::string run(Swap& swap) {
     const uint64_t salt = ++salt_;
     memory_->clear_prefix_cache();
@@ -64,7 +64,7 @@ class Swapper {
     each_row(source, [&](uint64_t* row, size_t words, uint64_t at) {
       for (size_t i = 0; i < words; ++i) row[i] = word(salt, at + i);
     });
-    // A quarter of the pool may be on its way at once.
+    // At most a quarter of the pool is in flight at once.
     const int piece = std::max(1, n_tokens_ / 8);
     for (int at = 0; at < n_tokens_; at += piece) {
       const double start = clock_.now();
@@ -138,7 +138,7 @@ class Swapper {
   std::unique_ptr<KvMemory> memory_;
 };
 
-// Means of some rounds after one that touches everything first.
+// Means over `rounds` rounds, after one round that touches all memory.
 inline Swap swap_time(Swapper& swapper, int rounds, std::string& wrong) {
   std::vector<double> out, in, engine_out;
   Swap swap;

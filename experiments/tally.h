@@ -1,7 +1,7 @@
-// What all requests that have this sink got together: sums for experiments, benches and tests, which
-// look at a run's outcome and not at its events.
+// Sums over all requests that have this sink, for experiments, benchmarks and tests that look at a run's outcome and
+// not at its events.
 //
-// Thread safety: one thread, the engine's or the cluster's.
+// Thread safety: one thread, that of the engine or of the cluster.
 #pragma once
 
 #include <array>
@@ -33,12 +33,12 @@ class Tally final : public EventSink {
   int ended_by(FinishReason reason) const { return by_reason[size_t(reason)]; }
 
   int64_t tokens = 0, cached_tokens = 0;
-  int ended = 0;  // choices
+  int ended = 0;  // number of ended choices
   std::array<int, 6> by_reason{};
   uint64_t logits_hash = 0;   // of all choices, in any order
-  std::vector<double> end_s;  // by request, as far as whoever asks has made room
+  std::vector<double> end_s;  // by request id, as far as the caller has made room
   uint64_t last_request = 0;
-  std::vector<int32_t> last_tokens;  // of the request of the last event, where no other's events are between its own
+  std::vector<int32_t> last_tokens;  // of the last event's request, if no other request's events come between
   std::string text, wrong;
   FinishReason finish = FinishReason::none;  // of the last event
 };

@@ -1,5 +1,5 @@
-// A model that computes nothing and takes, mostly in virtual time, what the cost model says that a
-// real one takes. Engine, policy and KV memory above it are the real ones.
+// A model that computes nothing and takes the time that the cost model predicts for a real one, usually in virtual
+// time. The engine, policy and KV memory above it are the real ones.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace xpyd::experiments {
 
-// What the engine moves: the same steps, a token of few bytes.
+// The shape that the engine sees: one layer, one head, few bytes per token.
 inline ModelConfig shape_of_nothing() {
   ModelConfig c;
   c.family = "llama";
@@ -24,7 +24,7 @@ inline ModelConfig shape_of_nothing() {
   return c;
 }
 
-// Seconds of a step of a real model: its products read the weights once, whatever else they do.
+// Seconds of a step of a real model. A step reads the weights once, whatever it computes.
 struct StepCost {
   CostModel cost;
   Rates rates;
@@ -48,7 +48,7 @@ class TimedModel : public SynchronousModel {
             shape_of_nothing(),
             [of = StepCost{std::move(cost), rates}](const StepInput& step) { return of.seconds(step); },
             [&clock](double seconds) { clock.seconds += seconds; }) {}
-  // seconds(): asked when a step begins; sleep(): until it has taken so long.
+  // seconds() is called when a step begins, and sleep() takes that long.
   TimedModel(const ModelConfig& shape, std::function<double(const StepInput&)> seconds,
              std::function<void(double)> sleep)
       : null_(make_null_model(shape)), seconds_(std::move(seconds)), sleep_(std::move(sleep)) {}

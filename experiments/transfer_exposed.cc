@@ -1,4 +1,4 @@
-// transfer_exposed: how much of a prompt's transfer its second token waits for.
+// transfer_exposed: how much of a prompt's transfer the second token waits for.
 #include <algorithm>
 
 #include "experiments/cpp_chunks.h"
@@ -11,7 +11,7 @@ namespace {
 
 using namespace disagg;
 
-// Of the first request, between the token that P samples and the second one.
+// Seconds between the first request's token that P samples and its second token.
 double first_gap_s(SimulationOptions options, const Trace& trace, double link_bytes_per_s, std::string& wrong) {
   options.hardware.link_bytes_per_s = link_bytes_per_s;
   const Result<Simulation> run = simulate(options, trace);
@@ -19,13 +19,14 @@ double first_gap_s(SimulationOptions options, const Trace& trace, double link_by
   return wrong.empty() ? double(run.value().records[0].times.gaps[0]) : 0;
 }
 
-// transfer_exposed: 1P1D, a prompt of 4,096 tokens of Llama-3.1-8B, in one step or in four of 1,024, by the grain
-// (--stream-kv, --kv-transfer) and the rate of the wire. `exposed_ms` is the gap before the second token, less the
-// same gap where what crosses is there; its unit in `exposed_layers` is one layer's KV of the last step on the wire.
-// `behind`: another prompt is computed on P right after it.
+// transfer_exposed: 1P1D, a prompt of 4,096 tokens of Llama-3.1-8B in one step or in four of 1,024, by the grain
+// (--stream-kv, --kv-transfer) and the rate of the link. `exposed_ms` is the gap before the second token, less the same
+// gap with a transfer that takes no time. The unit of `exposed_layers` is the time of one layer's KV of the last step
+// on the link. `behind`: P computes another prompt right after it.
 //
-// Arithmetic. 124 ms of computing, a layer 3.9; a layer's KV is 16.8 MB, 1.34 ms at 100 Gb/s. Layer by layer the last
-// one is left, less 50 us of P's word to D: .963 at 100 Gb/s, .851 at 400. By request all 32 of four: 43 ms.
+// Expected: 124 ms of computing, 3.9 ms a layer. A layer's KV is 16.8 MB, 1.34 ms at 100 Gb/s. By layer the last layer
+// remains, less the 50 us of P's message to D: .963 at 100 Gb/s, .851 at 400. By request all 32 layers of a fourth: 43
+// ms.
 namespace grain {
 
 constexpr int kPrompt = 4096;
@@ -56,7 +57,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   set_step_tokens(options, int(point["step"]) / divide);
   options.kv_tokens = 16000;
   Finding found;
-  // Against an idle P: nothing crosses, and nobody has to look.
+  // Without `behind`: no transfer takes time, and P is idle.
   const double without = first_gap_s(options, trace, kNoWire, found.wrong);
   if (!found.wrong.empty()) return found;
   const double bytes_per_s = double(point["gbps"]) * 1e9 / 8;
@@ -76,12 +77,12 @@ REGISTER_EXPERIMENT("transfer_exposed", "cpu", points, each<run>);
 
 }  // namespace grain
 
-// transfer_exposed/cpp_tail: the same of a prompt of 131,072 tokens of Llama-3-70B in eight stages, a NIC each, by
-// what is sent at a time: a layer of a chunk, a chunk of a stage, or the prompt.
+// transfer_exposed/cpp_tail: the same for a prompt of 131,072 tokens of Llama-3-70B in eight stages with a NIC each, by
+// the unit that is sent: a layer of a chunk, a chunk of a stage, or the prompt.
 //
-// Arithmetic. A stage makes 41 KB of KV in 41 to 139 us, so a wire above 8 Gb/s never has more than a chunk to send:
-// 8,192 tokens are 6.7 ms at 400 Gb/s, 1 / 16 of the prompt's, and a layer a tenth of it. Equal-time chunks end with
-// 800 tokens: 8 to 18 times less.
+// Expected: a stage makes 41 KB of KV in 41 to 139 us, so a link above 8 Gb/s never has more than a chunk to send.
+// 8,192 tokens take 6.7 ms at 400 Gb/s, 1 / 16 of the prompt's time, and a layer a tenth of it. Equal-time chunks end
+// with 800 tokens: 8 to 18 times less.
 namespace tail {
 
 constexpr int kStages = 8;
@@ -91,18 +92,18 @@ std::vector<Values> points(const Setting&) {
   return {{{"chunks", "8K"}}, {{"chunks", "2K"}}, {{"chunks", "equal time"}}};
 }
 
-// A stage's NIC: pieces in the order in which they are ready.
+// A stage's NIC sends pieces in the order in which they are ready.
 class Wire {
  public:
   explicit Wire(double bytes_per_s) : bytes_per_s_(bytes_per_s) {}
   void send(double ready, double bytes) { free_ = std::max(free_, ready) + bytes / bytes_per_s_; }
-  double arrived() const { return free_ + kLatency; }  // the last piece
+  double arrived() const { return free_ + kLatency; }  // when the last piece arrives
 
  private:
   double bytes_per_s_, free_ = 0;
 };
 
-// Seconds from the prompt's last chunk's end on the last stage to its last byte.
+// Seconds from the end of the prompt's last chunk on the last stage until its last byte arrives.
 double tail_s(const PipelineTimes& times, const std::vector<Chunk>& chunks, int stage_layers, double token_bytes,
               const std::string& grain, double bytes_per_s) {
   const int last = int(chunks.size()) - 1;
@@ -151,11 +152,11 @@ REGISTER_EXPERIMENT("transfer_exposed/cpp_tail", "cpu", points, [](const Setting
 
 }  // namespace tail
 
-// transfer_exposed/mooncake_store: what storing the KV of a prompt adds to it (Mooncake, arXiv, Fig. 7): 8 x A800
-// with Llama-70B's shape, by request and by layer.
+// transfer_exposed/mooncake_store: the time that storing a prompt's KV adds (Mooncake, arXiv, Fig. 7): 8 x A800 with
+// the shape of Llama-70B, by request and by layer.
 //
-// Arithmetic. 131,072 tokens are 42.9 GB: .336 s at 128 GB/s; the published .87 s are 49 GB/s. By layer the last of
-// 80 is left: .011 s.
+// Expected: 131,072 tokens are 42.9 GB: .336 s at 128 GB/s; the published .87 s are 49 GB/s. By layer the last of 80
+// remains: .011 s.
 namespace store {
 
 std::vector<Values> points(const Setting& setting) {

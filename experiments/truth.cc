@@ -1,12 +1,12 @@
-// truth: a live cluster against its simulation, from the calibration alone. Every instance is a thread and computes
-// llama-micro. Loads with other lengths and arrivals take turns with those that are measured; what their event logs
-// say of steps and transfers (`xpyd calibrate`) is all that the simulation gets. Told apart: the error of predicted
-// steps and transfers, and decisions that the logs would now bring otherwise (`replay_differ`). /simulator_speed:
-// 23,608 requests of the generated tool&agent at eight workers (DynoSim: 2.41 s on an M4).
+// truth: a live cluster beside its simulation from a calibration alone. Every instance is a thread and computes
+// llama-micro. Loads with other lengths and arrivals alternate with those that are measured. The simulation gets
+// nothing except the steps and transfers in the event logs of the former (`xpyd calibrate`). Separate columns have the
+// error of predicted steps and transfers, and the recorded decisions that would now differ (`replay_differ`).
+// /simulator_speed: 23,608 requests of the generated tool&agent at eight workers (DynoSim: 2.41 s on an M4).
 //
-// Arithmetic, two cores. A prompt of 240 tokens takes 50 ms, a decode step 1. At half of a core's capacity a prompt
-// waits every second time: the TTFT's median has the step's error, its P90 the queue's. Speed: 30 steps a request, 1
-// to 3 us a sequence each: 1.2 to 12 s.
+// Expected, two cores: a prompt of 240 tokens takes 50 ms, a decode step 1 ms. At half of a core's capacity every
+// second prompt waits: the median TTFT has the step's error, its P90 the queue's. Speed: 30 steps a request, 1 to 3 us
+// a sequence each: 1.2 to 12 s.
 #include <chrono>
 
 #include "base/arrivals.h"
@@ -30,7 +30,7 @@ Sizes sizes_of(const Setting& setting) {
   return {4, 60, 300, 32, "experiments/models/llama-micro"};
 }
 
-// What one instance with one core can do, is the unit of `load`; a D takes little of it, and two cores are two.
+// The unit of `load` is the capacity of one instance with one core. A D takes little of it, and two cores give two.
 std::vector<Values> points(const Setting& setting) {
   if (setting.tiny) return {{{"topology", "1P1D"}, {"load", 0.5}}};
   return {{{"topology", "1C"}, {"load", 0.5}},
@@ -60,7 +60,7 @@ SimulationOptions simulation_of(Stack& stack, const std::string& topology, const
   return o;
 }
 
-// Measured, simulated, and the second over the first less one.
+// Adds columns for the measured and the simulated percentile, and for simulated / measured - 1.
 void add(Values& values, const std::string& name, std::vector<double> live, std::vector<double> simulated,
          int percent) {
   std::ranges::sort(live), std::ranges::sort(simulated);
@@ -89,7 +89,7 @@ Measure open(const Setting& setting) {
     std::vector<Trace> traces;
     std::map<std::string, std::vector<double>> live, simulated;
     std::optional<SimulationOptions> options;
-    // In turns, so that a machine that becomes slower does so for both.
+    // In turns, so that a machine that becomes slower affects both kinds.
     for (int i = 0; i < 2 * sizes.n_rounds; ++i) {
       const bool measured = i % 2 == 1;
       const uint64_t seed = setting.seed + uint64_t(i);
@@ -111,7 +111,7 @@ Measure open(const Setting& setting) {
         add_request(trace, due[k], requests[k].input_tokens, requests[k].output_tokens);
       if (!options) options = simulation_of(bed->stack(), topology, trace);
     }
-    bed->close();  // the logs are whole
+    bed->close();  // completes the logs
     const Result<Calibration> calibration = calibrate(calibrated_logs);
     if (!calibration) return calibration.error();
     const Result<Calibration> seen = compare(calibration.value(), measured_logs);

@@ -25,7 +25,7 @@ std::string Value::dump() const {
 }
 
 Values Values::parse(const std::string& json) {
-  // Plain nlohmann::json would sort the names.
+  // An ordered_json, because plain nlohmann::json would sort the names.
   const auto object = nlohmann::ordered_json::parse(json, nullptr, false);
   if (!object.is_object()) return {};
   Values out;

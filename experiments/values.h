@@ -1,5 +1,5 @@
-// What an experiment is asked and what it answers: named numbers and words, in the order of their
-// columns. As text they are JSON objects.
+// The points and results of experiments: named numbers and words in the order of their columns. As text they are JSON
+// objects.
 //
 // Thread safety: plain values.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace xpyd::experiments {
 
-template <class T>  // what a number comes from and goes to; `char` is none
+template <class T>  // the types that convert from and to a number; `char` is none
 concept Number = sizeof(T) > 1 && std::is_arithmetic_v<T>;
 
 class Value {
@@ -30,7 +30,7 @@ class Value {
   Value(std::string word) : value_(std::move(word)) {}
   Value(const char* word) : value_(std::string(word)) {}
 
-  // To read a word as a number, or the other way, is a bug of the experiment.
+  // Reading a word as a number, or the other way round, is a bug in the experiment.
   template <Number T>
   operator T() const {
     const int64_t* whole = std::get_if<int64_t>(&value_);
@@ -57,12 +57,12 @@ class Values {
  public:
   Values() = default;
   Values(std::initializer_list<Field> fields) : fields_(fields) {}
-  // {"name": value, ...}; whatever else the text is, no fields.
+  // Parses {"name": value, ...}. Any other text gives no fields.
   static Values parse(const std::string& json);
 
-  const Value& operator[](const std::string& name) const;  // must be there
-  Value& operator[](const std::string& name);              // appended where it is not
-  void update(const Values& more);                         // sets or appends each
+  const Value& operator[](const std::string& name) const;  // requires that the field exists
+  Value& operator[](const std::string& name);              // appends the field if it is missing
+  void update(const Values& more);                         // sets or appends each field
   auto begin() const { return fields_.begin(); }
   auto end() const { return fields_.end(); }
   bool operator==(const Values&) const = default;
@@ -74,9 +74,9 @@ class Values {
 
 std::string dump(const std::vector<Values>& rows);  // [{...},{...}]
 
-// Percentile p of a sample, or "" where fewer than 20 of it lie beyond: a P99 wants 2,000, a median
-// 40. What few samples call a percentile is one of them, and which depends on how many there are.
-// Experiments have no other way to a percentile (test_run.py looks); of fewer they give the mean.
+// Percentile p of a sample, or "" if fewer than 20 values lie beyond it: a P99 needs 2,000 values, a median 40. With
+// fewer values the result would be one of the extremes and depend on their number. Experiments have no other way to a
+// percentile (test_run.py checks this); with fewer values they report the mean.
 Value percentile_seen(std::span<const double> sorted, double p);
 
 }  // namespace xpyd::experiments

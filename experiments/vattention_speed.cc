@@ -1,5 +1,5 @@
-// vattention_speed: what the allocator alone is worth to a whole model: prompts, decoding, and both; and vAttention's
-// own runs by its cards' costs.
+// vattention_speed: the effect of the allocator alone on a whole model: prompts, decode, and both; and vAttention's own
+// runs by its cards' costs.
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -17,13 +17,14 @@
 namespace xpyd::experiments::vattention_speed_experiment {
 namespace {
 
-// vattention_speed: real steps of llama-mini in f32, the same engine and kernels over slots, blocks of 16 in random
-// order and vattention (rows of 32 tokens), which take turns, step by step. `contiguous_groups` is contiguous memory
-// in vattention's pages of 4 KiB. prefill: one prompt in chunks of 512 (Fig. 7). decode: sequences of 1,024 tokens
-// get 40 more each (Figs. 4, 8). offline: the long summaries' lengths divided by 128 (Fig. 9).
+// vattention_speed: real steps of llama-mini in f32. The same engine and kernels run over slots, blocks of 16 in random
+// order and vAttention (rows of 32 tokens), which take turns step by step. `contiguous_groups` is contiguous memory in
+// vAttention's pages of 4 KiB. prefill: one prompt in chunks of 512 (Fig. 7). decode: sequences of 1,024 tokens
+// generate 40 more each (Figs. 4, 8). offline: the long summaries' lengths divided by 128 (Fig. 9).
 //
-// Arithmetic. 1.0 everywhere: the memories differ in a look-up and a division beside 128 multiply-adds. The published
-// gains are over other libraries' paged kernels. KV grows by 8 KiB a token: 2 MB/s alone, 10 at a batch of 32.
+// Expected: 1.0 everywhere, because the memories differ by a look-up and a division beside 128 multiply-adds. The
+// published gains are over the paged kernels of other libraries. KV grows by 8 KiB a token: 2 MB/s alone, 10 at a batch
+// of 32.
 namespace live {
 
 constexpr int kChunk = 512, kMaxBatch = 32;
@@ -48,7 +49,7 @@ std::vector<Values> points(const Setting& setting) {
   return all;
 }
 
-// Seconds that the kernel has taken for whoever is stepping: an AttentionFn carries nothing.
+// Seconds in the attention kernel on this thread. A global, because an AttentionFn carries no state.
 thread_local double attention_seconds = 0;
 void timed_attention(const AttentionArgs& args, ThreadTeam& team) {
   RealClock clock;
@@ -62,8 +63,8 @@ using Contestants = std::vector<std::unique_ptr<Contestant>>;
 
 struct Taken {
   double seconds = 0, attention = 0, map_wait = 0;
-  std::vector<double> steps;         // seconds of each
-  int64_t map_calls = 0, grown = 0;  // grown: bytes that sequences hold more than before
+  std::vector<double> steps;         // seconds of each step
+  int64_t map_calls = 0, grown = 0;  // grown: bytes by which the sequences' memory has grown
 };
 
 class Hall {
@@ -89,7 +90,7 @@ class Hall {
     auto weights = load_weights(dir, config.value(), {.dummy = true}, team_);
     if (!weights) return weights.error();
     model_ = make_llama(weights.value(), team_, kChunk, kMaxBatch, {.attention = &kTimedAttention});
-    // What sequences have in memory when they start to decode.
+    // The KV that sequences have when they start to decode.
     layout_ = {kv_shape(config.value(), Dtype::f32), KvOrder::layer_major, sizes_.context, 1};
     source_ = Buffer(layout_.pool_bytes());
     known_ = tokens(sizes_.context, 1);
@@ -133,7 +134,8 @@ class Hall {
                    .prefix_cache = false,
                    .vattention = {.page_group_bytes = 16384, .max_sequences = 2 * batch},
                    .pool_in_groups = in_groups};
-      // vattention: a row and 8 tokens more for each, two of an idle slot, a twentieth kept free.
+      // vAttention needs a row and 8 tokens more for each sequence, two rows for an idle slot, and a twentieth that
+      // stays free.
       const size_t held = size_t(batch) * size_t(longest / 32 + 3) + 2;
       kv.pool_bytes = (held + held / 10 + 1) * 32 * kv.shape.token_bytes();
       auto made = Contestant::create(
@@ -146,10 +148,10 @@ class Hall {
     return all;
   }
 
-  // One step of each that is not idle.
+  // One step of each contestant that is not idle.
   static bool turn(Contestants& all, std::vector<Taken>& taken) {
     bool some = false;
-    const size_t first = taken[0].steps.size();  // nobody is always the first
+    const size_t first = taken[0].steps.size();  // rotates who is first
     for (size_t n = 0; n < all.size(); ++n) {
       const size_t i = (first + n) % all.size();
       if (all[i]->engine().idle()) continue;
@@ -167,7 +169,7 @@ class Hall {
     return some;
   }
 
-  // They agree on something small.
+  // Checks that all agree on a small load.
   std::string warm_up(Contestants& all) {
     for (auto& c : all)
       for (int i = 0; i < 2; ++i) c->submit(tokens(33 + 20 * i, 90 + uint64_t(i)), 3);
@@ -225,7 +227,7 @@ class Hall {
     const KvView source{source_.data(), &layout_, nullptr, 0};
     for (auto& c : all)
       for (int i = 0; i < size; ++i) {
-        // They cross into their next rows at different times.
+        // So that sequences reach their next rows at different times.
         std::vector<int32_t> prompt(known_.begin(), known_.end() - (i * 7) % 32);
         prompt.back() = int32_t(i) % model_->config().vocab;
         if (!c->adopt(std::move(prompt), sizes_.decoded + 2, source)) return Finding{{}, c->name + " has no room"};
@@ -266,7 +268,7 @@ class Hall {
   ThreadTeam team_;
   std::unique_ptr<Model> model_;
   KvLayout layout_;
-  Buffer source_;  // one sequence's KV
+  Buffer source_;  // KV of one sequence
   std::vector<int32_t> known_;
 };
 
@@ -279,14 +281,13 @@ REGISTER_EXPERIMENT("vattention_speed", "cpu", points, open);
 
 }  // namespace live
 
-// vattention_speed/costs and /virtual: vAttention's cards and lengths in virtual time. costs: decoding at a context
-// of 900, by batch (Fig. 4). virtual: 427 long summaries at once (Fig. 9), and 400 arrivals (Fig. 10), with the
-// kernel that makes a prompt of 192K gain what Fig. 7 says, and with the plain one; that factor is the only number
-// that is fitted.
+// vattention_speed/costs and /virtual: vAttention's cards and lengths in virtual time. costs: decode at a context of
+// 900, by batch (Fig. 4). virtual: 427 long summaries at once (Fig. 9) and 400 arrivals (Fig. 10), with the plain
+// kernel and with one that makes a prompt of 192K gain what Fig. 7 says. That factor is the only fitted number.
 //
-// Arithmetic. Yi-6B: tokens/s tend to 1 / 129 us, so 320 sequences make 1.05 times what 256 make; KV grows by 508
-// MB/s (Llama-3-8B 656, Yi-34B 375), below 750. Offline 16 of 26 s of a request are attention: 1.18. Online at a load
-// of 1 half of the latency is a queue's.
+// Expected, Yi-6B: tokens/s tend to 1 / 129 us, so 320 sequences give 1.05 times as many as 256. KV grows by 508 MB/s
+// (Llama-3-8B 656, Yi-34B 375), below 750. Offline, 16 of the 26 s of a request are attention: 1.18. Online at a load
+// of 1 half of the latency is the queue's.
 namespace cards {
 
 using namespace disagg;
@@ -331,7 +332,7 @@ double prompt_s(const StepCost& cost, int tokens) { return cost.seconds(model::p
 
 StepCost slower(const StepCost& cost, double factor) {
   StepCost::Terms terms = cost.terms();
-  terms[3] *= factor;  // of what a prompt attends to
+  terms[3] *= factor;  // the tokens that a prompt attends to
   return StepCost(terms);
 }
 
@@ -397,7 +398,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const double load = point["load"];
   const int draw = point["sample"];
   Trace trace;
-  trace.block_tokens = 256;  // of FlashAttention's paged kernel
+  trace.block_tokens = 256;  // as in FlashAttention's paged kernel
   Random random(seed_of(setting, draw));
   if (load == 0) {
     Result<LengthSet> lengths = request_lengths("arxiv", setting.tiny ? 8 : kOffline, setting, draw);

@@ -1,4 +1,4 @@
-// vmm_calls: what the system's calls for vAttention cost, and whether requests see them.
+// vmm_calls: the cost of the system's calls for vAttention, and whether requests see them.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -16,13 +16,13 @@
 namespace xpyd::experiments::vmm_calls_experiment {
 namespace {
 
-// vmm_calls: microseconds of a call by the size of the page group (vAttention Tables 3 and 9), of groups in random
+// vmm_calls: microseconds of a call by the size of the page group (vAttention Tables 3 and 9), with groups in random
 // order: reserve (cuMemAddressReserve), create (cuMemCreate, a memfd's pages zeroed), map_populate (cuMemMap and
 // cuMemSetAccess), unmap (cuMemUnmap).
 //
-// Arithmetic. A map is about 4 us at any size; populating is .3 to .4 us a page of 4 KiB: 64 KiB take 10 us, 6 GB/s,
-// and 2 MiB 170 us, 12 GB/s: a CPU pays by the byte, a driver by the call. Either is many times the .75 GB/s at which
-// KV was seen to grow.
+// Expected: a map takes about 4 us at any size. Populating takes .3 to .4 us per page of 4 KiB: 64 KiB take 10 us, 6
+// GB/s, and 2 MiB 170 us, 12 GB/s. A CPU's cost is per byte, a driver's per call. Both are many times the .75 GB/s at
+// which KV was seen to grow.
 namespace calls {
 
 constexpr int kKeepMappings = 2000;  // scattered groups at once, far below vm.max_map_count
@@ -71,7 +71,7 @@ class Calls {
   }
 
  private:
-  // One row of calls f(0), f(1), ..., in us; no name: none.
+  // Adds one row for the calls f(0), f(1), ..., in us. Without a name it adds none.
   template <class F>
   void each(int n, F&& f, const char* call) {
     std::vector<double> us;
@@ -84,7 +84,7 @@ class Calls {
   }
   void row(const char* call, std::vector<double> us) {
     std::sort(us.begin(), us.end());
-    const Value median = percentile_seen(us, 50);  // "": of few calls
+    const Value median = percentile_seen(us, 50);  // "" if there are few calls
     found_.rows.push_back({{"call", call},
                            {"n", us.size()},
                            {"us", median},
@@ -93,7 +93,7 @@ class Calls {
                            {"gbps", median.is_number() ? Value(1e-3 * double(group_) / double(median)) : median}});
   }
 
-  // Each group is where it was mapped, in two ranges at once.
+  // Checks that each group is where it was mapped, in two ranges at once.
   std::string misplaced(VirtualRange& one, VirtualRange& other) {
     const int n = int(order_.size());
     bool good = bool(other.map(0, 0, n));
@@ -130,17 +130,17 @@ REGISTER_EXPERIMENT("vmm_calls", "cpu", points, open);
 
 }  // namespace calls
 
-// vmm_calls/map_overlap: do requests see the time that a driver takes to map (Figs. 12 and 13)? The real engine,
-// vattention memory and mapper thread; the model waits as a card's step takes, and each map takes `call_us` longer
-// than the system's own. Token, plane and group are a sixteenth of the published bytes.
+// vmm_calls/map_overlap: whether requests see the time that a driver takes to map (Figs. 12 and 13). Real engine,
+// vAttention memory and mapper thread. The model waits as long as a card's step takes, and each map takes `call_us`
+// longer than the system's own. Token, plane and group are a sixteenth of the published bytes.
 //
-// Arithmetic. decode: who crosses a row of 128 tokens needs 64 calls of 40 us, 2.9 ms; 2 or 3 of 64 cross in a step,
-// up to 6: 3 to 18 ms more; mapped ahead, nothing. prefill: rows of 64 tokens, 64 calls of 8 us are .51 ms of 3.2:
-// 1.16, and this system's own calls .08 to .16 on top; deferred, nothing.
+// Expected, decode: a sequence that crosses a row of 128 tokens needs 64 calls of 40 us, 2.9 ms. 2 or 3 of 64 sequences
+// cross in a step, at most 6: 3 to 18 ms more; mapped ahead, nothing. Expected, prefill: rows of 64 tokens, 64 calls of
+// 8 us are .51 ms of 3.2: 1.16, plus this system's own calls, .08 to .16; deferred, nothing.
 namespace overlap {
 
-constexpr int kTokenBytes = 64;                       // of one plane; Llama-3-8B TP-2: 1,024
-constexpr double kDecodeUs = 20000, kPrefillUs = 50;  // of a step, of a token
+constexpr int kTokenBytes = 64;                       // of one plane; 1,024 for Llama-3-8B TP-2
+constexpr double kDecodeUs = 20000, kPrefillUs = 50;  // of a step; of a token
 
 ModelConfig shape_of(bool tiny) {
   ModelConfig c;
@@ -154,7 +154,7 @@ ModelConfig shape_of(bool tiny) {
   return c;
 }
 
-// Takes the time of a step: that of its prompt tokens, or of one that decodes.
+// A model that takes the time of its prompt tokens, or of a decode step.
 TimedModel timed(const ModelConfig& config, double decode_us, double prefill_us) {
   auto start = std::make_shared<double>();
   auto step_s = [=](const StepInput& step) {
@@ -164,7 +164,7 @@ TimedModel timed(const ModelConfig& config, double decode_us, double prefill_us)
   };
   auto sleep = [=](double seconds) {
     auto left_us = [&] { return 1e6 * (seconds - (RealClock().now() - *start)); };
-    constexpr double kWakeUs = 300;  // a sleeper may be woken so late
+    constexpr double kWakeUs = 300;  // a sleeper may wake this late
     if (left_us() > kWakeUs)
       std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(left_us() - kWakeUs));
     occupy(left_us());
@@ -256,7 +256,7 @@ Result<Finding> prefill(const Values& point, const Setting& setting) {
   Finding found;
   for (int i = 0; i < n_prompts; ++i) {
     c.submit(prompt_of(n_tokens, random),
-             2);  // the second token's step ends it: not of the prefill
+             2);  // 2: the second token's step ends it and is not part of the prefill
     const KvStats before = c.memory().stats();
     double seconds = 0;
     while (c.engine().stats().generated_tokens == 2 * i) seconds += c.step();

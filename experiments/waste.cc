@@ -20,14 +20,15 @@
 namespace xpyd::experiments::waste_experiment {
 namespace {
 
-// waste: the real engine, policy and KV memory over a model that computes nothing. Every step, while requests wait,
-// each token of the pool holds KV (useful), will hold it before its sequence ends (reserved), belongs to a sequence
-// that never fills it (internal), or belongs to nobody although nobody can be admitted (free).
+// waste: the real engine, policy and KV memory over a model that computes nothing. At every step at which requests
+// wait, each token of the pool is in one of four states: it holds KV (useful), will hold it before its sequence ends
+// (reserved), belongs to a sequence that never fills it (internal), or belongs to no sequence although none can be
+// admitted (free).
 //
-// Arithmetic. ShareGPT on OPT-13B, 12 GiB of KV of 819,200 bytes a token: 15,728 tokens are 7 slots of 2,048. A
-// sequence holds 450 tokens in the mean of its life, so slots use 20 % and blocks hold 4.5 times the sequences. A
-// block of b tokens wastes b / 2 a sequence. A page group of 64 KiB holds 6.4 tokens in each of 80 tensors, one of 2
-// MiB 205; half of such a row is .7 % and 18 %.
+// Expected: ShareGPT on OPT-13B, 12 GiB of KV at 819,200 bytes a token: 15,728 tokens are 7 slots of 2,048. A sequence
+// holds 450 tokens in the mean of its life, so slots use 20 %, and blocks hold 4.5 times the sequences. Blocks of b
+// tokens waste b / 2 a sequence. A page group of 64 KiB holds 6.4 tokens in each of 80 tensors, one of 2 MiB 205; half
+// of such a row is .7 % and 18 %.
 namespace pools {
 
 constexpr int kVocab = 64;  // a request's number is its prompt's first three tokens, base 64
@@ -41,7 +42,7 @@ Scene scene_of(const std::string& dataset) {
   return {131072, 1310720, "Llama-3-70B, 400 GiB of KV"};
 }
 
-// `row_tokens`: of a page group of 4 KiB in each of two tensors.
+// `row_tokens` is the number of tokens in a page group of 4 KiB of each of two tensors.
 ModelConfig shape_of_nothing(int max_len, int row_tokens) {
   ModelConfig c;
   c.family = "llama";
@@ -53,7 +54,7 @@ ModelConfig shape_of_nothing(int max_len, int row_tokens) {
   return c;
 }
 
-// Sees every step: which sequences hold KV, and how much of it.
+// Records at every step which sequences hold KV, and how much.
 class Watcher final : public SynchronousModel {
  public:
   Watcher(const ModelConfig& config, const KvMemory& memory, const std::vector<Lengths>& requests)
@@ -66,8 +67,8 @@ class Watcher final : public SynchronousModel {
     const KvStats kv = memory_.stats();
     double useful = 0, later = 0;
     for (size_t s = 0; s < step.views.size(); ++s) {
-      // A sequence is known by its first block, which it keeps until it ends or is preempted; then
-      // it comes back with its whole prompt.
+      // A sequence is identified by its first block, which it keeps until it ends or is preempted. After that it comes
+      // back with its whole prompt.
       const KvView& view = step.views[s];
       const int32_t first = view.contiguous() ? view.slot : view.block_table[0];
       const int32_t* ids = step.token_ids.data() + step.q_offsets[s];
@@ -92,13 +93,13 @@ class Watcher final : public SynchronousModel {
   size_t weight_bytes() const override { return 0; }
   size_t scratch_bytes() const override { return 0; }
 
-  // Sums over the steps with somebody waiting.
+  // Sums over the steps at which requests wait.
   double steps = 0, batch = 0, useful_tokens = 0, reserved_tokens = 0, internal_tokens = 0;
   int batch_peak = 0;
   std::string wrong;
 
  private:
-  // The last token's KV is never written.
+  // The KV of the last token is never written.
   static int tokens_of(const Lengths& r) { return r.prompt + r.output - 1; }
 
   std::unique_ptr<Model> null_;
@@ -135,7 +136,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   KvOptions kv{.shape = kv_shape(config, Dtype::bf16),
                .block_tokens = std::max(1, int(point["block"])),
                .max_sequence_tokens = scene.max_len,
-               .prefix_cache = false,  // memory alone, not reuse
+               .prefix_cache = false,  // only memory is compared, not reuse
                .vattention = {.page_group_bytes = 4096, .max_sequences = 256, .map_ahead = false}};
   kv.pool_bytes = size_t(scene.pool_tokens) * kv.shape.token_bytes();
   Result<std::shared_ptr<KvPool>> pool = make_block_pool(allocator, kv);
@@ -190,16 +191,17 @@ REGISTER_EXPERIMENT("waste", "cpu", points, each<run>);
 
 }  // namespace pools
 
-// waste/orca_slots: contiguous memory of a buddy allocator, where each sequence reserves the most (max), a power of
-// two (pow2), or what it needs (oracle), beside blocks of 16. Nobody computes: a step is a token of every sequence.
+// waste/orca_slots: contiguous memory of a buddy allocator in which each sequence reserves the most (max), a power of
+// two (pow2), or its need (oracle), beside blocks of 16. Nothing is computed; a step is one token of every sequence.
 //
-// Arithmetic. A piece of a power of two is .72 full, and up to a tenth of the pool stays free: oracle .59 * .72 * .92
-// = .39. pow2: pieces are .65 full: .27. max: 7 slots of 2,048: .20. Batches: 7, 9.5, 13.7, and 34 in blocks.
+// Expected: a piece of a power of two is .72 full, and up to a tenth of the pool stays free: oracle .59 * .72 * .92 =
+// .39. pow2: pieces are .65 full: .27. max: 7 slots of 2,048: .20. Batches: 7, 9.5, 13.7, and 34 in blocks.
 namespace orca {
 
 constexpr int kPoolTokens = 15728, kMaxLen = 2048, kBlock = 16, kRequests = 2000;
 
-// Pieces of 2^k tokens at a multiple of their size; two neighbours that made one piece become one again.
+// A buddy allocator: pieces of 2^k tokens, aligned to their size. Two halves of one piece are joined when both are
+// free.
 class Buddies {
  public:
   explicit Buddies(int tokens) {
@@ -211,7 +213,7 @@ class Buddies {
     }
   }
 
-  // Where a piece of at least `tokens` begins, cut from the smallest that is there; -1: none.
+  // Returns the start of a piece of at least `tokens` tokens, cut from the smallest free piece; -1 if there is none.
   int take(int tokens) {
     const int order = order_of(tokens);
     int from = order;
@@ -248,13 +250,13 @@ class Buddies {
   };
   static int order_of(int tokens) { return std::countr_zero(std::bit_ceil(unsigned(tokens))); }
 
-  std::set<int> free_[kOrders];  // where they begin
+  std::set<int> free_[kOrders];  // starts of the free pieces
   std::vector<Top> tops_;
 };
 
 struct Held {
   size_t request;
-  int at, asked, now;  // where; tokens reserved; tokens of KV
+  int at, asked, now;  // start; tokens reserved; tokens of KV
 };
 
 int asked_for(const std::string& reserves, const Lengths& one) {
@@ -289,7 +291,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const auto blocks_of = [](int tokens) { return (tokens + kBlock - 1) / kBlock; };
   std::deque<size_t> waiting;
   for (size_t i = 0; i < requests.size(); ++i) waiting.push_back(i);
-  std::vector<Held> running;  // as they came
+  std::vector<Held> running;  // in the order of admission
   Sums sums;
   size_t ended = 0;
   while (ended < requests.size()) {
@@ -307,13 +309,13 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       waiting.pop_front();
     }
     if (running.empty()) return Finding{{}, "nobody fits into the empty pool"};
-    // A token of each; with blocks those that came last make room where there is none.
+    // One token of each sequence. With blocks, the last admitted sequences are preempted if there is no free block.
     for (size_t i = 0; i < running.size(); ++i) {
       Held& one = running[i];
       const int first = requests[one.request].prompt;
       while (blocks && one.now >= first && one.now % kBlock == 0 && free_blocks == 0) {
         const Held last = running.back();
-        Lengths& again = requests[last.request];  // what it has written is computed again, as a part of its prompt
+        Lengths& again = requests[last.request];  // its tokens are recomputed as a part of its prompt
         free_blocks += blocks_of(std::max(last.now, again.prompt));
         again = {last.now + 1, again.prompt + again.output - last.now - 1};
         waiting.push_front(last.request);
@@ -329,7 +331,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       sums.batch += double(running.size());
       for (const Held& one : running) {
         const Lengths& whole = requests[one.request];
-        const int end = whole.prompt + whole.output - 1;  // the last token's KV is never written
+        const int end = whole.prompt + whole.output - 1;  // the KV of the last token is never written
         const int held = blocks ? blocks_of(one.now) * kBlock : one.asked;
         sums.useful += one.now;
         sums.reserved += std::min(held, end) - one.now;
@@ -364,17 +366,17 @@ REGISTER_EXPERIMENT("waste/orca_slots", "cpu", points, each<run>);
 
 }  // namespace orca
 
-// waste/max_batch: how many sequences fit by the size of a page group (vAttention Fig. 15, Table 8), on one worker of
-// Yi-6B, Llama-3-8B and Yi-34B. The real memory is scaled down to as many rows of as many tokens, and must admit what
-// the arithmetic does. Lengths are uniform in [2,048, 5,120), which follows from the published pairs; the memory is
-// 80 % of an A100 less the weights, which fits Yi-6B at 64 KiB alone.
+// waste/max_batch: how many sequences fit by the size of a page group (vAttention Fig. 15, Table 8) on one worker of
+// Yi-6B, Llama-3-8B and Yi-34B. The real memory, scaled down to the same number of rows with as many tokens each, must
+// admit what the arithmetic does. Lengths are uniform in [2,048, 5,120), which follows from the published pairs. The
+// memory is 80 % of an A100 less the weights, which fits Yi-6B at 64 KiB alone.
 //
-// Arithmetic. A row has 64 tokens at 64 KiB and 2,048 at 2 MiB, of which a sequence wastes half: (3,584 + 1,024) /
+// Expected: a row has 64 tokens at 64 KiB and 2,048 at 2 MiB, and a sequence wastes half a row: (3,584 + 1,024) /
 // (3,584 + 32) = 1.27 times as many sequences.
 namespace largest_batch {
 
-constexpr int kPlaneTokenBytes = 1024;            // 4 KV heads of 128 in bf16, of each of the three workers
-constexpr int kShortest = 2048, kLongest = 5120;  // [ )
+constexpr int kPlaneTokenBytes = 1024;            // 4 KV heads of 128 in bf16, for each of the three workers
+constexpr int kShortest = 2048, kLongest = 5120;  // half-open
 constexpr double kMemory = 0.8 * 80 * (1 << 30);
 
 struct Worker {
@@ -400,7 +402,7 @@ std::vector<Values> points(const Setting& setting) {
   return all;
 }
 
-// Of the published shape; the scaled one has the same two numbers.
+// Rows of the published shape. The scaled shape has the same number of rows and tokens per row.
 struct Rows {
   int tokens;
   int64_t bytes, n;
@@ -426,7 +428,7 @@ KvOptions scaled(const Worker& worker, const std::string& memory, int64_t group,
   kv.order = sliced ? KvOrder::token_major : KvOrder::layer_major;
   kv.max_sequence_tokens = kLongest;
   kv.vattention.max_sequences = most;
-  kv.vattention.map_ahead = false;  // rows for those who are there
+  kv.vattention.map_ahead = false;  // no rows for later tokens
   if (memory == "paged") {
     kv.block_tokens = rows.tokens;
     kv.pool_bytes = size_t(rows.n) * size_t(rows.tokens) * kv.shape.token_bytes();
@@ -496,11 +498,11 @@ REGISTER_EXPERIMENT("waste/max_batch", "cpu", points, each<run>);
 
 }  // namespace largest_batch
 
-// waste/parallel_sampling: what n choices of one prompt save by sharing its blocks of 16 (PagedAttention Fig. 15a). A
-// prompt is reserved, forked into n, and each choice grows to its output.
+// waste/parallel_sampling: the saving if n choices of one prompt share its blocks of 16 (PagedAttention Fig. 15a). A
+// prompt is reserved and forked into n, and each choice grows to its output.
 //
-// Arithmetic. Of p tokens floor(p / 16) blocks are shared to the end: Alpaca 0.9 of 5.4 blocks, 8 % for 2 choices and
-// 14 % for 6; ShareGPT 9.6 of 31.7, 15 and 25 %.
+// Expected: floor(p / 16) blocks of p tokens stay shared to the end: Alpaca .9 of 5.4 blocks, 8 % for 2 choices and 14
+// % for 6; ShareGPT 9.6 of 31.7, 15 and 25 %.
 namespace sampling {
 
 constexpr int kBlock = 16, kLongest = 2048;

@@ -1,9 +1,10 @@
-// The prefix cache at 1 M indexed blocks, one step of a batch, and the streaming copy.
+// The prefix cache with 1 M indexed blocks, the memory's part of a decode step, and copies of blocks beside the
+// streaming copy.
 //
-// Expected: a 4096-token prompt is 256 blocks of 16. Hashing them costs 256 * (XXH3 of 64 B, 16 B)
-// = about 3 us. Table (16 MiB), tokens (64 MiB), block states and identities (16 MiB each) exceed
-// the caches, so a look-up misses in four places per block: 1024 misses of about 100 ns, of which
-// ten are under way at once, are 10 us. 20 M blocks/s allow 12.8 us.
+// Expected: a prompt of 4096 tokens has 256 blocks of 16. Hashing them takes 256 * (XXH3 of 64 B and 16 B), about 3 us.
+// The table (16 MiB), the tokens (64 MiB), and block states and identities (16 MiB each) exceed the caches, so a
+// look-up misses in four places per block. 1024 misses of about 100 ns, ten at a time, are 10 us. The target of 20 M
+// blocks/s allows 12.8 us.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -21,7 +22,7 @@ namespace xpyd::experiments {
 namespace {
 
 constexpr int kBlockTokens = 16, kPromptBlocks = 256, kPrompts = 4096;
-constexpr int kPromptTokens = kPromptBlocks * kBlockTokens + 1;  // a hit leaves the last token
+constexpr int kPromptTokens = kPromptBlocks * kBlockTokens + 1;  // a hit always leaves the last token
 
 // 4096 prompts without common prefixes, all cached: 1,048,576 blocks.
 struct FullCache {
@@ -30,14 +31,14 @@ struct FullCache {
     o.shape = {.n_layers = 1, .n_kv_heads = 1, .head_dim = 1, .dtype = Dtype::bf16};
     o.block_tokens = kBlockTokens;
     o.radix = radix;
-    // Of a tree each prompt's last token has a block, too.
+    // In a radix tree the last token of each prompt has a block, too.
     o.pool_bytes = size_t(radix ? kPrompts : 0) * kBlockTokens * o.shape.token_bytes() +
                    (size_t(kPrompts) * kPromptBlocks + 1) * kBlockTokens * o.shape.token_bytes();
     pool = std::dynamic_pointer_cast<BlockPool>(make_block_pool("paged", o).value());
     kv = find_kv_scheme("paged")->make(pool, o);
     Random random(1);
     for (int32_t& t : tokens) t = int32_t(random.below(128'000));
-    // Blocks in random order of sequences: neighbours in the table are not neighbours in the prompt.
+    // Prompts in random order, so that neighbours in the table are not neighbours in a prompt.
     order.resize(kPrompts);
     std::iota(order.begin(), order.end(), 0);
     for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
@@ -64,7 +65,7 @@ struct FullCache {
 
 const PrefixIndex& hashes(const FullCache& cache) { return dynamic_cast<const PrefixIndex&>(*cache.pool->index()); }
 
-// What no look-up can do without: the hashes, and one slot per key.
+// The minimum of any look-up: the hashes, and one slot per key.
 int bare_probe(const PrefixIndex& index, std::span<const int32_t> tokens, int32_t* blocks) {
   uint64_t hashes[PrefixIndex::kBatch], before = 0;
   for (int at = 0; at < kPromptBlocks; at += PrefixIndex::kBatch) {
@@ -136,7 +137,7 @@ void bench_prefix(Bench& bench) {
   };
   size_t first = bench.rows().size();
   bench.measure(cases);
-  if (bench.rows().size() == first) return;  // a wrong result was not timed
+  if (bench.rows().size() == first) return;  // a wrong result is not timed
   const double seconds = bench.rows()[first + 2].seconds, millions = kPromptBlocks / seconds * 1e-6;
   bench.report({.name = "look-ups with references and LRU",
                 .n_threads = 1,
@@ -148,7 +149,7 @@ void bench_prefix(Bench& bench) {
                 .target = 1});
 }
 
-// The memory's part of one decode step of 64 sequences: room for a token each, and it is written.
+// The memory's part of one decode step of 64 sequences: append a token to each, and mark it as written.
 void measure_step(Bench& bench, bool radix, const char* name) {
   constexpr int kSequences = 64, kLongest = 1024;
   KvOptions o;
@@ -193,7 +194,7 @@ void bench_step(Bench& bench) {
   measure_step(bench, true, "… each token found in a radix tree at once");
 }
 
-// Blocks in random order into one buffer, as a transfer between two pools gathers them.
+// Copies blocks in random order into one buffer, as a transfer between two pools does.
 void bench_copy(Bench& bench) {
   constexpr size_t kPool = size_t(512) << 20, kBatch = size_t(64) << 20;
   Buffer src(kPool), dst(kPool);

@@ -1,13 +1,14 @@
-// A prefix that comes while the prompt is computed: from the host tier, and from another instance.
+// A prefix that arrives while the prompt is computed: from the host tier, and from another instance.
 //
-// Arithmetic. 4,096 tokens of a 1B Llama (16 layers, 8 heads of 64, bf16) are 134 MB: 268, 134 and 67 ms at .5, 1 and
-// 2 GB/s, a sixteenth of it for a layer. What is left of the prompt takes 16 layers of 8.4 ms, 134 ms in all: a model
-// that sleeps, so that nothing but the wait is measured. Whole: load + compute, 402, 268 and 201 ms. By layer the
-// prompt begins with the first layer and each layer waits for its own: the longer of both, and a layer of the other,
-// 277, 143 and 139 ms. The first layer's wait is its own transfer, 16.8, 8.4 and 4.2 ms, and what it takes to notice
-// it: the engine looks every 50 us, and plans the 131,072 pieces of 1 KiB of all layers (some ms) before the prompt can
-// begin, by which the first layer misses its target. By shm a fetch takes 20 ms (pool_fetch): 1.3 ms for the first
-// layer, and question and answer before.
+// Expected: 4,096 tokens of a 1B Llama (16 layers, 8 heads of 64, bf16) are 134 MB. They take 268, 134 and 67 ms at .5,
+// 1 and 2 GB/s, and a layer takes a sixteenth of that. The rest of the prompt takes 16 layers of 8.4 ms, 134 ms in all;
+// the model sleeps that long, so only waiting is measured.
+// Whole prefix: load + compute, 402, 268 and 201 ms. By layer: the prompt begins with the first layer, and each layer
+// waits for its own KV. That takes the longer of the two, plus one layer of the other: 277, 143 and 139 ms.
+// The first layer waits for its own transfer, 16.8, 8.4 and 4.2 ms, and for the engine to notice, which looks every 50
+// us. Before the prompt begins, the engine also plans the 131,072 pieces of 1 KiB of all layers, which takes some ms.
+// So the first layer misses its target. A fetch by shm takes 20 ms (bench pool_fetch): 1.3 ms for the first layer,
+// after a question and an answer.
 #include <algorithm>
 #include <cstdio>
 #include <utility>
@@ -23,13 +24,13 @@ namespace {
 
 struct ArrivalFrom {
   const char* name;
-  double gbps;       // of the host tier; 0: another instance
-  const char* wire;  // of the fetch
+  double gbps;       // rate of the host tier; 0: the prefix comes from another instance
+  const char* wire;  // transport of the fetch
 };
 
-constexpr int kArriving = 4096;  // tokens
+constexpr int kArriving = 4096;  // tokens of the prefix
 
-// One or two instances with that model; the last prompt's prefix comes.
+// One instance, or two, with that model. Each prompt finds the prefix of the last one.
 class ArrivalStand {
  public:
   ArrivalStand(const ArrivalFrom& from, double layer_s, bool by_layer) : from_(from) {
@@ -59,14 +60,14 @@ class ArrivalStand {
   }
   ~ArrivalStand() { cluster_->stop(); }
 
-  // Seconds from the request to its step's begin, and to its end.
+  // Seconds from the request to the begin of its step, and to the end.
   std::pair<double, double> hit() {
     if (from_.gbps == 0) {
-      ++round_;  // another prompt
+      ++round_;  // a new prompt
       ask();
     } else if (id_ == 0) {
       ask();
-      clock_.sleep(.2 + 134e-3 / from_.gbps);  // it is copied out
+      clock_.sleep(.2 + 134e-3 / from_.gbps);  // until the prefix is in the host tier
     }
     const double began = clock_.now();
     XPYD_CHECK(ask() == kArriving);
@@ -77,7 +78,7 @@ class ArrivalStand {
   static size_t bytes(const KvShape& shape) { return size_t(kArriving) * shape.token_bytes(); }
 
  private:
-  int64_t ask() {  // tokens that were cached
+  int64_t ask() {  // returns the tokens that were cached
     auto request = std::make_shared<Request>();
     request->id = ++id_;
     for (int t = 0; t <= kArriving; ++t) request->prompt.push_back((t * 7 + round_) % vocab_);
@@ -108,7 +109,7 @@ void bench_arrival(Bench& bench) {
     for (int round = 0; round <= bench.options().rounds; ++round) {
       const auto [load_s, whole_s] = whole.hit();
       const auto [first_s, layers_s] = layers.hit();
-      if (round == 0) continue;  // memory is touched, connections are made
+      if (round == 0) continue;  // the warm-up touches memory and opens connections
       const double compute_s = whole_s - load_s, own_s = load_s / kLayers;
       const double least_s = std::max(load_s + compute_s / kLayers, own_s + compute_s);
       first.push_back(first_s), first_share.push_back((own_s + 1e-3) / first_s);

@@ -1,24 +1,24 @@
-// Prefill of 512 tokens on 2048 cached, and decode of 8 sequences of 4096 tokens: 32 query heads, 8
-// kv heads, head_dim 128, over contiguous and paged memory, both layouts, every dtype of KV.
+// Prefill of 512 tokens behind 2048 cached ones, and decode of 8 sequences of 4096 tokens: 32 query heads, 8 KV heads,
+// head_dim 128, over contiguous and paged memory, both layouts, every dtype of KV.
 //
-// Expected. Prefill: 4 * 128 useful FLOPs per (query, head, key), 512 * 32 * 2304.5 of them on
-// average, 19.3 GFLOP: both products run in 6 x 16 FMA tiles at about 97 % of peak; exp, masks and
-// rescaling of 64 scores cost about 80 cycles beside 2 * 512 of FMAs, packing K and V 2-3 %: 85 %.
-// Decode: 268 MB in f32, 134 MB in bf16. Of 64 elements of K and 64 of V with 4 query heads, one
-// core needs about 75 cycles (32 of FMAs, 17-20 of transposing K): 3.1 GHz * 512 B / 75 = 21 GB/s
-// in f32, 10.7 GB/s in bf16, so two cores are bound by memory in f32 and by arithmetic in bf16.
-// int8 and int4: 69 MB and 36 MB (132 and 68 bytes a row), beyond the last-level cache of a few cores in int8 at least.
+// Expected, prefill: 4 * 128 useful FLOPs per (query, head, key), of which there are 512 * 32 * 2304.5: 19.3 GFLOP.
+// Both products run in FMA tiles of 6 x 16 at about 97 % of the peak. exp, masks and rescaling of 64 scores take about
+// 80 cycles beside 2 * 512 of FMAs, and packing K and V takes 2-3 %. Together: 85 %.
+// Expected, decode: 268 MB in f32, 134 MB in bf16. For 64 elements of K and 64 of V with 4 query heads, a core needs
+// about 75 cycles (32 of FMAs, 17-20 of transposing K). At 3.1 GHz that is 512 B / 75 cycles = 21 GB/s in f32 and 10.7
+// GB/s in bf16. So two cores are bound by memory in f32 and by arithmetic in bf16. int8 and int4 are 69 MB and 36 MB
+// (132 and 68 bytes a row).
 //
-// Beside each other: heads of 64 dims, as Llama-3.2-1B has them. Of one token and kv head K and V are 512 products, and
-// what binds is the number of instructions, of which a core of Zen 3 dispatches 6 a cycle. bf16: 64 FMAs among 285
-// instructions (callgrind). int8: 32 vpmaddwd of 16 products, but a vpaddd beside each, so nothing is won there; no
-// element is made a float, 238 in all: 1.2 x bf16. int4: 16 vpmaddubsw of 32 products and as many vpaddw, 190 in
-// all: 1.5 x. 1.5 and 2 are asked.
+// Expected, dtypes beside each other: heads of 64 dims, as in Llama-3.2-1B. K and V of one token and KV head are 512
+// products. The number of instructions binds; a core of Zen 3 dispatches 6 a cycle. bf16 needs 285 instructions, of
+// which 64 are FMAs (callgrind). int8 needs 238: 32 vpmaddwd of 16 products each, with a vpaddd beside each, but no
+// conversion to float. That is 1.2 x bf16. int4 needs 190: 16 vpmaddubsw of 32 products each, and as many vpaddw. That
+// is 1.5 x. The targets are 1.5 and 2.
 //
-// Blocks of 1 to 256 tokens, f32, the same 268 MB for each: a token of one layer's K is 4 KiB, a
-// block of 16 is 64 KiB. From there on a block is 16 pages in a row and a change of block costs a
-// stream's start once in 16 rows: 0.97 of contiguous or more. In blocks of one every row begins on
-// another page: the prefetchers lose each stream after 4 KiB, 0.6 to 0.9.
+// Expected, blocks of 1 to 256 tokens, f32, 268 MB for each: K of a token in one layer is 4 KiB, and a block of 16 is
+// 64 KiB. From there on a block is 16 adjacent pages, and a change of block restarts the prefetchers' stream once in 16
+// rows: at least 0.97 of contiguous. With blocks of one, every row begins on another page, and the prefetchers lose
+// each stream after 4 KiB: 0.6 to 0.9.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -38,7 +38,7 @@ namespace {
 
 constexpr int kHeads = 32, kKvHeads = 8, kDim = 128, kLayers = 2, kBatch = 8, kContext = 4096;
 
-// KV of 8 x 4096 tokens, two layers, uniform in [-1, 1): one pool that every layout reads its own way.
+// KV of 8 x 4096 tokens in two layers, uniform in [-1, 1). Every layout reads the same pool in its own way.
 Buffer random_pool(Dtype dtype, int dim = kDim) {
   KvShape shape = {kLayers, kKvHeads, dim, dtype};
   Buffer pool(size_t(kBatch) * kContext * shape.token_bytes());
@@ -51,9 +51,8 @@ Buffer random_pool(Dtype dtype, int dim = kDim) {
   return pool;
 }
 
-// The same bytes at contiguous addresses over page groups that lie in random order; or in order:
-// what one allocation would be in the pages that groups have, 4 KiB, where anonymous memory has
-// huge ones.
+// The same bytes at contiguous addresses over page groups in random order. With `in_order`, one allocation in pages of
+// 4 KiB, as groups have them, where anonymous memory would have huge pages.
 std::unique_ptr<VirtualRange> in_groups(const Buffer& pool, size_t group, bool in_order = false) {
   const int n = int(pool.size() / group);
   std::vector<int> order(static_cast<size_t>(n));
@@ -78,7 +77,7 @@ struct Problem {
   AttentionArgs args;
   const AttentionVariant* variant = &default_attention();
 
-  // block_tokens == kContext: contiguous. Blocks of a sequence are in random order.
+  // block_tokens == kContext means contiguous. The blocks of a sequence are in random order.
   Problem(std::byte* pool, Dtype dtype, KvOrder order, int block_tokens, int n_seqs, int n_q, int kv_length,
           int dim = kDim)
       : layout{{kLayers, kKvHeads, dim, dtype}, order, block_tokens, kBatch * kContext / block_tokens},
@@ -109,9 +108,8 @@ struct Problem {
   }
   Problem(const Problem&) = delete;
 
-  // The first and last query token of the first and last sequence against double precision. |V| <
-  // 1, so a chain of n rounded sums with weights that are off by 3e-6 at most stays within this
-  // bound.
+  // Compares the first and last query token of the first and last sequence with double precision. |V| < 1, so a chain
+  // of n rounded sums with weights that are off by at most 3e-6 stays within this bound.
   std::string check(ThreadTeam& team) {
     std::fill(out.begin(), out.end(), NAN);
     variant->run(args, team);
@@ -142,7 +140,7 @@ struct Kind {
   Limit limit;
 };
 
-// Decode of the same tokens in every dtype, side by side, by each row of the table but the portable one.
+// Decode of the same tokens in every dtype, in the same rounds, by each row of the table except the portable one.
 void compare_dtypes(Bench& bench) {
   constexpr double kShares[] = {0.80, 0.75, 0.65, 0, 0, 0};  // of kKvDtypes
   constexpr int kSmallDim = 64;
@@ -246,10 +244,10 @@ void bench_attention(Bench& bench) {
                            .target = target,
                            .versus = std::move(versus)});
         };
-        // The targets are asked of all threads, over the memory that the server uses.
+        // The targets hold for all threads, over the memory that the server uses.
         bool all = threads == bench.max_threads();
         double target = kind.limit == Limit::fma ? 0.7 : dtype == Dtype::f32 ? 0.8 : 0.75;
-        // Arithmetic binds them; what is asked of them is below.
+        // Arithmetic binds these dtypes. compare_dtypes() has their targets.
         if (dtype_bits(dtype) <= 8 && kind.limit == Limit::read) target = 0;
         add(0, memories[0].name, all ? target : 0, {});
         if (!all) continue;

@@ -1,10 +1,12 @@
-// What it costs that activations go from one stage to the next: from the end of one's computation until the other sees
-// all rows, where stages are threads, and where they are processes of one host.
+// The cost of passing activations from one pipeline stage to the next: from the end of one stage's computation until
+// the other stage sees all rows. Stages are threads, or processes of one host.
 //
-// Expected. Threads: the rows stay where they are; a store, and a thread that is woken: 5 to 20 us (below 2 where it
-// still spins). Processes, by shm: [tokens, hidden] of f32 are copied once, and looked for by naps (ranks::Naps) of at
-// most 50 us, so 25 us late in the middle, and what the system adds to a nap. One token (4 KiB) is copied in
-// post(), 256 tokens (1 MiB) by the wire's thread, which is woken for it: 10 us, and 90 us of copying at 12 GB/s.
+// Expected, threads: the rows stay in place. A store and a thread that is woken take 5 to 20 us, or below 2 us while
+// the thread still spins.
+// Expected, processes over shm: the [tokens, hidden] rows of f32 are copied once. The receiver looks for them between
+// naps (ranks::Naps) of at most 50 us, so it is 25 us late on average, plus what the system adds to a nap. One token (4
+// KiB) is copied in post(). 256 tokens (1 MiB) are copied by the transport's thread: 10 us to wake it, and 90 us of
+// copying at 12 GB/s.
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -25,7 +27,7 @@ namespace xpyd::experiments {
 namespace {
 
 constexpr int kRounds = 200, kHidden = 1024;
-constexpr double kComputes = 1e-3;  // seconds, of the stage before: meanwhile the next one waits
+constexpr double kComputes = 1e-3;  // seconds that the stage before computes, while the next one waits
 
 double median(std::vector<double> times) {
   std::sort(times.begin(), times.end());
@@ -80,7 +82,7 @@ std::unique_ptr<KvTransport> meet(const char* wire, int socket, PeerId self, con
   return made;
 }
 
-// The stage that follows, a process: tells how long each wave took to come.
+// The next stage, in a process of its own. It reports how long each wave took to arrive.
 void follow(const char* wire, int socket, size_t floats) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   prctl(PR_SET_TIMERSLACK, 1000ul);

@@ -1,9 +1,8 @@
-// What a token event costs on its way between processes: codec, frame, socket, wake-up.
+// The cost of a token event between processes: codec, frame, socket, wake-up.
 //
-// Expected: an event of 130 bytes is 40 fields of a few ns each way; SipHash at a byte per ns is
-// 0.15 us; a send and a receive on loopback are two system calls of 2 us plus the kernel's TCP
-// (Unix socket: half of that). One way also wakes the peer's I/O thread: 5 to 50 us where the
-// other core sleeps, nothing while it spins.
+// Expected: an event of 130 bytes has 40 fields of a few ns in each direction. SipHash at a byte per ns takes 0.15 us.
+// A send and a receive on loopback are two system calls of 2 us plus the kernel's TCP; a Unix socket takes half of
+// that. One way also wakes the peer's I/O thread: 5 to 50 us if the other core sleeps, nothing if it spins.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -40,7 +39,7 @@ TokenOf event() {
   return token;
 }
 
-// Two loops of this process, joined as two processes are.
+// Two event loops in this process, connected in the same way as two processes.
 struct Pair {
   RealClock clock;
   std::atomic<int64_t> received{0}, returned{0};
@@ -90,7 +89,7 @@ void round_trips(Bench& bench, bool tcp, double spin_s) {
   for (int i = 0; i < kTrips; ++i) {
     double start = pair.clock.now();
     pair.near->send(20, payload);
-    // The asker spins on its own core; what is measured is the two loops.
+    // The asking thread spins on its own core, so only the two loops are measured.
     while (pair.returned.load(std::memory_order_acquire) <= i) __builtin_ia32_pause();
     one_way.push_back((pair.clock.now() - start) / 2);
   }
@@ -105,7 +104,7 @@ void round_trips(Bench& bench, bool tcp, double spin_s) {
        .share = percentile(one_way, 99) * 1e6});
 }
 
-// As an engine sends: a batch of events per step.
+// Sends as an engine does: a batch of events per step.
 void streams(Bench& bench, bool tcp, int batch) {
   Pair pair(tcp, 0, false);
   const TokenOf token = event();
@@ -113,7 +112,7 @@ void streams(Bench& bench, bool tcp, int batch) {
   double cpu = cpu_seconds(), start = pair.clock.now();
   for (int i = 0; i < kMessages; ++i) {
     pair.near->send(20, encode(1, kConductor, token, 1000), (i + 1) % batch != 0);
-    if ((i + 1) % 4096 == 0)  // no more in flight than the queue may hold
+    if ((i + 1) % 4096 == 0)  // no more in flight than the queue holds
       while (pair.received.load() < i + 1) usleep(50);
   }
   pair.near->send(20, "");

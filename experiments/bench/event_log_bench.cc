@@ -1,7 +1,8 @@
-// What the event log costs: the same requests through a cluster that writes one and through one that does not.
+// The cost of the event log: the same requests through a cluster that writes one and through a cluster that does not.
 //
-// Expected: a step's line is 25 numbers as text, 5 us, and a request's 3 us and 15 bytes a token. A step of llama-mini
-// takes 5,000 us: 0.1 %. A step of llama-tiny takes 100 us: 5 %, which no model that anybody serves comes near.
+// Expected: a step's line has 25 numbers as text, 5 us; a request's line takes 3 us, and 15 bytes a token. A step of
+// llama-mini takes 5,000 us, so 0.1 %. A step of llama-tiny takes 100 us, so 5 %; no model in service has such short
+// steps.
 #include <atomic>
 #include <filesystem>
 
@@ -39,7 +40,7 @@ std::unique_ptr<Stack> serve(const std::string& model, std::vector<std::string> 
 
 constexpr int kRequests = 16, kPrompt = 64, kOutput = 64;
 
-// Returns the tokens that came.
+// Returns the number of tokens that came.
 int run(Stack& stack, uint64_t& id) {
   auto sink = std::make_shared<Count>(kRequests);
   for (int i = 0; i < kRequests; ++i) {

@@ -1,5 +1,5 @@
-// GEMM and GEMV as shares of the FMA peak and of the read bandwidth. Weights rotate through more
-// than 256 MiB for few rows, so that they come from memory as they do in a decode step.
+// GEMM and GEMV as shares of the FMA peak and of the read bandwidth. With few rows, weights rotate through more than
+// 256 MiB, so they come from memory as in a decode step.
 #include <string>
 #include <vector>
 
@@ -9,7 +9,7 @@
 namespace xpyd::experiments {
 namespace {
 
-// Every row of the table that this CPU has but the portable ones, beside avx2 (exact) and avx2_dot.
+// Every row of the table that this CPU has, except the portable ones, beside avx2 (exact) and avx2_dot.
 void compare_rows(Bench& bench) {
   const int threads = bench.max_threads();
   ThreadTeam& team = bench.team(threads);
@@ -64,13 +64,13 @@ void bench_gemm(Bench& bench) {
     GemmCase data(s.m, s.n, s.k, s.groups, s.dtype, s.m <= 64 ? size_t(256) << 20 : 0, largest);
     std::string name = std::string(dtype_name(s.dtype)) + " M=" + std::to_string(s.m) + " N=" + std::to_string(s.n) +
                        " K=" + std::to_string(s.k) + (s.groups > 1 ? " groups=" + std::to_string(s.groups) : "");
-    // Where bf16 is multiplied as it is, its own peak bounds it.
+    // Products of bf16 as it is are bounded by a peak of their own.
     const bool dot = s.dtype == Dtype::bf16 && s.limit == Limit::fma && default_gemm().needs == Isa::avx512_bf16;
     std::vector<BenchCase> cases;
     for (int threads = 1; threads <= bench.max_threads();
          threads = threads == 1 && bench.max_threads() > 1 ? bench.max_threads() : threads + 1) {
       ThreadTeam& team = bench.team(threads);
-      // The 0.95 of a GEMV is asked of all threads; one core alone does not saturate memory.
+      // The target of 0.95 for a GEMV holds for all threads, because one core does not saturate memory.
       bool counts = s.limit == Limit::fma || threads == bench.max_threads();
       cases.push_back({.name = name,
                        .n_threads = threads,

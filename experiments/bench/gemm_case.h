@@ -1,5 +1,5 @@
-// One product to time: weights rotated through enough copies to come from memory, and a check that
-// any contestant's result must pass. Shared by gemm_bench.cc and the peers.
+// One matrix product to time, and a check that the result of every contestant must pass. Weights rotate through enough
+// copies that they come from memory. Used by gemm_bench.cc and the peers.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +41,8 @@ struct GemmCase {
     std::fill(out.scale.begin(), out.scale.end(), dtype == Dtype::int4 ? 1.0f / 8 : 1.0f / 128);
     std::fill(out.zero.begin(), out.zero.end(), uint8_t(dtype == Dtype::int4 ? 8 : 128));
   }
-  // Exact in bf16, so that one oracle serves all dense dtypes; cheap, as a row is made several times.
+  // The elements are exact in bf16, so one oracle serves all dense dtypes. They are cheap, because a row is made
+  // several times.
   void weight_row(int copy, int row, float* out) const {
     if (is_quantised(dtype)) {
       QuantRow made(dtype, k, scales.count);
@@ -62,8 +63,8 @@ struct GemmCase {
     variant.run(args(turn), scratch, team);
     turn = (turn + 1) % weights.size();
   }
-  // Some columns of most rows of what `contestant` makes of weights[0], against double, within the
-  // bound of a chain of k roundings (twice: a library may round products and sums).
+  // Compares some columns of most rows of contestant's product with weights[0] against double precision. The bound is
+  // that of a chain of k roundings, doubled because a library may round products and sums.
   template <class Contestant>
   std::string check(Contestant contestant) {
     std::fill(y.begin(), y.end(), NAN);
@@ -77,7 +78,7 @@ struct GemmCase {
       for (int r = column % row_step; r < m; r += row_step) {
         double sum = 0, magnitude = 0, rounded = 0;
         for (int i = 0; i < k; ++i) {
-          if (is_quantised(dtype)) rounded += 0x1p-16 * std::abs(w[size_t(i)]);  // of activations up to 1
+          if (is_quantised(dtype)) rounded += 0x1p-16 * std::abs(w[size_t(i)]);  // activations are at most 1
           double product = double(x[size_t(r) * size_t(k) + size_t(i)]) * double(w[size_t(i)]);
           sum += product, magnitude += std::abs(product);
         }

@@ -22,19 +22,18 @@ namespace xpyd::experiments {
 namespace {
 
 std::map<std::string, BenchGroup>& registry() {
-  static std::map<std::string, BenchGroup> groups;  // filled before main, read after
+  static std::map<std::string, BenchGroup> groups;  // filled before main, read afterwards
   return groups;
 }
 
-// First line of a file of /proc, or "unknown" where the kernel has none.
+// The first line of a file of /proc, or "unknown" if the kernel has no such file.
 std::string first_line(const char* path) {
   std::ifstream file(path);
   std::string line;
   return std::getline(file, line) ? line : "unknown";
 }
 
-// Since the start, in seconds of one cpu: what the machine has had, the hypervisor has kept (steal) and others have
-// used.
+// Seconds of cpu time since boot: of the whole machine, kept by the hypervisor (steal), and used by other processes.
 struct CpuSeconds {
   double all = 0, steal = 0, others = 0;
 };
@@ -56,7 +55,7 @@ double at(std::vector<double> values, double p) {
   return percentile(values, p);
 }
 
-// Seconds of one repetition, over as many as fill the sample.
+// Seconds of one repetition, as the mean over `repetitions`.
 double sample(const BenchCase& c, int repetitions) {
   RealClock clock;
   double start = clock.now();
@@ -82,7 +81,7 @@ std::string measure_name(const BenchCase& c) {
   return "";
 }
 
-// The least seconds that this round's peaks allow.
+// The least time that this round's peaks allow.
 double bound_seconds(const BenchCase& c, const PeakRow& peak) {
   double fma = c.work.flops / (peak.fma_gflops * 1e9), read = c.work.bytes / (peak.read_gbps * 1e9);
   switch (c.limit) {
@@ -109,7 +108,7 @@ bool built_with_checks() {
 struct Bench::State {
   std::vector<int> cpus = usable_cpus();
   std::string machine = xpyd::machine();  // before the calling thread is pinned
-  cpu_set_t affinity;                     // of the calling thread, given back at the end
+  cpu_set_t affinity;                     // of the calling thread, restored at the end
   std::map<int, std::unique_ptr<ThreadTeam>> teams;
   std::unique_ptr<PeakProbe> probe;
 };
@@ -119,7 +118,7 @@ Bench::Bench(BenchOptions options) : options_(std::move(options)), state_(std::m
   if (options_.n_threads <= 0) options_.n_threads = int(state_->cpus.size());
 }
 Bench::~Bench() {
-  // Each team gives the caller the affinity back that it found, which may be that of another team.
+  // A team restores the caller's affinity that it found, which may be the affinity for another team.
   state_->teams.clear();
   sched_setaffinity(0, sizeof state_->affinity, &state_->affinity);
 }
@@ -169,7 +168,7 @@ void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
   const size_t n = good.size();
   std::vector<int> repetitions(n);
   std::map<std::pair<std::string, int>, size_t> index;
-  for (size_t i = 0; i < n; ++i) {  // the warm-up round sets the repetitions
+  for (size_t i = 0; i < n; ++i) {  // the warm-up round determines the repetitions
     double once = sample(*good[i], 1);
     repetitions[i] = std::clamp(int(options_.sample_ms * 1e-3 / std::max(once, 1e-9)), 1, 1'000'000);
     index[{good[i]->name, good[i]->n_threads}] = i;

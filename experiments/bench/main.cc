@@ -1,4 +1,4 @@
-// xpyd_bench [names...]: every registered group of benches, or the named ones.
+// xpyd_bench [names...] runs the named groups of benchmarks, or all.
 #include <cstdio>
 
 #include "experiments/bench/harness.h"

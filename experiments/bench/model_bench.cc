@@ -1,9 +1,9 @@
-// A whole step of a 1-billion-parameter Llama (random weights): decoding at batch 1 with weights of every width, at
-// batch 8, and a prefill of 512 tokens.
+// A whole step of a 1-billion-parameter Llama with random weights: decode at batch 1 with weights of every width,
+// decode at batch 8, and a prefill of 512 tokens.
 //
-// Expected: decoding reads every matrix once, 2.47 GB: at 33 GB/s 75 ms, of which the norms, RoPE, SwiGLU and attention
-// at 512 tokens of context (33 MB of KV) should take less than the 10 % that the target leaves. A 512-token prefill is
-// 2 * 0.97e9 * 512 = 1.0 TFLOP less the last layer's rows that nobody asks for (5 %): 5 s at 190 GFLOP/s.
+// Expected: decode reads every matrix once, 2.47 GB, which takes 75 ms at 33 GB/s. Norms, RoPE, SwiGLU and attention at
+// 512 tokens of context (33 MB of KV) should take less than the 10 % that the target leaves. A prefill of 512 tokens is
+// 2 * 0.97e9 * 512 = 1.0 TFLOP, less the rows of the last layer that need no logits (5 %): 5 s at 190 GFLOP/s.
 #include <map>
 #include <vector>
 
@@ -62,7 +62,8 @@ void measure_steps(Bench& bench, Dtype dtype) {
 }
 
 void bench_model(Bench& bench) {
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::fp8, Dtype::int8, Dtype::int4}) measure_steps(bench, dtype);
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::fp8, Dtype::int8, Dtype::int4})
+    measure_steps(bench, dtype);
 }
 
 REGISTER_BENCH("model", bench_model);

@@ -1,4 +1,4 @@
-// Whole steps of the 1-billion-parameter Llama to time, over KV that nobody computed, and a check of them. Shared by
+// Whole steps of the 1-billion-parameter Llama to time, over KV that was filled and not computed, with a check. Used by
 // model_bench.cc and the peers.
 #pragma once
 
@@ -25,7 +25,7 @@ inline std::shared_ptr<const Weights> llama_1b(const LoadOptions& options, Threa
 
 class ModelCase {
  public:
-  // `batch` sequences of up to `context` tokens each; steps of up to `step_tokens`. kv: f32 or bf16.
+  // `batch` sequences of up to `context` tokens each, in steps of up to `step_tokens`. `kv` is f32 or bf16.
   ModelCase(std::shared_ptr<const Weights> weights, ThreadTeam& team, int context, int batch, int step_tokens, Dtype kv,
             const Kernels& kernels = {})
       : model_(make_llama(std::move(weights), team, std::max(step_tokens, batch), batch, kernels)),
@@ -41,7 +41,7 @@ class ModelCase {
     for (int i = 0; i < batch; ++i) views_.push_back({pool_.data(), &layout_, nullptr, i});
   }
 
-  // `batch` sequences, each with its last `n` tokens of a KV length of `length`.
+  // Prepares a step of `batch` sequences with their last `n` tokens each, at a KV length of `length`.
   void set(int batch, int n, int length) {
     offsets_.resize(size_t(batch) + 1);
     for (int s = 0; s <= batch; ++s) offsets_[size_t(s)] = s * n;
@@ -58,7 +58,7 @@ class ModelCase {
             .logit_rows = rows_};
   }
   void run(int first_token = 0) { compute_step(*model_, step(first_token), logits_.data()); }
-  // A prompt, `chunk` tokens a step, with the logits of its last token.
+  // Computes a prompt with `chunk` tokens per step, and the logits of its last token.
   void prefill(int prompt, int chunk) {
     for (int done = 0; done < prompt; done += chunk) {
       set(1, std::min(chunk, prompt - done), std::min(done + chunk, prompt));
@@ -70,8 +70,8 @@ class ModelCase {
   std::span<const int32_t> tokens() const { return tokens_; }  // of every prompt, [context]
   std::span<const float> logits() const { return logits_; }    // of the last step
 
-  // The logits after 20 tokens have the same bits whether they came in one step, or 12, then 7,
-  // then one as in decoding; and are numbers.
+  // Checks the logits after 20 tokens. They are numbers, and have the same bits whether the tokens come in one step, or
+  // as 12, 7 and 1.
   std::string check() {
     const size_t vocab = size_t(model_->config().vocab);
     set(1, 20, 20);

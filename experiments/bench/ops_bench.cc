@@ -1,10 +1,11 @@
-// The row operations, a case for each instruction set that this CPU has, beside the next older one: the rows of a
-// 1-billion Llama, in the caches, as a step finds them.
+// The row operations, one case for each instruction set that this CPU has, beside the next older one. Rows are those of
+// a 1-billion-parameter Llama and lie in the caches, as in a step.
 //
-// Expected: SwiGLU and exp are bound by arithmetic, 20 and 25 instructions for a vector, of which two 256-bit pipes do
-// two a cycle: 8 lanes in about 12 cycles, 16 lanes in as many where the pipes have 512 bits (twice the speed), in
-// twice as many where a vector of 512 bits goes through them in two halves (Zen 4: the speed of AVX2, less what is
-// decoded). Norm, RoPE and sums load as much as they compute: between once and twice the speed.
+// Expected: SwiGLU and exp are bound by arithmetic, with 20 and 25 instructions per vector. Two 256-bit pipes execute
+// two instructions a cycle, so 8 lanes take about 12 cycles. 16 lanes take as long if the pipes are 512 bits wide
+// (twice the speed). They take twice as long if the pipes split a 512-bit vector in halves (Zen 4: the speed of AVX2,
+// with fewer instructions to decode). Norm, RoPE and sums load as much as they compute: between once and twice the
+// speed.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -61,7 +62,7 @@ void bench_ops(Bench& bench) {
                            },
                        .limit = Limit::none});
     }
-    // Each beside the next: the table has the best first.
+    // Each case stands beside the next one, because the table has the best first.
     for (size_t i = 0; i + 1 < cases.size(); ++i) cases[i].versus = {cases[i + 1].name};
     bench.measure(cases);
   }

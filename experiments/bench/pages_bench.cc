@@ -1,9 +1,10 @@
-// What --huge-pages is worth: the same steps of the 1-billion-parameter Llama (random weights, bf16) over weights, KV
-// and scratch in pages of 4 KiB and of 2 MiB, taking turns.
+// The gain of --huge-pages: the same steps of the 1-billion-parameter Llama (random weights, bf16) in turn over
+// weights, KV and scratch in pages of 4 KiB and of 2 MiB.
 //
-// Expected: a decode step streams 2.47 GB once. That is 603,000 pages of 4 KiB, each of which the TLB misses once; a
-// walk whose tables are in L2 is 20 to 30 ns, and the next page's is under way while this one is read, so of 75 ms
-// between none and a fifth; with 2 MiB it is 1,200 walks. A prompt uses each weight for 512 rows, and does not see it.
+// Expected: a decode step reads 2.47 GB once, in 603,000 pages of 4 KiB. The TLB misses once for each. A page walk with
+// its tables in L2 takes 20 to 30 ns, but the next page's walk overlaps with reading this page. So the walks cost
+// between none and a fifth of the 75 ms. With 2 MiB there are 1,200 walks. A prompt uses each weight for 512 rows, so
+// it gains nothing.
 #include <map>
 
 #include "experiments/bench/harness.h"

@@ -1,15 +1,15 @@
-// P and D side by side, one core each, against both phases taking turns on both cores.
+// P and D side by side with one core each, against both phases in turn on both cores.
 //
-// Arithmetic: prefill is bound by FMA, decode by reading weights. Taking turns, each phase has both cores and leaves
-// the other resource idle. Side by side each has one core; decode alone on one core reaches 0.75-0.8 of the two-core
-// bandwidth (25 of 33 GB/s), prefill alone one half of the two-core FMA rate. So the sum of the two fractions is about
-// 0.5 + 0.75 less what they take from each other: 1.07 to 1.18.
+// Expected: prefill is bound by FMA, decode by reading weights. In turn, each phase has both cores and leaves the other
+// resource idle. Side by side, each phase has one core. Decode on one core alone reaches 0.75-0.8 of the bandwidth of
+// two cores (25 of 33 GB/s), and prefill on one core half of the FMA rate of two. So the sum of the two fractions is
+// about 0.5 + 0.75, less what the phases take from each other: 1.07 to 1.18.
 //
-// The knee: D of a batch of B reads W bytes and multiplies 2 P B times, P = 1.24e9. On one core, of 15 GB/s and 85
-// GFLOP/s, reading bf16 takes 165 ms and each sequence 29 ms: reading binds up to B = 5.7; of int8, with 136 GFLOP/s,
-// up to 4.5. Beyond that D is bound by what P is bound by, and the sum is 1. A faster prefill moves nothing for a given
-// B; where D's products are twice as fast as well, its knee is at twice the batch. Measured (Zen 3, two cores, 3
-// rounds): bf16 1.08, 1.20, 1.17, 1.04, 1.00, 0.99 for B = 1, 2, 4, 8, 16, 32; int8 1.22, 1.11, 1.09, 0.95 up to 8.
+// The knee: D with batch B reads W bytes and computes 2 P B products, P = 1.24e9. One core has 15 GB/s and 85 GFLOP/s.
+// In bf16, reading takes 165 ms and each sequence 29 ms, so reading binds up to B = 5.7; in int8, with 136 GFLOP/s, up
+// to 4.5. Beyond that the same resource binds D and P, and the sum is 1. A faster prefill changes nothing at a given B.
+// If D's products are twice as fast, the knee is at twice the batch. Measured on Zen 3, two cores, 3 rounds: bf16 1.08,
+// 1.20, 1.17, 1.04, 1.00, 0.99 for B = 1, 2, 4, 8, 16, 32; int8 1.22, 1.11, 1.09, 0.95 up to 8.
 #include <algorithm>
 #include <atomic>
 #include <thread>
@@ -48,8 +48,8 @@ double rate(ModelCase& phase, double seconds, Clock& clock) {
   return double(tokens) / (end - start);
 }
 
-// A round: both phases in turn on both cores, then beside each other. -> tokens/s of prefill and decode, in turn and
-// beside.
+// One round: both phases in turn on both cores, then side by side. Returns the tokens/s of prefill and decode, in turn
+// and side by side.
 struct PdRound {
   double prefill, decode, prefill_beside, decode_beside;
 };
@@ -91,7 +91,7 @@ void bench_pd(Bench& bench) {
   for (const PdWeights& row : kPdWeights) {
     const GemmVariant& gemm = default_gemm(row.exact);
     if (loaded && row.options.weight_dtype == loaded->options.weight_dtype) {
-      if (gemm.needs != Isa::avx512_bf16) continue;  // without products of bf16 its two rows are one
+      if (gemm.needs != Isa::avx512_bf16) continue;  // without products of bf16, its two rows are the same
     } else {
       weights.reset();
       weights = llama_1b(row.options, both);

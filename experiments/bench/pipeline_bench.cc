@@ -1,16 +1,16 @@
-// What a pipeline of two stages makes of two cores: prompts that wait in line, through the engine, in waves; beside one
-// core, a team of two threads, and two tensor ranks.
+// The speed of a pipeline of two stages on two cores: waiting prompts run through the engine in waves. It stands beside
+// one core, a team of two threads, and two tensor ranks.
 //
-// Expected. N chunks of equal cost t take N t on one core. Two stages take half of t each, and N + 1 turns: with 8
-// prompts of 4 chunks 2 * 32 / 33. A chunk that wants no logits ends when the last layer's KV is written, which spares
-// the last stage some .8 of its 8 layers: 15.2 / 8 * 32 / 33 = 1.84 times one core. With one wave under way (W = 1) a
-// chunk of 64 is one piece, and one stage waits for the other: as one core. W = P = 2 is lockstep: wave i begins when
-// i - 2 has ended, which costs nothing where stages take the same time. A team of two threads waits some ten times a
-// layer for its slower half, and has no bubble.
+// Expected: N chunks of equal cost t take N t on one core. Two stages take t / 2 each, in N + 1 rounds; with 8 prompts
+// of 4 chunks that is 2 * 32 / 33 times as fast. A chunk that needs no logits ends when the last layer's KV is written,
+// which saves the last stage about .8 of its 8 layers: 15.2 / 8 * 32 / 33 = 1.84 times one core. With one wave (W = 1)
+// a chunk of 64 is one piece and one stage waits for the other, so it is as fast as one core. W = P = 2 is lockstep:
+// wave i begins when wave i - 2 has ended, which costs nothing if stages take equal time. A team of two threads has no
+// bubble, but waits some ten times a layer for its slower half.
 //
-// What two cores are worth is measured in the same rounds: two engines side by side, a core and half of the prompts
-// each. On two whole cores that is 2.0 times one; on the two threads of one core it is little more than one, and no
-// pipeline can be worth more. 1.75 times one core is .875 of it.
+// The value of two cores is measured in the same rounds by two engines side by side, each with one core and half of the
+// prompts. Two whole cores give 2.0 times one core. Two threads of one core give little more than 1, and no pipeline
+// can be faster than that. 1.75 times one core is .875 of 2.0.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -24,7 +24,7 @@
 namespace xpyd::experiments {
 namespace {
 
-// Stages that take no time: what is left is the engine's.
+// Stages that take no time, so that only the engine's time is left.
 class NullWaves final : public Model {
  public:
   explicit NullWaves(const ModelConfig& config) : config_(config) {}

@@ -1,13 +1,13 @@
-// The pool of prefixes: the directory of who has which block, and a fetch from one instance to another.
+// The pool of prefixes: the directory of which instance has which block, and a fetch from one instance to another.
 //
-// Arithmetic. Directory: 1,000 instances of 20,000 blocks, a quarter of them in two places, are 16 M keys in a table of
-// 2^25 places: 400 MB, so each update touches two cache lines that are in no cache: 100 to 200 ns, and a block that
-// comes makes another go: 3 to 5 M updates/s. A look-up of 64 blocks asks for 32 of them at once: 64 x 20 ns, a
-// quarter of them with two more places behind the first, 64 x 10 ns, and the hits of 1,000 instances to be read, .7 us:
+// Expected, directory: 1,000 instances with 20,000 blocks each, a quarter of them in two places, are 16 M keys in a
+// table of 2^25 slots, 400 MB. An update touches two cache lines that are in no cache, 100 to 200 ns, and a new block
+// also evicts one: 3 to 5 M updates/s. A look-up of 64 blocks prefetches 32 at once: 64 x 20 ns. A quarter of the
+// blocks have two more places behind the first: 64 x 10 ns. Reading the hits of 1,000 instances takes .7 us. Together
 // 2.6 us, .38 M/s.
-// Fetch: 4,096 tokens of a 1B Llama (16 layers, 8 heads of 64, bf16) are 134 MB, 256 blocks of 16 tokens: 8,192 pieces
-// of 16 KiB. By shm that is a copy in pieces by another thread; around it two words between threads (50 us each), and
-// the plan of the pieces, 1 ms of 10. By tcp the bytes go through the kernel twice, as iperf3's do.
+// Expected, fetch: 4,096 tokens of a 1B Llama (16 layers, 8 heads of 64, bf16) are 134 MB in 256 blocks of 16 tokens:
+// 8,192 pieces of 16 KiB. Over shm another thread copies the pieces. Two messages between threads (50 us each) and the
+// plan of the pieces add 1 ms to 10. Over tcp the bytes pass through the kernel twice, as in iperf3.
 #include <time.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ void bench_directory(Bench& bench) {
   CacheDirectory directory;
   Random random(3);
   RealClock clock;
-  // Every instance has chains of 64 blocks; every fourth chain is its neighbour's, too.
+  // Every instance has chains of 64 blocks. Every fourth chain is also its neighbour's.
   const auto chain = [](int instance, int number) {
     const int whose = number % 4 == 0 ? instance / 2 : kInstances + instance;
     std::vector<uint64_t> hashes;
@@ -54,7 +54,7 @@ void bench_directory(Bench& bench) {
     for (int i = 0; i < kPrompt; ++i) hashes.push_back(of.next());
     return hashes;
   };
-  std::vector<int> first(kInstances, 0), last(kInstances, 0);  // chains that it has
+  std::vector<int> first(kInstances, 0), last(kInstances, 0);  // the chains that each instance has
   for (int i = 0; i < kInstances; ++i) {
     XPYD_CHECK(directory.joined(2 * kBlocks) == i);
     for (; last[size_t(i)] < kBlocks / kPrompt; ++last[size_t(i)])
@@ -92,7 +92,7 @@ void bench_directory(Bench& bench) {
                    "x .3 M look-ups/s", 1));
 }
 
-// Seconds of fetches of n tokens by a wire, and of a copy of as many bytes in as many pieces beside each.
+// Seconds of fetches of n tokens over each transport, beside a copy of as many bytes in as many pieces.
 void bench_fetch(Bench& bench) {
   constexpr int kTokens = 4096, kPiece = 16 << 10;
   const ModelConfig config = load_model_config("experiments/models/llama-1b").value();
@@ -121,7 +121,7 @@ void bench_fetch(Bench& bench) {
     uint64_t id = 0;
     double before = 0;
     for (int round = 0; round <= bench.options().rounds; ++round) {
-      const auto fetched = [&] {  // told at the end of the turn in which they end
+      const auto fetched = [&] {  // reported at the end of the turn in which they end
         FetchStats sum;
         for (int i = 0; i < 1000 && sum.fetches <= round; ++i) {
           sum = {};
@@ -134,7 +134,7 @@ void bench_fetch(Bench& bench) {
         XPYD_CHECK(sum.fetches == round + 1);
         return sum.seconds;
       };
-      for (int turn = 0; turn < 2; ++turn) {  // the same prompt at the one, then at the other
+      for (int turn = 0; turn < 2; ++turn) {  // the same prompt on the first instance, then on the other
         auto request = std::make_shared<Request>();
         request->id = ++id;
         for (int t = 0; t <= kTokens; ++t) request->prompt.push_back((t * 7 + round) % config.vocab);
@@ -144,7 +144,7 @@ void bench_fetch(Bench& bench) {
       }
       const double all = fetched(), took = all - std::exchange(before, all), began = clock.now();
       for (size_t at = 0; at < bytes; at += kPiece) std::memcpy(to.data() + at, from.data() + at, kPiece);
-      if (round == 0) continue;  // memory is touched, connections are made
+      if (round == 0) continue;  // the warm-up touches memory and opens connections
       seconds.push_back(took);
       if (!tcp)
         shares.push_back((clock.now() - began) / took);
@@ -164,8 +164,8 @@ void bench_fetch(Bench& bench) {
   }
 }
 
-// Prompts that nobody has seen, by two instances with the pool and by two without: the processor's time of either, in
-// turn. What the pool costs is told of each block that comes and goes, and looked up for each prompt.
+// New prompts on two instances with the pool and on two without, in turn: the processor time of each. The pool costs a
+// report for each block that is stored or removed, and a look-up for each prompt.
 void bench_idle(Bench& bench) {
   constexpr int kTokens = 512, kOutput = 32, kRequests = 16;
   const std::string dir = "experiments/models/llama-micro";

@@ -1,12 +1,12 @@
-// What ranks cost and gain: one model on two threads of one rank, on two tensor ranks, on two
-// pipeline stages, and on four ranks that share two cores.
+// The cost and gain of ranks: one model on two threads of one rank, on two tensor ranks, on two pipeline stages, and on
+// four ranks that share two cores.
 //
-// Expected, of a step on all cores: two tensor ranks do the same work as two threads of one rank, cut by columns and
-// K-groups instead of by panels. A rank waits for the others twice a layer (behind o and down), where one rank's team
-// waits some ten times, at every operation; each costs about a microsecond while spinning. In return every rank does
-// all norms, adds and the embedding, and reads both halves of the sums: at 512 tokens and hidden 512 that is 2 * 3 * 1
-// MB a layer, 0.2 ms at 30 GB/s, against 15 ms of products a layer at 200 GFLOP/s: 1 to 2 %. Two stages of one step
-// compute one after the other: a prefill, and a decode step, takes as long as on one thread.
+// Expected, for a step on all cores: two tensor ranks do the same work as two threads of one rank, split by columns and
+// K-groups instead of panels. A rank waits for the others twice a layer (after o and down). The team of one rank waits
+// some ten times, at every operation. Each wait takes about a microsecond while spinning. On the other hand, every rank
+// computes all norms, adds and the embedding, and reads both halves of the sums. At 512 tokens and hidden 512 that is 2
+// * 3 * 1 MB a layer, 0.2 ms at 30 GB/s, against 15 ms of products a layer at 200 GFLOP/s: 1 to 2 %. Two stages of one
+// step compute one after the other, so a prefill or a decode step takes as long as on one thread.
 #include <cmath>
 #include <cstring>
 #include <memory>

@@ -1,14 +1,14 @@
-// What the cluster adds to a request beside its model: the conductor's processor time, and the time
-// of a zero-copy hand-off against that of the first token.
+// The cost that the cluster adds to a request: the conductor's processor time, and the time of a zero-copy hand-off
+// beside the time of the first token.
 //
-// Arithmetic. Router: 2,048 tokens are 128 blocks, hashed once (15 ns each: 2 us) and looked up per prefill instance as
-// far as its cache goes; a decision, an attempt, five words of the instances and the books of each: some hundred ns a
-// piece. Between processes its words are bytes, too: 8 KiB of prompt, once each way.
+// Expected, router: 2,048 tokens are 128 blocks, hashed once (15 ns each: 2 us) and looked up for each prefill instance
+// as far as its cache matches. A decision, an attempt and five messages of the instances, with their accounting, take
+// some hundred ns each. Between processes, messages are also encoded: 8 KiB of prompt, once in each direction.
 //
-// Hand-off: after the first token P hands 256 block ids to D, which takes the sequence up: two
-// wake-ups of 50 us and two steps' planning. The first token of 4,096 tokens of a 1B model on a CPU
-// at 200 GFLOP/s takes 4,096 x 2.5 GFLOP = 50 s; here 128 of them are computed, and the whole
-// prompt is put at 32 times that, which leaves out what attention to earlier tokens would add.
+// Expected, hand-off: after the first token P hands 256 block ids to D, which continues the sequence. That is two
+// wake-ups of 50 us and the planning of two steps. The first token of 4,096 tokens of a 1B model takes 4,096 x 2.5
+// GFLOP / 200 GFLOP/s = 50 s on a CPU. Here only 128 tokens are computed. The whole prompt is taken as 32 times that,
+// which omits attention to earlier tokens.
 #include <time.h>
 
 #include <algorithm>
@@ -48,13 +48,13 @@ BenchRow at_most(const char* name, std::vector<double> seconds, double most, con
           .target = 1};
 }
 
-// An instance that nobody turns: its words are said for it.
+// An instance that never runs. The benchmark sends its messages.
 class Absent final : public InstanceProbe {
  public:
   InstanceStats stats() const override { return {}; }
   KvStats kv() const override { return {.capacity = 4096, .free = 4096, .block_tokens = 16}; }
   std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
-  const std::atomic<uint64_t>* version() const override {  // nothing of it changes
+  const std::atomic<uint64_t>* version() const override {  // its state never changes
     static const std::atomic<uint64_t> one{1};
     return &one;
   }
@@ -71,14 +71,14 @@ class Last final : public Post {
 
 constexpr int kTokens = 2048, kPrefixes = 16;
 
-std::vector<int32_t> prompt_of(int i) {  // half of it is one of a few prefixes
+std::vector<int32_t> prompt_of(int i) {  // half of the prompt is one of a few prefixes
   std::vector<int32_t> prompt;
   for (int t = 0; t < kTokens; ++t) prompt.push_back(t < kTokens / 2 ? t * 7 + i % kPrefixes : t * 13 + i);
   return prompt;
 }
 
-// 4P4D, each of four prefill instances knows a quarter of the prefixes. `bytes`: as between
-// processes. Seconds of processor time per request, in batches of 100.
+// A 4P4D cluster; each of the four prefill instances has a quarter of the prefixes. `bytes` encodes and decodes
+// messages as between processes. Returns seconds of processor time per request, one value for each 100 requests.
 std::vector<double> route(int n_requests, bool bytes) {
   RealClock clock;
   Last post;
@@ -88,7 +88,7 @@ std::vector<double> route(int n_requests, bool bytes) {
                        .max_queue_bytes = int64_t{1} << 50},
                       clock, post);
   const auto hear = [&](InstanceId from, Message message) {
-    if (bytes) {  // what its own channel would have to read
+    if (bytes) {  // what the receiving channel would decode
       const uint16_t type = frame_type(message);
       message = decode(type, encode(from, kConductor, message, 0), 0).value().message;
     }
@@ -145,8 +145,8 @@ void bench_router(Bench& bench) {
   bench.report(at_most("router: with its words encoded and decoded", route(10000, true), kMost, "x 20 us"));
 }
 
-// Look at all instances, half of which prefill, and place a prompt whose hashes are known: by Algorithm 1, which reads
-// everything. Some hold some of the prefixes; all have work.
+// Looks at all instances, half of which prefill, and places a prompt whose hashes are known. The policy is Mooncake's
+// Algorithm 1, which reads everything. Some instances hold some of the prefixes; all have work.
 std::vector<double> place(int n_instances, int rounds) {
   Scoreboard board(512, StepCost());
   std::map<InstanceId, Member> members;
@@ -185,7 +185,7 @@ void bench_placement(Bench& bench) {
   bench.report(at_most("placement: a look and a decision, 1,000 instances", place(1000, 200), 50e-6, "x 50 us"));
 }
 
-// Seconds from the first token, on P, to the second, on D, of a prompt for which nothing is computed.
+// Seconds from the first token (on P) to the second token (on D) of a prompt for which nothing is computed.
 std::vector<double> hand_offs(const ModelConfig& config, int n_tokens, int rounds) {
   class Times final : public EventSink {
    public:
@@ -230,7 +230,7 @@ std::vector<double> hand_offs(const ModelConfig& config, int n_tokens, int round
   return seconds;
 }
 
-// Of the first `n` tokens of a prompt, computed at once.
+// Seconds to compute the first `n` tokens of a prompt in one step.
 double prefill_seconds(const ModelConfig& config, const std::string& dir, ThreadTeam& team, int n) {
   auto weights = load_weights(dir, config, {.dtype = Dtype::bf16, .dummy = true}, team).value();
   auto model = make_llama(std::move(weights), team, n, 1);

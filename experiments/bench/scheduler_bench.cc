@@ -1,6 +1,6 @@
-// What deciding costs: the scheduler per step, and the conductor per request.
+// The cost of decisions: the scheduler per step, and the conductor per request.
 //
-// Goal: at most 15 us per step at 64 sequences (a step of a 1B model takes 75,000 us), conductor included.
+// Target: at most 15 us per step with 64 sequences, conductor included. A step of a 1B model takes 75,000 us.
 #include <algorithm>
 
 #include "allocator/kv_memory.h"
@@ -15,8 +15,8 @@ namespace xpyd::experiments {
 namespace {
 
 constexpr int kSequences = 64, kPromptTokens = 512, kSteps = 400;
-constexpr double kBudget = 15e-6;      // seconds per step, deciding
-constexpr double kCpuBudget = 100e-6;  // all that the CPU does beside a model on another device
+constexpr double kBudget = 15e-6;      // seconds per step for decisions
+constexpr double kCpuBudget = 100e-6;  // seconds per step for all CPU work beside a model on another device
 
 class Discard final : public EventSink {
  public:
@@ -58,10 +58,10 @@ BenchRow budget_row(std::string name, std::vector<double> seconds, double budget
   return row;
 }
 
-// The arrays of a decode step of 64 rows: made anew, updated, updated in kept rows after one of 64
-// has left and another has come; against the floor: one token, one length and one view a row.
+// The arrays of a decode step of 64 rows: made anew; updated; and updated in kept rows after one of 64 sequences has
+// left and another has come. The floor is one token, one length and one view per row.
 void bench_step_arrays(Bench& bench) {
-  constexpr int kRepeats = 200, kSamples = 20;  // short ones: some are interrupted
+  constexpr int kRepeats = 200, kSamples = 20;  // short samples, because some are interrupted
   KvOptions kv{.shape = kv_shape(small_config(), Dtype::bf16)};
   kv.pool_bytes = size_t(kSequences) * 1024 * kv.shape.token_bytes();
   auto memory = find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv);
@@ -140,7 +140,7 @@ void bench_step_arrays(Bench& bench) {
     row.share_p90 = percentile(floor, 50) / percentile(c.seconds, 10);
     bench.report(row);
   }
-  XPYD_CHECK(sum > 0);  // and nothing was left out by the compiler
+  XPYD_CHECK(sum > 0);  // keeps the compiler from dropping the work
 }
 
 void bench_scheduler(Bench& bench) {
@@ -167,7 +167,7 @@ void bench_scheduler(Bench& bench) {
     double per_request = (clock.now() - start) / kSequences;
     const Instance& decode = *cluster->instances()[1];
     while (decode.stats().running < kSequences) cluster->turn();
-    // Medians of a round: on a shared machine some steps are interrupted.
+    // A round's result is a median, because a shared machine interrupts some steps.
     std::vector<double> steps, all;
     for (InstanceStats before = decode.stats(); int(steps.size()) < kSteps;) {
       cluster->turn();
@@ -184,7 +184,7 @@ void bench_scheduler(Bench& bench) {
     submit_seconds.push_back(per_request);
     cluster->stop();
   }
-  // One request is one conductor decision and many steps; charged here as if each step brought one.
+  // A request is one decision of the conductor and many steps. Here it counts as if each step brought a request.
   std::vector<double> both = step_seconds;
   for (size_t i = 0; i < both.size(); ++i) both[i] += submit_seconds[i];
   bench.report(budget_row("scheduler, per step, 64 sequences", step_seconds, kBudget));
@@ -193,8 +193,8 @@ void bench_scheduler(Bench& bench) {
   bench.report(budget_row("engine, CPU per step, 64 sequences: plan, choose, emit", cpu_seconds, kCpuBudget));
 }
 
-// A decision of each chunk policy: 16 prompts of 4,096 tokens wait, the first has 32,768 left. equal_time's first
-// decision for a prompt is a search, and those after it are not.
+// A decision of each chunk policy while 16 prompts wait: the first has 32,768 tokens left, the others 4,096. equal_time
+// searches at its first decision for a prompt, and not at later ones.
 void bench_chunks(Bench& bench) {
   constexpr double kSearchBudget = 1e-3;
   std::vector<ChunkPrompt> prompts;
@@ -225,7 +225,7 @@ void bench_chunks(Bench& bench) {
       bench.report(budget_row("chunk policy " + std::string(policy.name) + ", " + what, seconds, budget));
     }
   }
-  XPYD_CHECK(sum > 0);  // and nothing was left out by the compiler
+  XPYD_CHECK(sum > 0);  // keeps the compiler from dropping the work
 }
 
 REGISTER_BENCH("scheduler", bench_scheduler);

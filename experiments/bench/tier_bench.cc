@@ -1,15 +1,17 @@
-// Swapping KV between a pool and the host tier: in, as a share of the copy bandwidth; out, as what
-// it costs those who compute. And the disk below: its file's bandwidth beside fio's.
+// Swapping KV between a pool and the host tier: in, as a share of the copy bandwidth; out, as the cost for running
+// requests. And the disk tier: the bandwidth of its file beside fio's.
 //
-// Expected, in: Llama-3-8B in bf16 has 128 KiB of KV per token, 2 MiB per block of 16. Where both sides are token_major
-// one copy moves a whole run of blocks, and a thread that copies with streaming stores is at the copy peak: what is
-// left is looking up, pinning and 64 polls of a 1024-token prompt, some 100 us of 128 MiB / 15 GB/s = 9 ms. Where the
-// pool is layer_major a piece is one token of one layer's K or V, 2 KiB: 65,536 pieces, and the copy runs at what such
-// pieces allow. (light-vllm's swap_blocks at 32 KiB a piece reached 12 of 25 GB/s on PCIe; reference: KV offloading,
-// E1.) Expected, out: a prompt token of llama-mini costs 2 * parameters FLOP and leaves its KV once; its copy takes
-// memory bandwidth for about 1 us of every few hundred, and half a core where none is idle. Expected, disk: fio with
-// the same engine, block and depth does what the disk can; the file's thread also sums up each block, at some 15 GB/s,
-// while the others are under way, so it is to be as fast wherever the disk is slower than that.
+// Expected, in: Llama-3-8B in bf16 has 128 KiB of KV per token, 2 MiB per block of 16. If both sides are token_major,
+// one copy moves a run of blocks, and a thread that copies with streaming stores reaches the copy peak. Look-up,
+// pinning and 64 polls of a prompt of 1024 tokens remain: some 100 us beside 128 MiB / 15 GB/s = 9 ms. If the pool is
+// layer_major, a piece is K or V of one token in one layer, 2 KiB. The copy then runs at the speed that 65,536 such
+// pieces allow. (light-vllm's swap_blocks with 32 KiB a piece reached 12 of 25 GB/s on PCIe; reference: KV offloading,
+// E1.)
+// Expected, out: a prompt token of llama-mini costs 2 * parameters FLOP, and its KV leaves once. The copy takes memory
+// bandwidth for about 1 us of every few hundred, and half a core if no core is idle.
+// Expected, disk: fio with the same engine, block and depth reaches what the disk can do. The file's thread also
+// computes a checksum of each block, at some 15 GB/s, while other blocks are in flight. So the tier is as fast as fio
+// unless the disk is faster than that.
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,7 +40,7 @@ std::vector<int32_t> prompt_of(int seed, int n) {
   return tokens;
 }
 
-// A memory whose tiers hold one prompt, and whose pool has forgotten it.
+// A memory whose tiers hold one prompt that its pool no longer has.
 struct Swap {
   Swap(const char* scheme, KvOrder order, KvShape shape) : tokens(prompt_of(1, kPrompt + 1)) {
     KvOptions o;
@@ -113,7 +115,7 @@ void bench_swap_in(Bench& bench) {
   bench.measure(cases);
 }
 
-// The same prompts with and without tiers, in turn; nothing is ever found again.
+// The same prompts with and without tiers, in turn. No prompt is ever found again.
 void bench_swap_out(Bench& bench) {
   const std::string dir = "experiments/models/llama-mini";
   Result<ModelConfig> config = load_model_config(dir);
@@ -192,9 +194,9 @@ void bench_swap_out(Bench& bench) {
   }
 }
 
-// One pass of a disk file over all its blocks: seconds.
+// One pass of a disk file over all its blocks; returns seconds.
 struct DiskPass {
-  static constexpr size_t kBlock = size_t{2} << 20;  // 16 tokens of an 8B
+  static constexpr size_t kBlock = size_t{2} << 20;  // 16 tokens of an 8B model
   static constexpr int kBlocks = 256;
   DiskPass() {
     for (int i = 0; i < DiskFile::kDepth; ++i)
@@ -205,7 +207,7 @@ struct DiskPass {
   }
   double run(bool write) {
     std::vector<DiskFile::Done> done;
-    std::vector<int> buffers;  // [a block under way]
+    std::vector<int> buffers;  // [block in flight]
     for (int i = DiskFile::kDepth; i-- > 0;) buffers.push_back(i);
     std::vector<int> buffer_of(kBlocks);
     const double start = clock.now();
@@ -235,7 +237,7 @@ struct DiskPass {
   std::unique_ptr<DiskFile> file;
 };
 
-// GB/s as fio tells it; 0: there is none, or it failed.
+// GB/s reported by fio; 0 if fio is missing or failed.
 double fio(const std::string& path, bool write) {
   const std::string way = write ? "write" : "read";
   const std::string command = "fio --name=xpyd --filename=" + path + " --rw=" + way +
@@ -252,7 +254,7 @@ double fio(const std::string& path, bool write) {
   return ran && at != said.npos ? std::atof(said.c_str() + at + name.size()) / 1e9 : 0;
 }
 
-// In the folder $BENCH_DISK, or build/.
+// Uses the folder $BENCH_DISK, or build/.
 void bench_disk(Bench& bench) {
   const char* named = std::getenv("BENCH_DISK");
   const std::string dir = named ? named : "build";
@@ -265,7 +267,7 @@ void bench_disk(Bench& bench) {
   pass.file = std::move(file).value();
   const std::string others = dir + "/xpyd-fio-" + std::to_string(getpid());
   const double gb = double(DiskPass::kBlock) * DiskPass::kBlocks / 1e9;
-  for (const bool write : {true, false}) {  // once each, untimed: extents are written
+  for (const bool write : {true, false}) {  // once each, untimed, so that extents are written
     pass.run(write);
     fio(others, write);
   }

@@ -1,9 +1,9 @@
-// The wires beside what the machine can do.
+// Transports beside the machine's own limits.
 //
-// Arithmetic: KV of one token of a 1B Llama (16 layers, 8 heads of 64, bf16) is 32 KiB, so 4,096 tokens are 134 MB. One
-// core copies that with non-temporal stores in 8 ms at 17 GB/s, with memcpy in 14 ms; loopback TCP, which copies twice
-// and through the kernel, takes 40 ms at 3.3 GB/s; a hand-off moves 256 block ids. A plan of 64 KiB pieces has 2,048 of
-// them: 0.2 us each is 0.4 ms, 5 % of the copy. A cache line crosses between two cores in 0.05 us; a post adds the
+// Expected: KV of one token of a 1B Llama (16 layers, 8 heads of 64, bf16) is 32 KiB, so 4,096 tokens are 134 MB. One
+// core copies that in 8 ms with non-temporal stores (17 GB/s), and in 14 ms with memcpy. Loopback TCP copies twice
+// through the kernel and takes 40 ms at 3.3 GB/s. A hand-off moves 256 block ids. A plan of 64 KiB pieces has 2,048
+// pieces of 0.2 us each: 0.4 ms, 5 % of the copy. A cache line moves between two cores in 0.05 us; a post adds the
 // window, the line that announces it and the transfer's record.
 #include <netinet/in.h>
 #include <pthread.h>
@@ -38,7 +38,7 @@ constexpr size_t kPoolBytes = size_t(128) << 20;  // four times the last-level c
 constexpr size_t kBlockBytes = 64 << 10;
 constexpr PeerId kPoster = 1, kOwner = 2;
 
-// The bench pins its thread, and threads begin where their maker is: on every cpu again.
+// The bench pins its thread, and new threads inherit that. This lets them run on every cpu again.
 void run_anywhere() {
   cpu_set_t all;
   std::memset(&all, 0xff, sizeof all);
@@ -54,7 +54,7 @@ void pin_to(int cpu) {
 std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
 std::shared_ptr<std::byte> shared_memory(size_t bytes) { return shared_pool_memory(bytes).value(); }
 
-// Two transports of this process, and a window onto all of the owner's pool.
+// Two transports in this process, and a window over all of the owner's pool.
 struct Wire {
   Wire(decltype(make_shm_transport)* make, std::shared_ptr<std::byte> (*memory)(size_t), int connections = 1)
       : source(memory(kPoolBytes)), destination(memory(kPoolBytes)) {
@@ -89,7 +89,7 @@ struct Wire {
     while ((state = poster->poll(id)) == TransferState::in_flight) usleep(20);
     XPYD_CHECK(state == TransferState::done);
   }
-  std::string wrong() const {  // every block where the plan says
+  std::string wrong() const {  // checks every block against the plan
     for (const Copy& copy : plan.copies) {
       const size_t at = size_t(copy.destination - poster->remote(kOwner, 0));
       if (std::memcmp(destination.get() + at, copy.source, copy.bytes) != 0) return "a block is not what was sent";
@@ -109,8 +109,8 @@ struct Wire {
   TransferPlan plan;
 };
 
-// KV of 4,096 tokens in one pool that two memories share: of one process, or of two, each of which
-// then has a pool of its own over the ledger of both.
+// KV of 4,096 tokens in one pool that two memories share. The memories belong to one process, or stand for two
+// processes; then each has a pool object of its own over the shared ledger.
 struct Handoff {
   explicit Handoff(bool processes) {
     KvOptions options;
@@ -135,7 +135,7 @@ struct Handoff {
   void pass() {
     KvHandover handover = a->handoff().hand_over(handle);
     handle = b->handoff().adopt(handover, tokens, 0);
-    if (file) a->handoff().discard(std::move(handover));  // D has said that it has taken it
+    if (file) a->handoff().discard(std::move(handover));  // D has confirmed that it has adopted it
     std::swap(a, b);
   }
   std::string check() {
@@ -198,7 +198,7 @@ void bench_copies(Bench& bench) {
   });
 }
 
-// The planner: 2 * 16 layers * 128 blocks, no two of them neighbours.
+// The planner: 2 * 16 layers * 128 blocks, none adjacent to another.
 void bench_plan(Bench& bench) {
   const KvShape shape{.n_layers = 16, .n_kv_heads = 8, .head_dim = 64, .dtype = Dtype::bf16};
   const KvLayout layout{shape, KvOrder::layer_major, 16, 512};
@@ -232,7 +232,7 @@ void bench_plan(Bench& bench) {
                 .target = 1});
 }
 
-// A plain loop of blocking sockets over the same memory, 1 MiB at a time: what the wire could be.
+// A plain loop of blocking sockets over the same memory, 1 MiB at a time: the most that the tcp transport could reach.
 class BareLoop {
  public:
   BareLoop(const std::byte* source, std::byte* destination) : source_(source) {
@@ -350,7 +350,7 @@ void bench_tcp(Bench& bench) {
                 .target = 0.75});
 }
 
-// Two processes, one post back and forth; both spin on arrived().
+// Two processes pass one post back and forth; both spin on arrived().
 constexpr int kBounces = 20000;
 
 struct BounceEnd {
@@ -394,7 +394,7 @@ void bench_notification(Bench& bench) {
   int to_child[2], to_parent[2];
   XPYD_CHECK(pipe(to_child) == 0 && pipe(to_parent) == 0);
   std::fflush(stdout);
-  // The child uses nothing of what this process's other threads hold.
+  // The child uses no lock that another thread of this process may hold.
   const pid_t child = fork();
   XPYD_CHECK(child >= 0);
   if (child == 0) {

@@ -1,4 +1,4 @@
-// What experiments want to know of the card.
+// Properties of the card that experiments need.
 #include "experiments/experiment.h"
 #include "model/cuda/peak_cuda.h"
 

@@ -1,16 +1,16 @@
 // paged_attention on a card: vAttention's Figs 2, 3, 7 and 8 without their confounds. Each kernel is one source over
-// both memories; a pool holds the same bytes whatever the block size, and all of them are read.
+// both memories. A pool holds the same bytes whatever the block size, and all of them are read.
 //
 // 32 query heads, 8 KV heads of 128, bf16, blocks in random order; `block` 0 is contiguous.
 //   prefill  a whole prompt (Fig 2: 1K to 32K)
 //   chunk    2,048 tokens behind a long context (Fig 7: up to 128K)
 //   decode   `batch` sequences of 16K (Figs 3 and 8)
 //
-// Arithmetic, H200 at 4.3 TB/s and 700 TFLOP/s: decode of 32 x 16K reads 2.1 GB, 0.5 ms; a row of 256 bytes a head is
-// two to eight sectors, so that from blocks of 16 on a table costs one look-up in 32 KB and nothing else: 1.00 to 1.08
-// of contiguous (published: equal, against their own paged kernel; 1.9 times between blocks of 16 and 128 with the
-// number of blocks held). Prefill of 32K is 8.8 TFLOP, 13 ms; a row is read for 64 to 128 queries: 1.00 to 1.10
-// (published: up to 1.37 and 1.42).
+// Expected on an H200 at 4.3 TB/s and 700 TFLOP/s: decode of 32 x 16K reads 2.1 GB, 0.5 ms. A row of 256 bytes a head
+// is two to eight sectors, so from blocks of 16 on a table costs one look-up in 32 KB and nothing else: 1.00 to 1.08 of
+// contiguous. (Published: equal, against their own paged kernel; 1.9 times between blocks of 16 and 128 at the same
+// number of blocks.) Prefill of 32K is 8.8 TFLOP, 13 ms; a row is read for 64 to 128 queries: 1.00 to 1.10. (Published:
+// up to 1.37 and 1.42.)
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -29,7 +29,7 @@ namespace {
 
 constexpr int kHeads = 32, kKvHeads = 8, kDim = 128;
 constexpr uint64_t kQueries = 3, kCache = 4;  // arrays of random_element()
-constexpr float kQueryScale = 8;              // few tokens have most of the weight
+constexpr float kQueryScale = 8;              // most of the weight is on few tokens
 
 struct Shape {
   int n_seqs, n_q, length;
@@ -71,7 +71,7 @@ class Problem {
     for (int i = 0; i < n; ++i) seqs.push_back(i / s.n_q), positions.push_back(s.length - s.n_q + i % s.n_q);
     table_ = to_card(table, stream), offsets_ = to_card(offsets, stream);
     seqs_ = to_card(seqs, stream), positions_ = to_card(positions, stream);
-    const int n_splits = cuda_splits(s.length, 0).end;  // of a sequence
+    const int n_splits = cuda_splits(s.length, 0).end;  // per sequence
     std::vector<CudaSplit> splits;
     std::vector<int32_t> split_begins, table_begins;
     for (int i = 0; i < s.n_seqs; ++i) {
@@ -116,7 +116,7 @@ class Problem {
   }
   const CudaAttentionArgs& args() const { return args_; }
 
-  // The last token, all heads, against double precision: weights rounded to bf16 over values below 1.
+  // Compares the last token, in all heads, with double precision. Weights are rounded to bf16 over values below 1.
   std::string check() const {
     const size_t width = size_t(kHeads) * kDim, n = size_t(shape_.n_seqs) * size_t(shape_.n_q);
     cuda::Memory got = cuda::Memory::pinned(width * sizeof(bf16));
@@ -190,7 +190,7 @@ Measure open(const Setting& setting) {
     const int n_q = phase == "decode" ? 1 : phase == "prefill" ? context : setting.tiny ? 30 : 2048;
     Problem problem({point["batch"], n_q, context}, point["block"], *stream);
     const auto wanted = n_q == 1 ? CudaAttentionVariant::decode : CudaAttentionVariant::prefill;
-    // The newest kernel that this card takes: the check below speaks for it.
+    // The newest kernel that this card supports. The check below covers it.
     const CudaAttentionVariant* variant = nullptr;
     for (const CudaAttentionVariant& v : cuda_attention_variants())
       if (v.phase == wanted && !v.refuses(problem.args(), card.value())) variant = &v;

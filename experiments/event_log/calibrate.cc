@@ -11,8 +11,8 @@ namespace xpyd::disagg {
 namespace {
 
 struct Seen {
-  std::vector<std::pair<StepShape, double>> steps;  // seconds of each
-  std::map<std::string, double> wires;              // s/byte, by instance
+  std::vector<std::pair<StepShape, double>> steps;  // each step's shape and seconds
+  std::map<std::string, double> wires;              // instance -> s/byte
 };
 
 Result<Seen> look_into(std::span<const std::string> logs) {

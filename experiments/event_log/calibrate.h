@@ -1,5 +1,5 @@
-// What a simulated instance is, from an event log of live ones: the seconds of their steps, and the rate of their
-// wires.
+// Derives the hardware of a simulated instance from an event log of live instances: the seconds of their steps and the
+// rate of their transports.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -13,17 +13,17 @@ namespace xpyd::disagg {
 
 struct Calibration {
   model::StepCost::Terms step_terms = {};
-  model::PredictionError step_error;  // of these terms, over the same steps
+  model::PredictionError step_error;  // error of these terms over the same steps
   double link_bytes_per_s = 0;        // 0: nothing was transferred
-  model::PredictionError link_error;  // … over the instances that posted
+  model::PredictionError link_error;  // over the instances that posted
 };
 
-// Least squares of relative errors over all "step" lines; of wires the mean of what a byte cost each instance last.
-// Errors: read_event_logs(); invalid_argument: there is no step.
+// Step terms are a least-squares fit of relative errors over all "step" lines. The link rate is the mean of each
+// instance's last measured seconds per byte. Errors: those of read_event_logs(); invalid_argument if there is no step.
 Result<Calibration> calibrate(std::span<const std::string> logs);
-// Of these logs as predicted by a calibration that comes from others: only its errors differ.
+// Returns `calibration` with its errors on `logs`, which are usually other logs than those it was made from.
 Result<Calibration> compare(const Calibration& calibration, std::span<const std::string> logs);
-// A file for find_hardware(). It says nothing of memory.
+// A file for find_hardware(). It has no memory sizes.
 std::string hardware_json(const Calibration& calibration);
 
 }  // namespace xpyd::disagg

@@ -1,4 +1,4 @@
-// xpyd replay, trace, explain and calibrate: readings of an event log (disagg/conductor/event_log.h).
+// xpyd replay, trace, explain and calibrate: commands that read an event log (disagg/conductor/event_log.h).
 #include <cstdio>
 
 #include "allocator/eviction.h"
@@ -73,7 +73,7 @@ int calibrate_main(const Options& options) {
 
 std::vector<OptionRow> event_log_options() {
   using enum OptionKind;
-  // The rows keep pointers into these.
+  // Static, because the rows keep pointers into these strings.
   static const std::string placements = names_of(placement_policies(), "|"),
                            slo_admissions = names_of(admission_policies(), "|"),
                            orders = names_of(disagg_policies(), "|"), batchings = names_of(batch_policies(), "|"),

@@ -49,7 +49,7 @@ std::string admit_again(const json& line, const std::string& policy, JsonIn::Kee
   const model::StepCost cost(part<model::StepCost::Terms>(line, "cost", keep));
   view.cost = &cost;
   const AdmissionPolicy& policy_row = row(find_admission_policy(policy), policy);
-  const auto rule = kJoins ? policy_row.joins : policy_row.arrives;  // null: it refuses nobody then
+  const auto rule = kJoins ? policy_row.joins : policy_row.arrives;  // null: the policy refuses nobody at this point
   return text_of(rule ? rule(view, part<AdmissionOptions>(line, "options", keep)) : Refusal{});
 }
 
@@ -94,7 +94,7 @@ std::string chunk_again(const json& line, const std::string& policy, JsonIn::Kee
   return text_of(choice);
 }
 
-// Of the blocks that stood first, in that order, the one that goes.
+// The index of the block that the policy evicts first. Among equal ranks, the larger position goes first.
 std::string evict_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   const auto shown = part<std::span<const BlockUse>>(line, "view", keep);
   if (shown.empty()) throw std::runtime_error("blocks: expected at least one");
@@ -114,7 +114,7 @@ constexpr Kind kKinds[] = {
     {"evict", evict_again},
 };
 
-// Of an answer as it was written: zeros are left out there, too.
+// The answer exactly as it was written, because a written answer omits zeros.
 std::string recorded_answer(const std::string& line) {
   const size_t at = line.rfind("\"answer\":");
   return at == std::string::npos ? "" : line.substr(at + 9, line.size() - at - 10);

@@ -1,4 +1,5 @@
-// Takes every decision of a run's event logs again, with the policies of this build or with another one.
+// Repeats every decision recorded in a run's event logs, with the recorded policies as this build has them or with
+// other ones.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -14,16 +15,18 @@
 namespace xpyd::disagg {
 
 struct ReplayOptions {
-  std::map<std::string, std::string> instead;  // by kind of decision: another policy's name ("place": "lmetric")
+  std::map<std::string, std::string> instead;  // kind of decision -> name of another policy ("place" -> "lmetric")
 };
 
 struct Replayed {
   int64_t decisions = 0, differ = 0;
-  double regret = 0, regret_now = 0;  // place: sums of regret_ratio, of the recorded choices and of those made now
+  double regret = 0,
+         regret_now = 0;  // of "place": sums of regret_ratio over the recorded choices and over the repeated ones
 };
 
-// `differs`: the line, and what was decided now, as JSON. Errors: not_found; invalid_argument, with FILE:LINE: not a
-// log, of another version, a broken line, or a policy that this build has not.
+// Calls `differs` with the line and the new decision (JSON) where the new decision differs. Errors: not_found;
+// invalid_argument with FILE:LINE if the file is no log or has another version, a line is broken, or this build lacks a
+// policy.
 Result<std::map<std::string, Replayed>> replay(
     std::span<const std::string> paths, const ReplayOptions& options,
     const std::function<void(const std::string& line, const std::string& answer)>& differs);

@@ -22,7 +22,7 @@ T read(const json& line) {
   return x;
 }
 
-// Events of the trace format, one a line; times in microseconds.
+// Writes events of the trace format, one per line. Times are in microseconds.
 class TraceWriter {
  public:
   explicit TraceWriter(std::FILE* out) : out_(out) {
@@ -30,13 +30,14 @@ class TraceWriter {
   }
   void end() { std::fputs("\n]}\n", out_); }
 
-  // Processes by name; requests are one of them. Numbers begin at 1: viewers take 0 for an idle processor.
+  // The number of a process, by name. "requests" is one of them. Numbers begin at 1, because viewers take 0 for an idle
+  // processor.
   int process(const std::string& name) {
     auto [at, fresh] = processes_.try_emplace(name, int(processes_.size()) + 1);
     if (fresh) put_name("process_name", at->second, 1, name);
     return at->second;
   }
-  // A track of a process: the steps of an instance, or a request.
+  // A track of a process: the steps of an instance, or one request.
   struct Track {
     int pid;
     uint64_t tid;
@@ -49,7 +50,7 @@ class TraceWriter {
   void span(Track track, const std::string& name, double begin_s, double end_s, const Args&... args) {
     coloured_span(track, name, begin_s, end_s, nullptr, args...);
   }
-  // `colour`: one of chrome://tracing's names; null: as the viewer likes (ui.perfetto.dev: by the span's name).
+  // `colour` is one of chrome://tracing's names. With null the viewer chooses (ui.perfetto.dev: by the span's name).
   template <class... Args>
   void coloured_span(Track track, const std::string& name, double begin_s, double end_s, const char* colour,
                      const Args&... args) {
@@ -68,7 +69,7 @@ class TraceWriter {
     event.open('{').add("ph", "C", "name", name, "pid", pid, "ts", at_s * 1e6).key("args").object(args...).close('}');
     put(event);
   }
-  // From the span on a track that begins at `at_s` to the next one that begins on another.
+  // An arrow from the span on `from` that begins at `at_s` to the next span on `to` that begins at `end_s` or later.
   void arrow(uint64_t id, Track from, Track to, double at_s, double end_s) {
     for (bool begins : {true, false}) {
       const Track& end = begins ? from : to;
@@ -101,7 +102,7 @@ class TraceWriter {
   std::set<std::pair<int, uint64_t>> tracks_;
 };
 
-// The requests of an instance's last plan, and how many tokens of each: "7:512 9:1".
+// The requests of an instance's last plan with their tokens: "7:512 9:1".
 std::string batch_of(const json& plan) {
   std::string text;
   size_t at = 0;
@@ -142,7 +143,7 @@ void put_request(TraceWriter& trace, const RequestLife& life) {
   trace.span(track, "decode", at, life.ended, "tokens", life.output, "finish", life.finish);
 }
 
-// What instances say of requests, until their lives are read: their first steps there, and what they loaded.
+// Keeps what instances report of requests until the requests' lives are read: first steps, and fetched prefixes.
 class Marks {
  public:
   void plan(const json& line) {
@@ -154,7 +155,7 @@ class Marks {
   void fetch(const FetchLife& fetch) {
     of_[{fetch.request, fetch.instance}].fetch = {fetch.t, fetch.t + fetch.seconds};
   }
-  // Of the last attempt. What an instance did was before the conductor could hear of it.
+  // Fills in the last attempt. An instance's own times are earlier than those at which the conductor heard of them.
   void complete(RequestLife& life) const {
     if (const auto at = of_.find({life.request, life.prefill}); at != of_.end()) {
       std::tie(life.fetching, life.fetched) = at->second.fetch;
@@ -178,7 +179,7 @@ class Marks {
   std::map<std::pair<uint64_t, std::string>, Mark> of_;
 };
 
-// Each line goes to `other`, too. The lives come last, without their gaps.
+// Passes each line to `other`, too. The lives come last, without their gaps.
 Result<std::vector<RequestLife>> read_lives(std::span<const std::string> paths,
                                             const std::function<void(const std::string& kind, const json&)>& other) {
   std::vector<RequestLife> lives;
@@ -198,7 +199,7 @@ Result<std::vector<RequestLife>> read_lives(std::span<const std::string> paths,
 }  // namespace
 
 Status write_trace(std::span<const std::string> paths, std::FILE* out) {
-  if (paths.empty()) return read_event_logs(paths, {});  // its error, before anything is written
+  if (paths.empty()) return read_event_logs(paths, {});  // returns the error before anything is written
   TraceWriter trace(out);
   std::map<std::string, std::string> batches;
   const auto lives = read_lives(paths, [&](const std::string& kind, const json& line) {

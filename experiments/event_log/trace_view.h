@@ -1,5 +1,5 @@
-// A run's event logs as other eyes read them: a Chrome trace (ui.perfetto.dev, chrome://tracing), and where each
-// request's time went.
+// Views of a run's event logs: a Chrome trace (for ui.perfetto.dev or chrome://tracing), and where the time of each
+// request went.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -14,12 +14,13 @@
 
 namespace xpyd::disagg {
 
-// Writes the logs as a JSON object of trace events: a process for each instance, in which a track has its steps and
-// counters show its blocks and queues; one for each wire, with a track for each request whose KV it carries; one of all
-// requests, in which a track is one request with its phases; arrows from a wire to D. Errors: as replay()'s.
+// Writes the logs as a JSON object of trace events. Each instance is a process: one track has its steps, and counters
+// show its blocks and queues. Each pair of instances between which KV moves is a process, with a track for each
+// request. One process has all requests, with a track and its phases for each. Arrows lead from a transfer to D.
+// Errors: those of replay().
 Status write_trace(std::span<const std::string> paths, std::FILE* out);
 
-// Every request that has ended, in the order of their ends, without its gaps. Errors: as replay()'s.
+// Every request that has ended, in the order of their ends, without its gaps. Errors: those of replay().
 Result<std::vector<RequestLife>> read_lives(std::span<const std::string> paths);
 
 }  // namespace xpyd::disagg

@@ -1,5 +1,5 @@
-// Attention kernels over made-up KV, every variant that the card takes. K, V and q are functions of
-// their place in the sequence, so that one reference serves all memories.
+// Attention kernels over made-up KV, in every variant that the card supports. K, V and q are functions of their place
+// in the sequence, so one reference serves all memories.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -27,23 +27,23 @@ namespace {
 
 constexpr int kDim = 128;
 constexpr uint64_t kQueries = 3, kCache = 4;  // arrays of random_element()
-// Large queries: few tokens have most of the weight, so that a lost tile or split is seen in the
-// result.
+// Large queries give most of the weight to few tokens, so a lost tile or split changes the result visibly.
 constexpr float kQueryScale = 16;
 
-// n_seqs sequences of `length` tokens, the last n_q of which ask.
+// n_seqs sequences of `length` tokens. The last n_q tokens of each are queries.
 struct Problem {
   int n_seqs, length, n_q, n_heads, n_kv_heads;
   Dtype dtype = Dtype::bf16;  // of KV
 
   XPYD_HD KvShape shape() const { return {1, n_kv_heads, kDim, dtype}; }
-  // Element d of the row [kDim] that counts as `row` of the whole cache, before it is coded.
+  // The number of a row [kDim] in the whole cache; element() and code() give its elements before and after
+  // quantisation.
   XPYD_HD size_t row(int seq, int kv, int token, int head) const {
     return ((size_t(seq) * 2 + size_t(kv)) * size_t(length) + size_t(token)) * size_t(n_kv_heads) + size_t(head);
   }
   XPYD_HD bf16 element(size_t row, int d) const { return random_element(kCache, row * kDim + size_t(d)); }
-  // Codes spread over [zero, 1), and neighbours differ in scale and zero, too, whether head, token
-  // or K and V: no number of heads or tokens here is a multiple of 7.
+  // Quantised values cover [zero, 1). Neighbours differ in scale and zero, whether in head, token, or K and V, because
+  // no number of heads or tokens here is a multiple of 7.
   XPYD_HD KvQuantiser quantiser(size_t row) const { return kv_quantiser(dtype, -1.0f + 0.125f * float(row % 7), 1, 0); }
   XPYD_HD uint32_t code(const KvQuantiser& q, size_t row, int d) const {
     const float x = to_f32(element(row, d));
@@ -95,7 +95,7 @@ cuda::Memory upload(const std::vector<T>& values, cuda::Stream& stream) {
   return device;
 }
 
-// What all memories of one problem share: queries, the step's tables but the blocks, and the truth.
+// Shared by all memories of one problem: the queries, the step's tables except the blocks, and the expected results.
 class Queries {
  public:
   Queries(const Problem& p, cuda::Stream& stream) : p_(p), stream_(stream) {
@@ -105,7 +105,7 @@ class Queries {
     for (int i = 0; i < n; ++i) seqs.push_back(i / p.n_q), positions.push_back(p.length - p.n_q + i % p.n_q);
     offsets_ = upload(offsets, stream), lengths_ = upload(lengths, stream);
     seqs_ = upload(seqs, stream), positions_ = upload(positions, stream);
-    const int n_splits = cuda_splits(p.length, 0).end;  // of a sequence
+    const int n_splits = cuda_splits(p.length, 0).end;  // per sequence
     std::vector<CudaSplit> splits;
     std::vector<int32_t> begins;
     for (int s = 0; s < p.n_seqs; ++s) {
@@ -119,7 +119,7 @@ class Queries {
     fill_random(q_.data(), p.n_queries(), kQueries, kQueryScale, stream);
     workspace_ =
         cuda::Memory::device(std::max<size_t>(16, 4 * cuda_attention_workspace(n_splits_, p.n_heads, kDim))).value();
-    std::vector<std::future<Truth>> truths;  // seconds each
+    std::vector<std::future<Truth>> truths;  // each takes seconds
     for (size_t token : {size_t{0}, size_t(n) / 3, size_t(n) - 1})
       truths.push_back(std::async(std::launch::async, [this, token] { return make(token); }));
     for (auto& truth : truths) truth_.push_back(truth.get());
@@ -147,7 +147,7 @@ class Queries {
             .workspace = workspace_.as<float>()};
   }
 
-  // The results of some tokens, all heads, against double precision. Then out is NaN again.
+  // Compares the results of some tokens, in all heads, with double precision. Then fills `out` with NaN again.
   std::string check() const {
     std::string wrong;
     const size_t width = size_t(p_.n_heads) * kDim;
@@ -156,7 +156,7 @@ class Queries {
       cuda::copy(got.data(), out_.as<bf16>() + truth.token * width, got.size(), stream_);
       stream_.wait();
       for (size_t i = 0; i < width && wrong.empty(); ++i) {
-        // Weights rounded to bf16 (2^-9 each) over values below 1, and one rounding of the result.
+        // Weights are rounded to bf16 (2^-9 each) over values below 1, and the result is rounded once.
         const double error = std::abs(double(to_f32(got.as<bf16>()[i])) - double(truth.out[i]));
         if (!(error < 0.01))
           wrong = "token " + std::to_string(truth.token) + ", element " + std::to_string(i) + ": off by " +
@@ -191,7 +191,7 @@ class Queries {
                       .n_heads = p_.n_heads,
                       .scale = kScale},
         [&, of = size_t(-1), quantiser = KvQuantiser{}](int, int kv, int t, int head, int d) mutable {
-          const size_t row = p_.row(seq, kv, t, head);  // what the cache holds there
+          const size_t row = p_.row(seq, kv, t, head);  // the row that the cache holds there
           if (p_.dtype == Dtype::bf16) return double(to_f32(p_.element(row, d)));
           if (row != of) of = row, quantiser = p_.quantiser(row);
           const KvScale scale{f16_to_f32(quantiser.scale), f16_to_f32(quantiser.zero)};
@@ -207,11 +207,11 @@ class Queries {
   std::vector<Truth> truth_;
 };
 
-// What a Cache is, where it is no number of tokens of a block.
+// Values for the `block_tokens` of a Cache that has no blocks.
 constexpr int kContiguous = 0;
-constexpr int kPageGroups = -1;  // vAttention's: contiguous addresses over groups in random order
+constexpr int kPageGroups = -1;  // vAttention: contiguous addresses over groups in random order
 
-// The KV of a problem in one memory; blocks lie in random order.
+// The KV of a problem in one memory. Blocks are in random order.
 class Cache {
  public:
   Cache(const Queries& queries, int block_tokens) : queries_(queries), args_(queries.args()) {
@@ -219,7 +219,7 @@ class Cache {
     const bool contiguous = block_tokens <= 0;
     const size_t token = size_t(p.n_kv_heads) * p.shape().row_bytes();
     int block = contiguous ? p.length : block_tokens;
-    if (block_tokens == kPageGroups) {  // a slot is whole groups
+    if (block_tokens == kPageGroups) {  // a slot is a whole number of groups
       const size_t step = std::lcm(cuda::vmm::granularity(), token);
       block = int((size_t(p.length) * token + step - 1) / step * step / token);
     }
@@ -276,7 +276,7 @@ class Cache {
   std::unique_ptr<VirtualRange> range_;
 };
 
-// Whether a variant takes this; if not, its reason is said.
+// Whether a variant supports these arguments. If not, prints the reason.
 bool takes(const CudaAttentionVariant& variant, const CudaAttentionArgs& args, const cuda::Card& card,
            const std::string& what) {
   const char* why = variant.refuses(args, card);
@@ -284,7 +284,7 @@ bool takes(const CudaAttentionVariant& variant, const CudaAttentionArgs& args, c
   return why == nullptr;
 }
 
-// How long others took for the same on this card, minutes before and in another process: rows of
+// The time that another implementation took for the same on this card, minutes before and in another process: a row of
 // experiments/gpu/sdpa.py, "yardstick,backend,shape,ms,tflops,versions".
 struct Yardstick {
   std::string name;
@@ -309,11 +309,12 @@ std::string shape_name(const Problem& p, const char* phase) {
   return std::string(phase) + " " + (p.n_seqs > 1 ? std::to_string(p.n_seqs) + " x " : "") + std::to_string(p.length);
 }
 
-// One variant after the other, the newest last, and of each all memories: a fault of one leaves the others' rows.
+// Variants run one after the other, the newest last, each over all memories. So a fault in one keeps the rows of the
+// others.
 using Variant = CudaAttentionVariant;
-bool slow(const Variant& v) { return v.name == std::string("naive"); }  // and no contestant
+bool slow(const Variant& v) { return v.name == std::string("naive"); }  // and not compared with others
 
-// Of `v` over another memory than contiguous slots, beside those.
+// Cases for `v` over another memory, compared with contiguous slots.
 std::vector<Case> beside_slots(const Variant& v, const Cache& contiguous, const Cache& other, const std::string& shape,
                                const std::string& memory) {
   const std::string name = v.name + (" " + shape), on_slots = name + " contiguous";
@@ -334,7 +335,7 @@ std::vector<std::unique_ptr<Queries>> coded_queries(Problem p, cuda::Stream& str
   return all;
 }
 
-// The same problem over that KV, beside `plain`, a bf16 cache with the same blocks.
+// The same problem over quantised KV, compared with `plain`, a bf16 cache with the same blocks.
 void coded_attention(Rounds& rounds, const cuda::Card& card, const Variant& v,
                      const std::vector<std::unique_ptr<Queries>>& coded, const Cache& plain, int block_tokens,
                      const std::string& shape, Limit limit) {
@@ -355,8 +356,7 @@ void coded_attention(Rounds& rounds, const cuda::Card& card, const Variant& v,
 
 namespace {
 
-// Rows of others' times, and our `cases`, which took `ours`, beside the fastest of `who` whose K and V lie in one
-// piece.
+// Reports our `cases`, which took `ours` seconds, beside the fastest backend of `who` with contiguous K and V.
 void beside_yardsticks(Rounds& rounds, const std::vector<Yardstick>& others, const char* who, double target,
                        const std::vector<Case>& cases, const std::vector<double>& ours) {
   const Yardstick* best = nullptr;

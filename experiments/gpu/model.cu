@@ -1,4 +1,5 @@
-// Whole steps of a model of an 8-billion-parameter Llama's shape with random weights, alone and through the engine.
+// Whole steps of a model with the shape of an 8-billion-parameter Llama and random weights, alone and through the
+// engine.
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
@@ -68,7 +69,7 @@ struct Shape {
   std::string name;
 };
 
-// Steps of one shape, one after the other, by one model.
+// Consecutive steps of one shape by one model.
 class Steps {
  public:
   Steps(const Setting& setting, const KvLayout& layout, std::byte* pool, CudaModel& llama, const Shape& shape)
@@ -94,7 +95,7 @@ class Steps {
   }
 
  private:
-  // Decoding: the next step is enqueued, with the tokens that this one will choose, before this one is waited for.
+  // In decode, the next step is enqueued before the end of this one, with the tokens that this one will choose.
   bool ahead() const { return shape_.n_q == 1; }
   void end() {
     llama_.end(chosen_.data());
@@ -120,7 +121,8 @@ class Steps {
   double begin_seconds_ = 0;
 };
 
-// The same shape by several models, in the same rounds: all but the first also as multiples of the first one's speed.
+// One shape by several models in the same rounds. All but the first are also reported as multiples of the first one's
+// speed.
 void measure_steps(Rounds& rounds, const Setting& setting, const std::vector<std::pair<CudaModel*, Shape>>& all) {
   int blocks = 0;
   for (const auto& [llama, s] : all) blocks = std::max(blocks, s.n_seqs * ((s.length + kBlock - 1) / kBlock));
@@ -146,8 +148,8 @@ class NoSink final : public EventSink {
   void on_event(TokenEvent) override {}
 };
 
-// Full batches through the engine, as a server runs them: what the CPU does of a step, and how long
-// a step is. Without planning ahead, the first adds to the second.
+// Full batches through the engine, as in a server: the CPU's part of a step, and the duration of a step. Without
+// planning ahead, the first would add to the second.
 void measure_engine(Rounds& rounds, const Setting& setting) {
   const int batch = setting.tiny ? 4 : kBatch, prompt = setting.tiny ? 8 : 256, warm_up = setting.tiny ? 2 : 20,
             measured = setting.tiny ? 4 : 200, length = prompt + warm_up + measured + 16;
@@ -187,7 +189,7 @@ void measure_engine(Rounds& rounds, const Setting& setting) {
       XPYD_CHECK(taken.ok(), taken.ok() ? "" : taken.error().message);
     }
     auto stats = [&] { return cluster.value()->stats().instances[0]; };
-    // All prompts done, and a few steps more.
+    // Until all prompts are done, and a few steps more.
     while (stats().generated_tokens < int64_t(batch) * warm_up && cluster.value()->turn()) continue;
     const InstanceStats before = stats();
     const double begin = clock.now();
@@ -242,7 +244,7 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
       CudaModelOptions options = setting.options(batch, batch, context);
       options.graphs = how.graphs, options.early_start = how.early;
       models.push_back(make_model(setting, rounds.stream(), options));
-      // Batch 1 streams the weights; the target of a full batch is 1.15 times the roofline's time.
+      // Batch 1 streams the weights. The target of a full batch is 1.15 times the roofline's time.
       const bool served = models.size() == 1;
       one.push_back({models.back().get(),
                      {1, 1, context, Limit::copy, served ? 0.80 : 0, std::string("8B decode, batch 1") + how.name}});
@@ -255,7 +257,7 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
     std::printf("%s", models[0]->describe().c_str());
   }
   measure_engine(rounds, setting);
-  // The newest last: a fault of one leaves the others' rows.
+  // The newest variant comes last, so a fault in it keeps the rows of the others.
   for (const CudaAttentionVariant& v : cuda_attention_variants()) {
     if (v.phase != CudaAttentionVariant::prefill || v.name == std::string("naive")) continue;
     const CudaModelOptions options = setting.options(prompt, 1, prompt, v.name);

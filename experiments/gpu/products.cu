@@ -1,11 +1,10 @@
-// Products at the shapes of an 8-billion-parameter Llama: bf16 as models multiply, beside cuBLASLt's fastest and our
-// kernel for few rows; and products of codes beside the bf16 product that they stand in for.
+// Products at the shapes of an 8-billion-parameter Llama: bf16 as models compute it, beside cuBLASLt's fastest
+// algorithm and our kernel for few rows; and products of quantised weights beside the bf16 product that they replace.
 //
-// The arithmetic, on an H200 (4.3 TB/s of copies, 700 of 790 TFLOP/s): W of gate and up, 28,672 x 4,096, is 235 MB in
-// bf16, 55 us; 117 in int8 and fp8, 27 us; 62 in int4 with its scales, 14 us, but 16 at the 3.9 TB/s that its
-// instructions allow (model/cuda/README.md, "Codes"). So few rows: 2 and 3.4 times as fast as bf16, up to where x from
-// L2 takes as long. 2,048 rows are 0.48 TFLOP, 0.69 ms; mma.sync has 0.6 of the tensor cores' rate at best, 1.1 ms:
-// 0.6.
+// Expected on an H200 (4.3 TB/s of copies, 700 of 790 TFLOP/s): W of gate and up, 28,672 x 4,096, is 235 MB in bf16, 55
+// us; 117 MB in int8 and fp8, 27 us; 62 MB in int4 with scales, 14 us, but 16 us at the 3.9 TB/s that its instructions
+// allow. So with few rows the speed is 2 and 3.4 times that of bf16, until reading x from L2 takes as long. 2,048 rows
+// are 0.48 TFLOP, 0.69 ms; mma.sync reaches at most 0.6 of the tensor cores' rate, 1.1 ms, so 0.6.
 #include <algorithm>
 #include <cmath>
 
@@ -18,7 +17,7 @@ namespace {
 
 constexpr uint64_t kInputs = 11, kWeights = 12;  // arrays of random_element()
 
-// Any code of any output, zeros and scales of all sizes: made again wherever it is checked.
+// Any code for any output, with zeros and scales of all sizes. The check computes them again.
 void read_codes(Dtype dtype, const QuantGroups& groups, int n, QuantRow& row) {
   for (size_t k = 0; k < row.codes.size(); ++k) {
     const auto bits = uint8_t(mix64((uint64_t(n) << 32) + k));
@@ -37,7 +36,7 @@ struct Codes {
 };
 constexpr Codes kForms[] = {{"int8", Dtype::int8, 0}, {"int4 of 128", Dtype::int4, 128}, {"fp8", Dtype::fp8, 0}};
 
-// Of some outputs and rows. weight(n, k): the truth.
+// Checks some outputs of some rows. weights(n) returns the true row n.
 template <class Weights>
 std::string wrong(const cuda::Memory& y, int n, int k, int m, cuda::Stream& stream, Weights weights) {
   cuda::Memory host = cuda::Memory::pinned(y.size());
@@ -127,7 +126,7 @@ void products(Rounds& rounds, const cuda::Card&, bool tiny) {
                },
            .work = {.bytes = double(w.size()) + around, .flops = flops},
            .limit = Limit::roofline}};
-      // What the promise of one order costs, and what our kernel for few rows gains.
+      // These cases show the cost of one fixed order of additions, and the gain of our kernel for few rows.
       const auto dense = [&](const char* what, std::function<void()> run) {
         Case beside = cases[0];
         beside.name = shape + ", " + what, beside.run = std::move(run), beside.versus = cases[0].name;

@@ -1,15 +1,14 @@
-// xpyd_gpu_report: everything that only a GPU can say, in a few minutes: the card's peaks, attention kernels,
-// products of codes, whole steps. `make gpu-report` runs it after the tests, each part in a process of its own.
+// xpyd_gpu_report measures, in a few minutes, all that needs a GPU: the card's peaks, attention kernels, products of
+// quantised weights, whole steps. `make gpu-report` runs it after the tests, each part in a process of its own.
 //
-// The arithmetic, on an H200 (4.8 TB/s and 990 TFLOP/s on paper; the shares below use what the run
-// measures):
-//   prefill 16K causal, 32 heads of 128: 4 * 16384^2 / 2 * 32 * 128 = 2.2 TFLOP, 2.8 ms at 790
-//   TFLOP/s. decode 64 x 8K, 8 KV heads of 128, bf16: 64 * 8192 * 8 * 128 * 2 * 2 = 2.1 GB, 0.5 ms
-//   at 4.3 TB/s. 8B decode, batch 1: 16 GB of weights, 3.7 ms. Batch 64 with 1K of context each:
-//   + 8.6 GB of KV, 5.7 ms. 8B prefill of 8K: 2 * 7.5e9 * 8192 = 123 TFLOP + attention 17, 0.18 s.
-// And of the report itself: at most 30 GB of the card (16 GB of weights, 8.6 GB of KV, 2 GB to
-// copy); 9 rounds of 10 ms a case are 0.1 s, so that the time goes where the host makes 8 billion
-// random weights (about 30 s) and the references (about 5 s).
+// Expected on an H200 (4.8 TB/s and 990 TFLOP/s on paper; shares below are of what the run measures):
+//   prefill 16K causal, 32 heads of 128: 4 * 16384^2 / 2 * 32 * 128 = 2.2 TFLOP, 2.8 ms at 790 TFLOP/s
+//   decode 64 x 8K, 8 KV heads of 128, bf16: 64 * 8192 * 8 * 128 * 2 * 2 = 2.1 GB, 0.5 ms at 4.3 TB/s
+//   8B decode, batch 1: 16 GB of weights, 3.7 ms; batch 64 with 1K of context each: + 8.6 GB of KV, 5.7 ms
+//   8B prefill of 8K: 2 * 7.5e9 * 8192 = 123 TFLOP + attention 17, 0.18 s
+// The report uses at most 30 GB of the card: 16 GB of weights, 8.6 GB of KV, 2 GB to copy. 9 rounds of 10 ms a case are
+// 0.1 s. Most of the time passes while the host makes 8 billion random weights (about 30 s) and the references (about 5
+// s).
 #include <algorithm>
 #include <cstdio>
 
@@ -56,7 +55,8 @@ int run(int argc, char** argv) {
   }
   auto options = parse_bench_options(int(rest.size()), rest.data());
   if (!options.ok()) {
-    std::fprintf(stderr, "xpyd_gpu_report: peaks, decode, prefill, products, model, transfer, vmm; %s\n", options.error().message.c_str());
+    std::fprintf(stderr, "xpyd_gpu_report: peaks, decode, prefill, products, model, transfer, vmm; %s\n",
+                 options.error().message.c_str());
     return 2;
   }
   auto wanted = [&](const char* name) {

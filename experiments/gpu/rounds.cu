@@ -32,7 +32,7 @@ std::vector<double> Rounds::measure(const std::vector<Case>& cases) {
   };
   std::vector<Timed> timed;
   for (const Case& c : cases) {
-    c.run();  // first use of memory and code
+    c.run();  // the first use of memory and code
     std::string wrong = c.check ? c.check() : "";
     stream_.wait();
     if (!wrong.empty()) {
@@ -68,8 +68,8 @@ std::vector<double> Rounds::measure(const std::vector<Case>& cases) {
     BenchRow row{.name = c.name, .rounds = sizes_.rounds, .seconds = at(t.seconds, 0.5)};
     row.gflops = 1e-9 * c.work.flops / row.seconds;
     row.gbps = 1e-9 * c.work.bytes / row.seconds;
-    row.measure = c.limit == Limit::copy   ? "of copy bandwidth"
-                  : c.limit == Limit::gemm ? "of the GEMM peak"
+    row.measure = c.limit == Limit::copy       ? "of copy bandwidth"
+                  : c.limit == Limit::gemm     ? "of the GEMM peak"
                   : c.limit == Limit::roofline ? "of the roofline"
                                                : "";
     row.target = c.target;
@@ -81,7 +81,7 @@ std::vector<double> Rounds::measure(const std::vector<Case>& cases) {
       shared({.name = c.name, .rounds = sizes_.rounds, .measure = "x " + c.versus}, ratios);
     }
   }
-  bench_.write_files();  // what is known stays when something later cannot run
+  bench_.write_files();  // keeps these rows if a later part fails
   return seconds;
 }
 

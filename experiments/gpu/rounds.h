@@ -1,6 +1,6 @@
-// Timing on a GPU as experiments/bench/harness.h does it on a CPU: check first, then rounds in
-// which every contestant is timed beside the card's own limits; shares are medians of per-round
-// ratios. Times are CUDA events around enough repetitions to fill a sample.
+// Timing on a GPU, by the rules of experiments/bench/harness.h: check first, then rounds in which every case is timed
+// beside the card's own limits. Shares are medians of per-round ratios. Times are CUDA events around enough repetitions
+// to fill a sample.
 #pragma once
 
 #include <functional>
@@ -14,18 +14,18 @@
 
 namespace xpyd::experiments::gpu {
 
-// roofline: the slower of copy and gemm. copy: read and written; gemm: the fastest there is.
+// copy: reads and writes at the copy bandwidth. gemm: the fastest product there is. roofline: the slower of the two.
 enum class Limit { copy, gemm, roofline, none };
 
 struct Case {
   std::string name;
-  std::function<void()> run;           // one repetition, enqueued on Rounds::stream()
-  std::function<std::string()> check;  // "" when the result is right
+  std::function<void()> run;           // enqueues one repetition on Rounds::stream()
+  std::function<std::string()> check;  // "" if the result is right
   Work work;
   Limit limit = Limit::none;
-  double target = 0;     // share to reach; 0 reports only
-  std::string versus;    // another case of the same call: one more row has the ratio of speeds to it
-  bool reported = true;  // false: it is here for `versus` of others
+  double target = 0;     // share to reach; 0: only reported
+  std::string versus;    // another case of the same call; one more row has the ratio of speeds to it
+  bool reported = true;  // false: only present as another case's `versus`
 };
 
 struct Sizes {
@@ -39,8 +39,8 @@ class Rounds {
   Rounds(Bench& bench, const Sizes& sizes);
   cuda::Stream& stream() { return stream_; }
   Bench& bench() { return bench_; }
-  // Checks and times all cases, reports them and writes the files; a wrong one is reported and not
-  // timed. Seconds of each case, 0: wrong.
+  // Checks and times all cases, reports them and writes the files. A case with a wrong result is reported and not
+  // timed. Returns the seconds of each case, 0 if wrong.
   std::vector<double> measure(const std::vector<Case>& cases);
   CudaPeakProbe& probe() { return *probe_; }
   void found_wrong(const std::string& name, const std::string& what);
@@ -54,9 +54,9 @@ class Rounds {
   bool all_right_ = true;
 };
 
-// The parts of the report. tiny: the shapes stay, the sizes shrink.
+// The parts of the report. `tiny` keeps the shapes and shrinks the sizes.
 void peaks(Rounds& rounds, const cuda::Card& card, bool tiny);
-// yardsticks: a CSV of other implementations' times on this card (experiments/gpu/sdpa.py), or "".
+// `yardsticks`: a CSV with times of other implementations on this card (experiments/gpu/sdpa.py), or "".
 void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks);
 void prefill_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks);
 void products(Rounds& rounds, const cuda::Card& card, bool tiny);
@@ -64,10 +64,9 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny);
 void kv_transfer(Rounds& rounds, bool tiny);
 void virtual_memory(Rounds& rounds, const cuda::Card& card, bool tiny);
 
-// `xpyd_gpu_report [--tiny] [--yardsticks FILE] [peaks] [decode] [prefill] [products] [model] [transfer] [vmm]
-// [bench options]`;
-// --tiny lets the interpreter run it. 0: every result was right; 1: a wrong one, or no card; 2: bad
-// arguments.
+// `xpyd_gpu_report [--tiny] [--yardsticks FILE] [peaks] [decode] [prefill] [products] [model] [transfer] [vmm] [bench
+// options]`. --tiny makes it short enough for the interpreter. Returns 0 if every result is right, 1 if one is wrong or
+// there is no card, 2 for bad arguments.
 int run(int argc, char** argv);
 
 }  // namespace xpyd::experiments::gpu

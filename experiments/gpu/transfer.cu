@@ -1,11 +1,11 @@
-// KV that moves: from a prefill instance's pool to a decode instance's on one card (what --transport local and handoff
-// enqueue), to pinned host memory and back (what a host tier enqueues). Each list of copies stands beside one copy of
-// as many bytes.
+// Moving KV: between the pools of a prefill and a decode instance on one card (as --transport local and handoff do),
+// and to pinned host memory and back (as a host tier does). Each list of copies stands beside one copy of as many
+// bytes.
 //
-// The arithmetic, for an 8-billion-parameter Llama (32 layers, 8 KV heads of 128, bf16): 128 KiB a token. Pieces are
-// 32 KiB for blocks of 16 in layer_major, 2 KiB for blocks of 1, 2 MiB in token_major. On the card a piece is read and
-// written by one thread block, so 4,096 tokens are 1 GiB of traffic: 0.35 ms at 3 TB/s. Over PCIe 5 x16 they are 512
-// MiB: 9.8 ms at 55 GB/s.
+// Expected for an 8-billion-parameter Llama (32 layers, 8 KV heads of 128, bf16): 128 KiB a token. Pieces are 32 KiB
+// for blocks of 16 in layer_major, 2 KiB for blocks of 1, and 2 MiB in token_major. On the card one thread block reads
+// and writes a piece, so 4,096 tokens are 1 GiB of traffic: 0.35 ms at 3 TB/s. Over PCIe 5 x16 they are 512 MiB: 9.8 ms
+// at 55 GB/s.
 #include <cstring>
 #include <numeric>
 
@@ -22,10 +22,10 @@ constexpr uint64_t kSource = 21;  // an array of random_element()
 
 struct Side {
   KvOrder order;
-  int block;  // tokens of a block
+  int block;  // tokens per block
 };
 
-// One sequence's KV whose blocks lie in random order.
+// The KV of one sequence, with blocks in random order.
 struct Sequence {
   Sequence(const KvShape& shape, const Side& side, int tokens, std::shared_ptr<std::byte> memory, uint64_t seed)
       : layout{shape, side.order, side.block, tokens / side.block}, table(size_t(layout.n_blocks)), pool(memory) {
@@ -39,7 +39,8 @@ struct Sequence {
   std::shared_ptr<std::byte> pool;
 };
 
-// What a queue moves, timed on the rounds' stream: the queue starts when that stream comes to it, and holds it up.
+// A list of copies on a queue, timed on the rounds' stream: the queue starts when that stream reaches it, and the
+// stream waits for the queue.
 class Moves {
  public:
   Moves(Rounds& rounds, DeviceQueue& queue, const std::byte* source, std::vector<Copy> copies)
@@ -51,8 +52,8 @@ class Moves {
     end_.record(stream_of(queue_));
     end_.hold(rounds_.stream());
   }
-  // The first, the middle and the last copy have the source's elements. Then theirs are overwritten: the next list
-  // must bring its own.
+  // Checks that the first, the middle and the last copy arrived. Then overwrites their destinations, so that the next
+  // list must write them again.
   std::string check() {
     rounds_.stream().wait();
     for (size_t i : {size_t(0), copies_.size() / 2, copies_.size() - 1}) {

@@ -1,10 +1,10 @@
-// What each virtual memory call costs on this card, beside what was published: vAttention's Table 3
-// (ASPLOS'25; its column of 2 MiB) and kvcached's benchmarks/bench_vmm (A100, 2 MiB, one thread).
+// The cost of each virtual memory call on this card, beside published figures: vAttention's Table 3 (ASPLOS'25; its
+// column for 2 MiB) and kvcached's benchmarks/bench_vmm (A100, 2 MiB, one thread).
 //
-// The arithmetic: a sequence of an 8B model grows by a row of groups every 1024 tokens in layer_major, 64 groups, each
-// a map and a set_access: 64 * 40 us = 2.6 ms; in token_major every 16 tokens by one group: 40 us. KV is written at 128
-// KiB a token, so that 2 MiB in 40 us are 52 GB/s, against the 0.75 GB/s at which serving was seen to need it (Fig. 4).
-// All of that is only seen when nobody maps ahead.
+// Expected: in layer_major, a sequence of an 8B model grows by a row of 64 groups every 1024 tokens. Each group takes a
+// map and a set_access: 64 * 40 us = 2.6 ms. In token_major it grows by one group every 16 tokens: 40 us. KV is written
+// at 128 KiB a token, so 2 MiB in 40 us are 52 GB/s; serving was seen to need 0.75 GB/s (Fig. 4). Requests wait for
+// these calls only if nothing is mapped ahead.
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
@@ -38,7 +38,8 @@ class Calls {
     for (size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[random.below(i)]);
   }
 
-  // Every call, n times, groups in random order; then those of a running server again while the card works.
+  // Makes every call n times, with groups in random order. Then repeats the calls of a running server while the card
+  // works.
   void run(bool tiny) {
     const int n = int(order_.size());
     const size_t all = bytes_ * size_t(n);
@@ -55,7 +56,7 @@ class Calls {
     each("cuMemSetAccess", set_access);
     check(base, all);
     each("cuMemUnmap", unmap);
-    // What is under way does not touch these addresses.
+    // The work under way does not touch these addresses.
     cuda::Memory other = cuda::Memory::device(tiny ? 1 << 12 : 256 << 20).value();
     auto busy = [&](const char* call, auto f) {
       for (int i = 0; i < (tiny ? 2 : 1000); ++i) cuda::fill(other.data(), i, other.size(), rounds_.stream());
@@ -65,7 +66,7 @@ class Calls {
     busy("cuMemMap", map);
     busy("cuMemSetAccess", set_access);
     busy("cuMemUnmap", unmap);
-    // A run of neighbours: one set_access for all.
+    // One set_access for a run of neighbours.
     for (int i = 0; i < n; ++i) must(map(i), "cuMemMap");
     const int run = std::min(8, n);
     each_of(n / run, "cuMemSetAccess", ", " + std::to_string(run) + " mappings at once",
@@ -90,7 +91,7 @@ class Calls {
     int code = 0, not_ready = 0;
     for (int i = 0; i < n && code == 0; ++i) {
       const double start = clock.now();
-      while ((code = f(i)) == vmm::kNotReady) ++not_ready;  // the card is busy: not for ever
+      while ((code = f(i)) == vmm::kNotReady) ++not_ready;  // the card is busy, but not for ever
       us.push_back(1e6 * (clock.now() - start));
     }
     must(code, call);
@@ -127,7 +128,7 @@ class Calls {
                               .share_p90 = s.p90 / known.kvcached_us});
   }
 
-  // What is mapped and accessible takes and gives words.
+  // Checks that mapped and accessible memory stores values and returns them.
   void check(vmm::Address base, size_t bytes) {
     cuda::Memory host = cuda::Memory::pinned(8);
     cuda::fill(reinterpret_cast<void*>(base), 0x5a, bytes, rounds_.stream());
@@ -144,7 +145,7 @@ class Calls {
   std::vector<int> order_;
 };
 
-// What a growing sequence waits for when nobody has mapped ahead: base/device/page_groups_cuda.cu.
+// The time that a growing sequence waits if nothing is mapped ahead (base/device/page_groups_cuda.cu).
 void rows(Rounds& rounds, size_t group, int n) {
   for (auto [planes, what] : {std::pair{64, "64 groups: layer_major, 32 layers"}, {1, "1 group: token_major"}}) {
     auto groups = make_cuda_page_groups({.group_bytes = group, .n_groups = planes}).value();

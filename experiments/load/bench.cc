@@ -1,4 +1,4 @@
-// xpyd bench: reads what the server is, makes or reads a load, sends it open loop, prints what users saw.
+// xpyd bench asks the server for its card, makes or reads a load, sends it open loop and prints what users would see.
 
 #include "experiments/load/bench.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 std::atomic<bool> interrupted{false};
 
-// Ctrl-C ends the sending, once; a second one ends the program.
+// The first Ctrl-C ends the sending; a second one ends the program.
 class InterruptGuard {
  public:
   InterruptGuard() {
@@ -36,7 +36,7 @@ class InterruptGuard {
   struct sigaction before_ {};
 };
 
-// What a server does not answer, or answers wrongly, is no misuse.
+// Turns a missing or wrong answer of the server into an I/O error, because it is no misuse of the command line.
 template <class T>
 T from_server(Result<T> result) {
   if (!result) throw Error{ErrorCode::io, result.error().message};
@@ -46,7 +46,7 @@ void from_server(const Status& status) {
   if (!status) throw Error{ErrorCode::io, status.error().message};
 }
 
-// The same failure of many requests is one line.
+// Prints each kind of failure once, with its count.
 void print_errors(const std::vector<RequestRecord>& records) {
   std::map<std::string, int> counts;
   for (const RequestRecord& record : records)
@@ -77,7 +77,7 @@ void print_tables(const std::string& table, const BenchResult& result, const Ben
     std::printf("%d answers had no usage: their output tokens are counted as chunks\n", result.without_usage);
 }
 
-// Tokens of what was answered; below 0: the server has no /tokenize.
+// Number of tokens in all answers; below 0 if the server has no /tokenize.
 int64_t retokenize(HttpClient& client, const std::string& model, const std::vector<RequestRecord>& records) {
   int64_t tokens = 0;
   for (const RequestRecord& record : records) {
@@ -114,7 +114,7 @@ Load make_load(const DatasetOptions& o, bool output_given, HttpClient& client, c
 
 }  // namespace
 
-// What the rows of its options cannot say one by one.
+// Checks the options that depend on each other.
 static void check_bench(const Options& options) {
   const std::string& dataset = options.text("dataset");
   bool needs_file = dataset == "sharegpt" || dataset == "mooncake";
@@ -146,7 +146,7 @@ int bench_main(const Options& options) try {
   need(check_result_file(options));
   HttpHeaders headers;
   if (!bench.api_key.empty()) headers.emplace_back("Authorization", "Bearer " + bench.api_key);
-  raise_descriptor_limit();  // one for each request in flight
+  raise_descriptor_limit();  // each request in flight needs a descriptor
   const std::unique_ptr<HttpClient> created = from_server(HttpClient::create(url.value(), headers));
   HttpClient& client = *created;
 
@@ -172,7 +172,7 @@ int bench_main(const Options& options) try {
 
   InterruptGuard guard;
   auto no_progress = [](int, int) {};
-  // A prompt of its own, so that it leaves nothing in a prefix cache that the load could hit.
+  // Warm-up prompts are different from the load's, so they leave nothing in a prefix cache that the load could hit.
   std::vector<BenchRequest> warmups(size_t(bench.warmups));
   for (BenchRequest& warmup : warmups) {
     warmup.text = "warm up";

@@ -18,7 +18,7 @@ int integer_or_0(const json& object, const char* name) {
   return value ? int(value.value()) : 0;
 }
 
-// Of a chat's delta: its text, or its reasoning or calls under the names that servers give them.
+// Whether a chat's delta has text, reasoning or tool calls, under the names that servers use.
 bool has_output(const json& delta) {
   for (const char* name : {"content", "reasoning_content", "reasoning"})
     if (const json* text = find_field(delta, name);
@@ -28,7 +28,7 @@ bool has_output(const json& delta) {
   return calls && calls->is_array() && !calls->empty();
 }
 
-// "message" of OpenAI's envelope, or of the flat form that some servers have.
+// The "message" of OpenAI's envelope, or of the flat form that some servers use.
 std::string error_message(const json& body) {
   if (!body.is_object()) return "";
   const json* error = find_field(body, "error");
@@ -84,7 +84,7 @@ Status make_texts(HttpClient& client, const SendOptions& options, std::vector<Be
 }
 
 std::string completion_body(const BenchRequest& request, int i, const SendOptions& options) {
-  JsonText out;  // no tree: a prompt may have 100,000 ids
+  JsonText out;  // text, not a tree, because a prompt may have 100,000 ids
   out.open('{').add("model", options.model, "max_tokens", request.output_tokens);
   out.add("temperature", options.temperature, "stream", true);
   out.key("stream_options").object("include_usage", true);
@@ -123,7 +123,7 @@ void AnswerReader::event(const std::string& data, double now_s) {
   const json* error = event.is_object() ? find_field(event, "error") : nullptr;
   if (!event.is_object() || error) {
     std::string message = error_message(event);
-    // A head that went out at once cannot say 429 any more.
+    // A refusal after the response head was sent cannot be an HTTP 429 any more.
     if (error && error->is_object()) {
       const auto code = get_string(*error, "code");
       record_.refused = code.ok() && code.value() == "objective_missed";
@@ -136,7 +136,7 @@ void AnswerReader::event(const std::string& data, double now_s) {
     const json& choice = (*choices)[0];
     const json* delta = choice.is_object() ? find_field(choice, "delta") : nullptr;
     auto text = delta && delta->is_object() ? get_string(*delta, "content") : get_string(choice, "text");
-    if (delta && !(delta->is_object() && has_output(*delta))) return;  // a chat's role, or its end
+    if (delta && !(delta->is_object() && has_output(*delta))) return;  // the role, or the end, of a chat
     record_.chunk_s.push_back(now_s);
     if (keep_text_ && text) record_.text += text.value();
   }
@@ -178,16 +178,16 @@ LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
   std::vector<bool> answered(requests.size(), false);
   std::vector<std::unique_ptr<AnswerReader>> readers(requests.size());
   HttpCall call{.method = "POST", .target = options.endpoint, .body = "", .timeout_s = options.timeout_s};
-  std::set<std::pair<double, size_t>> ready;                  // when after the start, which
-  std::vector<std::vector<size_t>> waiting(requests.size());  // for the end of each
+  std::set<std::pair<double, size_t>> ready;                  // (seconds after the start, request)
+  std::vector<std::vector<size_t>> waiting(requests.size());  // by request: those that wait for its end
   for (size_t i = 0; i < requests.size(); ++i) {
     if (requests[i].after < 0)
       ready.emplace(due[i], i);
     else
       waiting[size_t(requests[i].after)].push_back(i);
   }
-  size_t made = requests.size();  // whose body is in `call`
-  // The next body is made before it is due: a long prompt takes a millisecond.
+  size_t made = requests.size();  // the request whose body is in `call`
+  // Makes the next body before it is due, because a long prompt takes a millisecond.
   const auto make_next = [&] {
     if (ready.empty() || made == ready.begin()->second) return;
     made = ready.begin()->second;

@@ -56,7 +56,7 @@ BenchResult summarize_bench(std::span<const RequestRecord> records, double start
   result.duration_s = duration_s;
   std::vector<double> ttft, tpot, itl, e2el, lateness, tbt, tbt_max, tbt_p99, retry_after;
   std::vector<int64_t> chunks_per_second;
-  std::vector<std::pair<double, int>> sweep;  // time, +1 or -1
+  std::vector<std::pair<double, int>> sweep;  // time; +1 for a send, -1 for an end
   int good = 0;
   for (const RequestRecord& record : records) {
     lateness.push_back((record.sent_s - record.due_s) * 1e3);
@@ -90,14 +90,14 @@ BenchResult summarize_bench(std::span<const RequestRecord> records, double start
       if (second >= chunks_per_second.size()) chunks_per_second.resize(second + 1, 0);
       ++chunks_per_second[second];
     }
-    const double tbt_ms = times.worst_tenth() * 1e3;  // 0 of a one-token output
+    const double tbt_ms = times.worst_tenth() * 1e3;  // 0 if the output is one token
     itl.insert(itl.end(), gaps.begin(), gaps.end());
     if (const Summary own = summarize(std::move(gaps)); own.count > 0)
       tbt.push_back(tbt_ms), tbt_max.push_back(own.max), tbt_p99.push_back(own.p99);
     good += first_ms <= goodput.ttft_ms && per_token_ms <= goodput.tpot_ms && last_ms <= goodput.e2el_ms &&
             tbt_ms <= goodput.tbt_ms;
   }
-  // At equal times an end comes before a send.
+  // Sorting puts an end before a send at the same time.
   std::sort(sweep.begin(), sweep.end());
   int running = 0;
   for (auto [time, change] : sweep) {

@@ -30,8 +30,8 @@ Error no_file(const std::string& path) {
   return {ErrorCode::io, "--dataset-path: " + path + ": " + std::strerror(errno)};
 }
 
-// The first exchange of a row; none: it has too few turns, or does not begin with a question. What is no conversation
-// is thrown, as an Error.
+// The first exchange of a row, or none if the row has too few turns or does not begin with a question. Throws an Error
+// if the row is no conversation.
 std::optional<Exchange> first_exchange(const std::string& text, const std::string& where) {
   const json row = need(parse_json(text, where, {.max_bytes = RecordReader::kMaxBytes}));
   if (!row.is_object()) throw invalid(where + ": expected an object");
@@ -95,7 +95,7 @@ Load shared_prefix_load(int n, int groups, int prefix_tokens, int input_tokens, 
 
 namespace {
 
-// Seeded sentences of eight words; " " between them.
+// Seeded sentences of eight words, separated by " ".
 std::string sentences(uint64_t seed, int words) {
   constexpr const char* kParts[8][6] = {{"The", "A", "Every", "One", "This", "Our"},
                                         {"quiet", "northern", "small", "careful", "old", "bright"},
@@ -124,7 +124,7 @@ Load readable_prefix_load(int n, int groups, int prefix_words, int question_word
   for (int i = 0; i < n; ++i) {
     BenchRequest request;
     request.text = prompts[size_t(i % groups)] + "\n\n" + sentences(random.next(), question_words);
-    request.input_tokens = prefix_words + question_words;  // until the server says how many
+    request.input_tokens = prefix_words + question_words;  // replaced by the server's count of tokens later
     request.output_tokens = output_tokens;
     load.requests.push_back(std::move(request));
   }

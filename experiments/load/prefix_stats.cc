@@ -27,20 +27,20 @@ int64_t common_units(const std::string& a, const std::string& b, int unit_bytes)
   return (std::mismatch(a.begin(), a.begin() + long(n), b.begin()).first - a.begin()) / unit_bytes;
 }
 
-// For each prompt, in the file's order, the most units that it has in common with one before it. In
-// the sorted order that is one of its two nearest neighbours that stand before it in the file.
+// For each prompt, in the file's order, the most units that it shares with an earlier one. In sorted order that prompt
+// is one of its two nearest neighbours that are earlier in the file.
 std::vector<int64_t> seen_before(const std::vector<size_t>& order, const std::vector<int64_t>& common) {
   const size_t n = order.size();
   std::vector<int64_t> best(n, 0);
   struct Entry {
     size_t prompt;
-    int64_t shared;  // with the entry below it on the stack
+    int64_t shared;  // with the entry below on the stack
   };
   for (bool forward : {true, false}) {
     std::vector<Entry> stack;
     for (size_t step = 0; step < n; ++step) {
       const size_t at = forward ? step : n - 1 - step;
-      // common[i] is between the sorted prompts i - 1 and i.
+      // common[i] belongs to the sorted prompts i - 1 and i.
       int64_t shared = step == 0 ? 0 : forward ? common[at] : common[at + 1];
       while (!stack.empty() && stack.back().prompt > order[at]) {
         shared = std::min(shared, stack.back().shared);
@@ -68,8 +68,8 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
   for (size_t i = 1; i < n; ++i)
     common[i] = common_units(input.prompts[order[i - 1]], input.prompts[order[i]], input.unit_bytes);
 
-  // The inner nodes of the tree are the intervals of the sorted prompts with more in common than
-  // their surroundings; they close from the deepest outwards.
+  // The inner nodes of the tree are the intervals of sorted prompts that share more than their surroundings. The
+  // deepest intervals close first.
   struct Node {
     int64_t depth;
     size_t first;
@@ -122,7 +122,7 @@ PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t mi
 
 namespace {
 
-// All turns of a record, with a line end between.
+// All turns of a record, joined by line ends.
 std::string turns_of(const json& record, const std::string& where) {
   std::string text;
   const auto add = [&](const std::string& turn) { text += (text.empty() ? "" : "\n") + turn; };
@@ -175,7 +175,7 @@ Result<PrefixInput> read_blocks(const std::string& path, const char* format) try
   return error;
 }
 
-// The format of a file of JSON lines, by its first one.
+// The format of a file of JSON lines, by its first line.
 std::string format_of(const std::string& line, const std::string& where) {
   const json record = need(parse_json(line, where, {.max_bytes = RecordReader::kMaxBytes}));
   const auto has = [&](const char* name) { return record.is_object() && find_field(record, name); };
@@ -233,7 +233,7 @@ PrefixInput in_tokens(const PrefixInput& texts, const Tokenizer& tokenizer, int 
 
 namespace {
 
-// Of texts by bytes, what PrefixStats::mean_repeated is in tokens.
+// PrefixStats::mean_repeated in tokens, for texts that were compared by bytes.
 double repeated_tokens(const PrefixInput& input, const PrefixStats& stats, const Tokenizer& tokenizer) {
   int64_t tokens = 0, n = 0;
   for (size_t i = 0; i < input.prompts.size(); ++i) {

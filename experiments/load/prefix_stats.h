@@ -1,16 +1,15 @@
-// How much prompts repeat: the radix-tree metric of the xPyD notes, and beside it what an unlimited
-// prefix cache would have found.
+// How much prompts repeat: the radix-tree metric of the xPyD notes, and the hit rate of an unlimited prefix cache.
 //
-// All prompts form a radix tree whose nodes count the prompts that pass through. Nodes counted less
-// than `min_count` times are cut off; each leaf that remains is a maximal prefix that many share,
-// and counts if it is longer than `min_length`.
-//   R_leaf   such leaves / prompts: how many different things are worth keeping
-//   R_conv   prompts through them / prompts: how many would find one
-// Prompts that share an inner node but part below it are in neither, and a leaf shared by a
-// thousand weighs in R_leaf as much as one shared by two. So beside them:
-//   reuse    what the prompts before, in the file's order, had in common with each, / everything
+// All prompts form a radix tree whose nodes count the prompts that pass through them. Nodes with fewer than `min_count`
+// prompts are cut off. Each remaining leaf is a maximal prefix that many prompts share, and counts if it is longer than
+// `min_length`.
+//   R_leaf   such leaves / prompts: how many different prefixes are worth keeping
+//   R_conv   prompts through them / prompts: how many prompts would find one
+// Two prompts that share an inner node but part below it are in neither figure. R_leaf also weighs a leaf of a thousand
+// prompts the same as a leaf of two. So a third figure stands beside them:
+//   reuse    the longest prefix that each prompt shares with an earlier one of the file, summed / everything
 //
-// Memory: the prompts, and up to 48 bytes and a string's head for each (sorted prompts stand for the tree).
+// Memory: the prompts, plus at most 48 bytes and a string header for each. Sorted prompts stand for the tree.
 //
 // Thread safety: plain functions.
 #pragma once
@@ -27,40 +26,40 @@
 namespace xpyd::server {
 
 struct PrefixInput {
-  // A prompt is a string of units, each unit_bytes long: 1 byte of UTF-8 of a conversation, the 4 of a token, or the 8
-  // of a block's hash, which stands for unit_length tokens (the last one for what is left).
+  // A prompt is a string of units of unit_bytes each: a byte of UTF-8 (1), a token id (4), or the hash of a block (8).
+  // A block stands for unit_length tokens, and the last block of a prompt for the rest.
   std::vector<std::string> prompts;
-  std::vector<int64_t> lengths;  // of each, in what `length_unit` says
+  std::vector<int64_t> lengths;  // of each prompt, in `length_unit`
   int unit_bytes = 1, unit_length = 1;
   std::string length_unit = "bytes";
-  std::function<std::string(std::string_view units)> text;  // of such units; null: only their hashes are known
+  std::function<std::string(std::string_view units)> text;  // the text of units; null: only hashes are known
 };
 
-// Texts: JSON objects, as an array or a line each, of ShareGPT ("conversations"), LMSYS-chat ("conversation"),
-// dolly-15k ("instruction", "context", "response"): all turns one after another; or a "prompt". Blocks: Mooncake's or
-// Bailian's JSON lines, or a folder of WEKA's sessions. Which it is, its first record says. Errors name the file and
-// the line.
+// Reads a file in one of these forms; its first record decides which. Texts: an array or lines of JSON objects of
+// ShareGPT ("conversations"), LMSYS-chat ("conversation"), dolly-15k ("instruction", "context", "response"), with all
+// turns joined; or with a "prompt". Blocks: JSON lines of Mooncake or Bailian, or a folder of WEKA's sessions. Errors
+// name the file and the line.
 Result<PrefixInput> read_prefix_input(const std::string& path);
 
-// Texts by tokens instead, or by blocks of so many; the tokenizer stays.
+// The texts in units of tokens, or of blocks of block_tokens tokens. `tokenizer` must outlive the result.
 PrefixInput in_tokens(const PrefixInput& texts, const Tokenizer& tokenizer, int block_tokens);
 
 struct SharedPrefix {
   int64_t count = 0, length = 0;
-  size_t prompt = 0, units = 0;  // the first units of a prompt that has it
+  size_t prompt = 0, units = 0;  // a prompt that has this prefix, and the prefix's units
 };
 struct PrefixStats {
   int64_t prompts = 0, total_length = 0, total_units = 0;
   int64_t leaves = 0;
   double r_leaf = 0, r_conv = 0;
-  double unit_reuse = 0;           // of units (blocks of a trace)
-  double length_reuse = 0;         // weighted by tokens (or bytes)
-  double mean_repeated = 0;        // length of what a prompt has in common with one before, of those that have anything
-  std::vector<int64_t> repeated;   // [prompts], … of each, in units
-  std::vector<SharedPrefix> most;  // the leaves that most prompts pass, at most so many
+  double unit_reuse = 0;     // by units (blocks of a trace)
+  double length_reuse = 0;   // weighted by tokens (or bytes)
+  double mean_repeated = 0;  // mean length of the prefix shared with an earlier prompt, over prompts that share one
+  std::vector<int64_t> repeated;   // [prompts], units that each shares with an earlier prompt
+  std::vector<SharedPrefix> most;  // the leaves that most prompts pass, at most `most` of them
 };
 
-// Before: min_count >= 2, min_length >= 0 (in the input's length unit).
+// Requires: min_count >= 2, min_length >= 0 (in the input's length unit).
 PrefixStats prefix_stats(const PrefixInput& input, int64_t min_count, int64_t min_length, size_t most = 10);
 
 }  // namespace xpyd::server

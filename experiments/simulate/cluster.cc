@@ -25,7 +25,7 @@ class Simulator final : public Post {
  private:
   class Wire;
   class LinkProbe;
-  // A request's client.
+  // The client of one request.
   class Client final : public EventSink {
    public:
     Client(Simulator& cluster, size_t request) : cluster_(cluster), request_(request) {}
@@ -39,7 +39,7 @@ class Simulator final : public Post {
   struct Breath {
     InstanceId from;
     double at_s;
-    uint64_t number;  // of its event
+    uint64_t number;  // of its event on the timeline
     std::vector<Message> letters;
   };
 
@@ -60,25 +60,27 @@ class Simulator final : public Post {
   Timeline timeline_;
   Links links_;
   std::unique_ptr<Routers> routers_;
-  std::deque<std::atomic<uint64_t>> versions_;  // of the nodes, side by side: a look reads all
+  std::deque<std::atomic<uint64_t>>
+      versions_;  // of the nodes, in one place, because a view of the cluster reads all of them
   std::vector<std::unique_ptr<Node>> nodes_;
-  std::vector<std::vector<int>> next_;  // closed loop: who waits for a request's end
+  std::vector<std::vector<int>> next_;  // closed loop: by request, those that wait for its end
   struct Said {
     size_t request;
-    std::vector<int32_t> tokens;  // its prompt and its answer
+    std::vector<int32_t> tokens;  // prompt and answer
   };
-  std::unordered_map<int, Said> said_;  // answers: by session, the last
+  std::unordered_map<int, Said> said_;  // by session: its last request
   std::unordered_map<AttemptId, uint64_t> request_of_;
-  const int n_layers_;  // of what the engines move
+  const int n_layers_;  // of the shape that the engines see
   const double layer_share_, bytes_scale_;
-  std::shared_ptr<Breath> breath_;  // the last one
-  size_t ended_ = 0;                // requests
+  std::shared_ptr<Breath> breath_;  // the last one added
+  size_t ended_ = 0;                // number of requests
   Simulation run_;
 };
 
-// The local wire, whose posts arrive when the links have carried them. Layer by layer, the first layer's KV leaves when
-// the step has computed it, and the last one's when the step ends. An instance here hears only between steps; a live
-// one looks between layers: what it posts right after a step, since D's answer came in it, has been leaving since then.
+// The local transport, with posts that arrive when the links have carried them. With streaming by layer, the first
+// layer's KV leaves when the step has computed it, and the last layer's when the step ends. A simulated instance reads
+// messages only between steps; a live one reads them between layers, too. So if D's answer came during a step, the post
+// right after that step counts the bytes that a live instance would already have sent.
 class Simulator::Wire final : public ForwardingTransport {
  public:
   Wire(const TransportOptions& options, int stages, Simulator& cluster)
@@ -139,17 +141,18 @@ class Simulator::Wire final : public ForwardingTransport {
  private:
   struct Flight {
     TransferState state = TransferState::in_flight;
-    Links::Id link = 0;  // 0: it has not begun
+    Links::Id link = 0;  // 0: the transfer has not begun
   };
   const InstanceId self_;
-  const int stages_;  // a post is of one of them
+  const int stages_;  // a post belongs to one stage
   Simulator& cluster_;
   std::unordered_map<TransferId, Flight> flights_;
   TransferId last_ = 0;
-  double gone_until_s_ = 0;  // the link out, by what was posted late
+  double gone_until_s_ = 0;  // until when late posts occupy the outgoing link
 };
 
-// The conductor sees it as it sees a live one; its prefix cache by its reports.
+// The conductor's view of a simulated instance, the same as of a live one. The prefix cache is known by its reports
+// alone.
 class Simulator::LinkProbe final : public InstanceProbe {
  public:
   LinkProbe(const Node& node, const Simulator& cluster, InstanceId id) : node_(node), cluster_(cluster), id_(id) {}
@@ -228,7 +231,7 @@ Status Simulator::add(Role role, const std::string& name) {
   kv.tiers.block_tokens = options_.block_tokens;
   kv.tiers.load_by_cost = options_.load_by_cost;
   kv.tiers.copy_gbps = options_.hardware.host_bytes_per_s / bytes_scale_ * 1e-9;
-  // What a D has matters to orders that may leave a prompt there.
+  // The conductor follows a D's prefix cache only for orders that may leave a prompt on D.
   const bool wanted = role != Role::decode || options_.conductor.disagg->stays;
   auto log = wanted ? std::make_shared<PrefixLog>() : nullptr;
   const KvShards shards{.n_layers = n_layers_, .n_kv_heads = 1};
@@ -258,7 +261,7 @@ Status Simulator::add(Role role, const std::string& name) {
   instance.stream_kv = options_.conductor.stream_kv == StreamKv::request ? StreamKv::request : StreamKv::chunk;
   instance.escrow = options_.conductor.escrow;
   instance.engine = options_.engine;
-  instance.engine.by_layer = false;  // a step's time is known when it begins
+  instance.engine.by_layer = false;  // the duration of a step is known when it begins
   node.start(std::make_unique<Instance>(
       std::move(instance), make_paced_model(cost.terms(), pipeline, n_layers_, node.time()), std::move(memory).value(),
       std::make_unique<Wire>(wire, pipeline.stages, *this), node.time().clock, *this));
@@ -271,7 +274,8 @@ void Simulator::joins(const Node& node) {
 }
 
 void Simulator::send(InstanceId from, InstanceId to, Message message) {
-  // Instances of one role have nothing to say to each other: half of what all would be told of all.
+  // Instances of one role exchange no messages, so they need not know each other. This drops half of all PeerJoined
+  // messages.
   if (auto* joined = std::get_if<PeerJoined>(&message);
       joined && joined->info.role == nodes_[size_t(to)]->instance().options().role)
     return;
@@ -291,7 +295,8 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
     });
     return;
   }
-  // What one says to the conductor in one breath comes at once: most of all that is said are tokens of one step.
+  // Messages of one instance to the conductor at one time are delivered by one event. Most of them are tokens of one
+  // step.
   if (breath_ && breath_->from == from && breath_->at_s == at_s && breath_->number == timeline_.last())
     return breath_->letters.push_back(std::move(message));
   breath_ = std::make_shared<Breath>(Breath{from, at_s, timeline_.last() + 1, {}});
@@ -307,7 +312,7 @@ void Simulator::deliver(InstanceId from, InstanceId to, Message message) {
   nodes_[size_t(to)]->wake();
 }
 
-// What the source has at this moment, and no longer.
+// Fetches the part of the prefix that the source holds at this moment.
 void Simulator::fetch(InstanceId to, StartRequest start) {
   const std::vector<int32_t>& prompt = start.request->prompt;
   const auto here = [&](InstanceId id) { return nodes_[size_t(id)]->instance().memory().probe(prompt, 0); };
@@ -367,8 +372,9 @@ void Simulator::heard(size_t at, const TokenEvent& event) {
     timeline_.at(timeline_.now() + trace_.requests[size_t(next)].think_s, [this, next] { arrives(size_t(next)); });
 }
 
-// As far as its blocks are those of the request before it in its session, with that one's answer where it has all of
-// its prompt and is longer: a model here says token 0.
+// Copies the session's earlier tokens into the prompt, as far as its blocks equal those of the session's previous
+// request. If they cover the whole previous prompt and this prompt is longer than it and its answer, the answer is
+// included, too. Every answer here consists of token 0.
 void Simulator::goes_on(size_t at, std::vector<int32_t>& prompt) {
   const TraceRequest& asked = trace_.requests[at];
   auto [found, is_first] = said_.try_emplace(asked.session);

@@ -1,4 +1,4 @@
-// Requests made by seed with published marginals, for traces that cannot be had here.
+// Requests generated from a seed with published marginals. They stand in for traces that cannot be had here.
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,8 @@ double lognormal(Random& random, double median, double sigma) {
 
 int clamped(double tokens, double max) { return int(std::clamp(tokens, 1.0, max)); }
 
-// The prompt's blocks: `shared` tokens that `prefix` names, then the session's own. The partial tail is nobody else's.
+// Fills in the prompt's blocks: `shared` tokens named by `prefix`, then the session's own tokens. A partial last block
+// is unique.
 void add_blocks(TraceRequest& request, int block_tokens, uint64_t prefix, int shared, uint64_t session,
                 uint64_t number) {
   for (int at = 0; at < request.prompt_tokens; at += block_tokens) {
@@ -31,18 +32,18 @@ void add_blocks(TraceRequest& request, int block_tokens, uint64_t prefix, int sh
 
 }  // namespace
 
-// Mooncake's tool&agent trace (FAST'25; 23,608 requests in an hour, prompts of 8,596 tokens and answers of 182 in the
-// mean): four first blocks with 10,938, 9,203, 3,449 and 18 requests. The first is of chats, whose later turns repeat
-// the earlier ones' prompts; the second and third are tools' prompts of 12 and 5 blocks with little of their own
-// behind. Requests come in ticks of 3 s. An endless cache finds .553 of it; of the most recently used 1, 5, 10, 25 and
-// 50 % of its blocks: .346, .449, .508, .551 and .552. Shares of tokens here come within .015 of these, and means
-// within 3 % (tests/experiments/traces_test.cc).
+// Mooncake's tool&agent trace (FAST'25) has 23,608 requests in an hour, with means of 8,596 prompt tokens and 182
+// answer tokens. Its requests begin with one of four first blocks, which 10,938, 9,203, 3,449 and 18 of them have. The
+// first block belongs to chats, whose later turns repeat the earlier prompts. The second and third belong to tools,
+// with shared prompts of 12 and 5 blocks and few tokens of their own. Requests come in ticks of 3 s. An unlimited cache
+// finds .553 of the tokens; LRU caches of 1, 5, 10, 25 and 50 % of the blocks find .346, .449, .508, .551 and .552.
+// Shares of tokens here are within .015 of these, and means within 3 % (tests/experiments/traces_test.cc).
 Trace generate_tool_agent(const TraceOptions& options) {
   constexpr int kBlock = 512, kChat = 0;
   constexpr int kRequests[] = {10938, 9203, 3449, 18};
   constexpr int kSharedBlocks[] = {1, 12, 5, 1};
-  constexpr double kNextTurn = .36;                    // of chats
-  constexpr double kPauseS = 145, kPauseSigma = .85;   // from a turn to the next
+  constexpr double kNextTurn = .36;                    // share of chats that continue
+  constexpr double kPauseS = 145, kPauseSigma = .85;   // s from one turn to the next
   constexpr double kFirst = 6700, kFirstSigma = 1.05;  // tokens of a chat's first prompt
   constexpr double kLongest = 126000;
   struct Turn {
@@ -50,7 +51,7 @@ Trace generate_tool_agent(const TraceOptions& options) {
     int said_tokens;
     uint64_t session;
     int index;
-    bool operator<(const Turn& other) const { return due_s > other.due_s; }  // the queue's top is the earliest
+    bool operator<(const Turn& other) const { return due_s > other.due_s; }  // the earliest turn is on top
   };
   Random random(mix_seed(options.seed, 21));
   std::vector<int> kinds;
@@ -58,7 +59,7 @@ Trace generate_tool_agent(const TraceOptions& options) {
   for (size_t i = kinds.size(); i > 1; --i) std::swap(kinds[i - 1], kinds[random.below(i)]);
   Trace trace{.block_tokens = kBlock};
   trace.notes.push_back("generated with the marginals of Mooncake's tool&agent trace; not that trace");
-  std::priority_queue<Turn> turns;  // that are to come
+  std::priority_queue<Turn> turns;  // turns that are still to come
   int n_sessions = 0;
   for (const int kind : kinds) {
     const double at_s = 3 * std::floor(double(trace.requests.size()) * 1200 / double(kinds.size()));
@@ -83,7 +84,7 @@ Trace generate_tool_agent(const TraceOptions& options) {
         turns.push({at_s + lognormal(random, kPauseS, kPauseSigma), request.prompt_tokens + request.output_tokens,
                     turn.session, int(trace.requests.size())});
     } else {
-      const bool brief = random.uniform() < .4;  // a tool's call that says little, and gets a longer answer
+      const bool brief = random.uniform() < .4;  // short calls get longer answers
       const double own = kind == 1 ? (brief ? 25 + 15 * random.uniform() : 30 + 830 * random.exponential())
                                    : 430 + 180 * random.exponential();
       request.prompt_tokens = clamped(shared + own, kLongest);
@@ -95,17 +96,17 @@ Trace generate_tool_agent(const TraceOptions& options) {
   return trace;
 }
 
-// ServeGen (NSDI'26): load as a pool of clients that differ. Rates fall off as a power of the client's rank (a few send
-// most); each has gaps of a gamma distribution with its own coefficient of variation, prompts of a lognormal body with
-// a Pareto tail, exponential answers, and a system prompt that a share of its requests begins with.
+// ServeGen (NSDI'26): the load of a pool of different clients. A client's rate falls with a power of its rank, so a few
+// clients send most requests. Each client has gamma-distributed gaps with its own coefficient of variation, lognormal
+// prompts with a Pareto tail, exponential answers, and a system prompt that begins a share of its requests.
 Trace generate_client_pool(const TraceOptions& options) {
   constexpr int kBlock = 64;
-  constexpr double kRank = 1.2;                         // exponent of rates
-  constexpr double kTailShare = .05, kTailShape = 1.5;  // of prompts: Pareto from twice the client's median
+  constexpr double kRank = 1.2;                         // exponent of the rates
+  constexpr double kTailShare = .05, kTailShape = 1.5;  // of prompts: Pareto, from twice the client's median
   constexpr double kLongest = 128000, kLongestAnswer = 8000;
   struct Client {
     Random random{};
-    double gap_s, shape;  // of gaps: mean, and the gamma distribution's
+    double gap_s, shape;  // of the gaps: their mean, and the shape of the gamma distribution
     double prompt, prompt_sigma, answer, system, system_share, next_s;
     double gap() { return gamma_sample(random, shape) / shape * gap_s; }
   };
@@ -117,12 +118,12 @@ Trace generate_client_pool(const TraceOptions& options) {
   for (int c = 1; c <= options.clients; ++c) {
     Random r(mix_seed(mix_seed(options.seed, 22), uint64_t(c)));
     Client client{.gap_s = weights * std::pow(c, kRank) / options.rate};
-    client.shape = std::pow(lognormal(r, 1.5, .5), -2);  // of its coefficient of variation
+    client.shape = std::pow(lognormal(r, 1.5, .5), -2);  // from the coefficient of variation
     client.prompt = lognormal(r, 700, .8), client.prompt_sigma = .3 + .6 * r.uniform();
     client.answer = lognormal(r, 250, .6);
     client.system = clamped(lognormal(r, 500, 1), 8000), client.system_share = r.uniform();
     client.random = r;
-    client.next_s = client.gap() * client.random.uniform();  // a gap is under way at 0
+    client.next_s = client.gap() * client.random.uniform();  // at 0, each client is within a gap
     clients.push_back(client);
     next.push(c - 1);
   }

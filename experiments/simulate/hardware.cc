@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kT = 1e12, kG = 1e9;
 
-// By what its data sheet says in TFLOP/s, GB/s and GB; and its links in GB/s.
+// A card by its data sheet, in TFLOP/s, GB/s and GB, and its links in GB/s.
 Hardware card(const char* name, double tflops, double gbps, double gb, double link, double host, const char* source) {
   return {.name = name,
           .flops_per_s = tflops * kT,
@@ -23,8 +23,8 @@ Hardware card(const char* name, double tflops, double gbps, double gb, double li
           .source = source};
 }
 
-// Links: Mooncake's nodes have 4 x 200 Gb/s of which an instance's transfer uses 100 Gb/s in its simulations; the
-// others as their usual servers are sold.
+// Links: a Mooncake node has 4 x 200 Gb/s, of which a transfer of an instance uses 100 Gb/s in its simulations. The
+// other links are those of the servers that these cards are usually sold in.
 const Hardware kHardware[] = {
     card("a800", 312, 2039, 80, 12.5, 25, "NVIDIA A800 80GB SXM4, data sheet"),
     card("h800", 989, 3350, 80, 50, 50, "NVIDIA H800 SXM5, as H100 but for NVLink"),
@@ -35,7 +35,7 @@ const Hardware kHardware[] = {
     card("v100", 125, 900, 32, 12.5, 12, "NVIDIA V100 SXM2 32GB, data sheet"),
 };
 
-// Grouped-query attention: two heads' worth of KV for each KV head.
+// Grouped-query attention stores a key and a value for each KV head.
 constexpr double kv(int n_kv_heads, int head_dim) { return 2.0 * n_kv_heads * head_dim; }
 
 const SimulatedModel kModels[] = {
@@ -45,7 +45,8 @@ const SimulatedModel kModels[] = {
     {"qwen2.5-32b", 64, 40, 128, 32.8e9, 32.8e9, kv(8, 128), 2, 2, "Qwen2.5-32B, config.json"},
     {"yi-6b", 32, 32, 128, 6.06e9, 6.06e9, kv(4, 128), 2, 2, "Yi-6B (vAttention's first model), config.json"},
     {"yi-34b", 60, 56, 128, 34.4e9, 34.4e9, kv(8, 128), 2, 2, "Yi-34B, config.json"},
-    // Latent attention: 512 + 64 elements a token and layer; a head looks at 192 and takes 128. Weights in fp8.
+    // Multi-head latent attention stores 512 + 64 elements for each token and layer; a query head reads 192 and returns
+    // 128. Weights in fp8.
     {"deepseek-v3", 61, 128, 160, 37e9, 671e9, 576, 1, 2, "DeepSeek-V3 (arXiv 2412.19437), section 4.2"},
     {"deepseek-r1", 61, 128, 160, 37e9, 671e9, 576, 1, 2, "DeepSeek-R1, the shape of V3"},
 };
@@ -80,7 +81,8 @@ Result<Hardware> find_hardware(const std::string& name) try {
   h.name = fields.string_or("name", name);
   h.cards = int(fields.integer_or("cards", 1, 1024, 1));
   const nlohmann::json* terms = fields.find("step_terms");
-  // What was measured says all of a step; --kv-tokens says how many fit.
+  // Measured terms describe a step completely, so the file need not contain rates. --kv-tokens then says how many
+  // tokens fit.
   const auto rate = [&](const char* field, double most) {
     return terms ? fields.number_or(field, 1, most, 0) : fields.number(field, 1, most);
   };
@@ -138,13 +140,14 @@ Result<SimulatedModel> find_simulated_model(const std::string& name) try {
 
 model::StepCost step_cost(const SimulatedModel& m, const Hardware& h, int stages) {
   if (h.step_terms != model::StepCost::Terms{}) return model::StepCost(h.step_terms);
-  const int cards = h.cards * stages;  // a stage has its share of everything, and its own cards for it
+  const int cards = h.cards * stages;  // a stage has 1 / stages of the work, on h.cards cards
   const double flops_per_s = cards * h.flops_per_s * h.mfu, bytes_per_s = cards * h.bytes_per_s * h.mbu;
   const double token_s = 2 * m.active_parameters / flops_per_s;
-  const double look_s = 4.0 * m.n_layers * m.n_heads * m.head_dim / flops_per_s;  // of one token, at one
+  const double look_s = 4.0 * m.n_layers * m.n_heads * m.head_dim /
+                        flops_per_s;  // for one pair of a query and a key token
   const double kv_s = m.kv_token_bytes() / bytes_per_s;
   const double weights_s = m.parameters * m.weight_element_bytes / bytes_per_s;
-  // A causal token looks at half of what the square says: 2 L x + x^2 counts every pair twice.
+  // StepCost counts 2 L x + x^2 pairs, twice as many as causal attention computes.
   return model::StepCost(
       model::StepCost::Terms{h.step_s + weights_s, token_s, kv_s, look_s / 2, token_s, std::max(kv_s, look_s)});
 }

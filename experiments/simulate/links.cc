@@ -57,7 +57,7 @@ void Links::end(Id id) {
   if (flow.arrived) timeline_.at(timeline_.now() + flow.latency_s, std::move(flow.arrived));
 }
 
-// What `changed` carries is other than before, so the shares at its two ends are, and nowhere else.
+// A change on `changed` alters the shares at its two ends only.
 void Links::share_anew(const Pair& changed) {
   for (const std::vector<Pair*>* pairs : {&ends_[size_t(changed.from)].out, &ends_[size_t(changed.to)].in})
     for (Pair* pair : *pairs) {

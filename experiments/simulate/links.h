@@ -1,6 +1,7 @@
-// What the links between simulated instances carry, and when it has arrived. Each instance has a link out and a link
-// in; whoever sends or receives several things at once shares it among them equally. A transfer moves at the smaller of
-// its two shares (what it leaves unused there nobody takes: at most as good as max-min fairness).
+// Transfers between simulated instances, and when they arrive. Each instance has an outgoing and an incoming link. The
+// transfers on a link share it equally. A transfer moves at the smaller of its two shares. No other transfer takes the
+// unused rest, so the result is at most as good as max-min fairness.
+//
 //
 // Thread safety: none; the timeline's thread.
 #pragma once
@@ -23,25 +24,26 @@ class Links {
   using Id = uint64_t;
   explicit Links(Timeline& timeline) : timeline_(timeline) {}
 
-  // `end` numbers instances from 0; bytes/s each way.
+  // `end` is an instance, numbered from 0. The rate holds for each direction.
   void set_rate(int end, double bytes_per_s);
-  // `arrived` is called when all bytes and then `latency_s` have passed.
+  // Calls `arrived` when all bytes have been sent and `latency_s` has passed after that.
   Id send(int from, int to, double bytes, double latency_s, std::function<void()> arrived);
-  void cancel(Id id);  // it never arrives; one that has, or is unknown, stays as it is
+  void cancel(Id id);  // the transfer never arrives; no effect if it has arrived or is unknown
 
-  double bytes() const { return bytes_; }  // sent in all
-  int busy(int end) const;                 // transfers out of it and into it now
-  double rate(int from, int to) const;     // that one more would have
+  double bytes() const { return bytes_; }  // sum over all transfers begun
+  int busy(int end) const;                 // transfers that leave or enter `end` now
+  double rate(int from, int to) const;     // bytes/s that one more transfer would get
 
  private:
-  // Transfers from one instance to another have the same share at each moment, so which of them ends first does not
-  // depend on what their shares will be: its end alone is planned, and a change of shares costs nothing for the others.
+  // The transfers from one instance to another. They have the same share at each moment, so the order of their ends
+  // does not depend on future shares. Only the first end is on the timeline, and a change of shares costs nothing for
+  // the other transfers.
   struct Pair {
     int from = 0, to = 0;
     double rate = 0, since_s = 0;
-    double each = 0;                        // bytes that each has got by since_s, since the first of them began
-    std::set<std::pair<double, Id>> flows;  // by what `each` is at their ends
-    std::optional<uint32_t> due = {};       // the timeline's: the first end
+    double each = 0;  // bytes that each transfer has got by since_s, counted from the start of the first of them
+    std::set<std::pair<double, Id>> flows;  // ordered by the value of `each` at which a transfer ends
+    std::optional<uint32_t> due = {};       // the timeline's slot of the first end
     void carry(double now) { each += rate * (now - std::exchange(since_s, now)); }
   };
   struct Flow {
@@ -60,7 +62,7 @@ class Links {
 
   Timeline& timeline_;
   std::vector<End> ends_;
-  std::map<std::pair<int, int>, Pair> pairs_;  // from, to
+  std::map<std::pair<int, int>, Pair> pairs_;  // by (from, to)
   std::unordered_map<Id, Flow> flows_;
   Id last_ = 0;
   double bytes_ = 0;

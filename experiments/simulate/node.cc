@@ -9,7 +9,7 @@
 namespace xpyd::disagg {
 namespace {
 
-// Copies nothing, at once.
+// Copies nothing and is done at once.
 class NullQueue final : public DeviceQueue {
  public:
   void copy(std::span<const Copy>, bool) override {}
@@ -18,8 +18,9 @@ class NullQueue final : public DeviceQueue {
   void wait() override {}
 };
 
-// Its memory is addresses: nobody writes there, and the pages are zeros that cost nothing. Page groups (vattention) are
-// the CPU's. Copies to and from the host go by the instance's clock, one direction beside the other.
+// Its memory is addresses alone: nobody writes there, so its pages stay zero and cost nothing. Page groups (vAttention)
+// are those of the CPU device. Copies to and from the host take time on the instance's clock; the two directions run in
+// parallel.
 class NullDevice final : public Device {
  public:
   explicit NullDevice(Clock& clock) : clock_(clock) {}
@@ -39,7 +40,7 @@ class NullDevice final : public Device {
   }
 
  private:
-  // A mark is the nanosecond at which what is before it is done.
+  // A mark is the nanosecond at which all copies before it are done.
   class PacedQueue final : public DeviceQueue {
    public:
     PacedQueue(Clock& clock, double bytes_per_s) : clock_(clock), bytes_per_s_(bytes_per_s) {}
@@ -69,7 +70,8 @@ Node::Node(Timeline& timeline, std::atomic<uint64_t>& version)
 
 Node::~Node() = default;
 
-// As if it had computed them; where there is no room they are left out.
+// Reserves and appends the tokens as if they had been computed, then frees them. If there is no room, they are left
+// out.
 int Node::store(std::span<const int32_t> tokens) {
   KvMemory& memory = instance_->memory();
   const Result<KvReservation> reserved = memory.reserve(tokens, 0);
@@ -107,7 +109,7 @@ void Node::turn() {
   wake();
 }
 
-// For so long, now that the time is over.
+// Adds the blocks held now, for `seconds` that have passed.
 void Node::hold(double seconds) {
   const KvStats kv = instance_->memory().stats();
   held_ = kv.capacity - kv.free - kv.cached;

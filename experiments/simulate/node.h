@@ -1,6 +1,6 @@
-// One instance of a simulated cluster: the server's Instance, over a model that computes nothing and takes the seconds
-// that a real one takes (paced_model.h), by a clock of its own that runs ahead of the cluster's while a step lasts; of
-// waves, which are under way while it goes on, it is woken when a stage ends one.
+// One instance of a simulated cluster: the server's Instance over a paced model (paced_model.h). It has a clock of its
+// own, which runs ahead of the cluster's clock while a step lasts. With several waves under way the instance continues
+// meanwhile, and is woken when a stage ends a wave.
 //
 // Thread safety: none; the timeline's thread.
 #pragma once
@@ -19,7 +19,7 @@ namespace xpyd::disagg {
 
 class Node {
  public:
-  // `version`: another one whenever it has something else to say.
+  // `version` changes whenever the instance may report something new.
   Node(Timeline& timeline, std::atomic<uint64_t>& version);
   ~Node();
 
@@ -30,15 +30,17 @@ class Node {
   Instance& instance() { return *instance_; }
   const Instance& instance() const { return *instance_; }
 
-  // Something has come for it: a turn, as soon as its step ends.
+  // Schedules a turn, as soon as the current step ends. Called when something has arrived for the instance.
   void wake();
-  // … which begins with this.
+  // Like wake(), and the turn begins by calling `what`.
   void first(std::function<void()> what) { first_.push_back(std::move(what)), wake(); }
-  // These tokens' KV is in its prefix cache from now on; returns how many were not. In its turn.
+  // Puts the KV of `tokens` into the prefix cache and returns how many of them were not there. Requires: the instance
+  // is in its turn.
   int store(std::span<const int32_t> tokens);
   const std::atomic<uint64_t>& version() const { return version_; }
-  bool in_turn() const { return in_turn_; }  // then what it says is said by its own clock
-  // The integral of the blocks that sequences and transfers hold. What begins or ends with a step does so before it.
+  bool in_turn() const { return in_turn_; }  // true: its messages carry the time of its own clock
+  // The integral over time of the blocks that sequences and transfers hold. Blocks that a step takes or frees count as
+  // changed before the step.
   double held_block_s() const { return held_block_s_; }
 
  private:
@@ -53,8 +55,8 @@ class Node {
   std::vector<std::function<void()>> first_;
   std::unique_ptr<Instance> instance_;
   bool planned_ = false, in_turn_ = false;
-  double wave_planned_s_ = 0;           // the last wake that a wave's end has got
-  double held_ = 0, held_block_s_ = 0;  // blocks since the last turn
+  double wave_planned_s_ = 0;           // the last end of a wave for which a wake is scheduled
+  double held_ = 0, held_block_s_ = 0;  // blocks held since the last turn, and their integral
 };
 
 }  // namespace xpyd::disagg

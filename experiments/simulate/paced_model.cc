@@ -24,7 +24,7 @@ double boundary(const PacedPipeline& pipeline, const StepInput& step) {
   return pipeline.boundary_s + pipeline.boundary_s_per_token * double(step.token_ids.size());
 }
 
-// A step that is waited for: one stage, or one after the other.
+// A step that the caller waits for, on one stage or on stages one after the other.
 class PacedStep final : public SynchronousModel {
  public:
   PacedStep(const StepCost::Terms& terms, const PacedPipeline& pipeline, int n_layers, NodeTime& time)
@@ -70,7 +70,7 @@ class PacedWaves final : public Model {
     clear(step, config_, logits);
   }
   bool ended() const override { return !waves_.empty() && waves_.front().ends_s.back() <= time_.clock.seconds; }
-  // Its caller goes on when the clock is where it must be.
+  // On false, time_.wave_s says when to call again; the node is woken then.
   bool wait() override {
     if (ended()) return true;
     for (const Wave& wave : waves_) {

@@ -1,4 +1,4 @@
-// A simulation's outcome in numbers: the columns that scripts read.
+// The outcome of a simulation in numbers: the columns that scripts read.
 #include <algorithm>
 #include <cmath>
 
@@ -10,7 +10,7 @@
 namespace xpyd::disagg {
 namespace {
 
-// Nearest rank; 0 of nothing.
+// Nearest rank; 0 if there are no values.
 template <class T>
 double percentile(std::vector<T>& values, double p) {
   if (values.empty()) return 0;
@@ -20,7 +20,7 @@ double percentile(std::vector<T>& values, double p) {
   return *at;
 }
 
-// Of every time that any client saw: equal runs have equal ones.
+// A hash of every time that a client saw. Equal runs have equal hashes.
 uint64_t hash_of(const Simulation& run) {
   std::string bytes;
   const auto add = [&bytes](const auto* data, size_t n) {
@@ -40,7 +40,7 @@ std::string result_json(const Simulation& run, const Objectives& objectives, dou
   std::vector<double> ttft, worst_tenth;
   std::vector<float> gaps;
   int64_t completed = 0, failed = 0, hit = 0, prompt = 0, kept = 0;
-  double ttft_sum = 0, last_s = 0;  // … of a request's end: what happens later, nobody asked for
+  double ttft_sum = 0, last_s = 0;  // last_s: when the last request ended; later events concern no request
   for (const SimulatedRecord& r : run.records) {
     last_s = std::max(last_s, r.last_s);
     prompt += r.prompt;

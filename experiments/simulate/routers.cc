@@ -6,7 +6,7 @@
 namespace xpyd::disagg {
 namespace {
 
-// Null: it is about no attempt.
+// Null if the message concerns no attempt.
 AttemptId* attempt_of(Message& message) {
   return std::visit(
       [](auto& m) -> AttemptId* {
@@ -28,12 +28,12 @@ Routers::Routers(const RouterOptions& options, const ConductorOptions& each, Tim
     : options_(options), timeline_(timeline), post_(post) {
   for (int r = 0; r < options.routers; ++r) {
     ConductorOptions own = each;
-    own.seed ^= uint64_t(r) << 53;  // above all that --seed can be
+    own.seed ^= uint64_t(r) << 53;  // above the bits that --seed can have
     routers_.push_back(std::make_unique<Router>(*this, r, own));
   }
 }
 
-// What is about no attempt (who is there) instances hear from the first one.
+// Messages that concern no attempt (membership) reach instances from the first router only.
 void Routers::Router::send(InstanceId from, InstanceId to, Message message) {
   AttemptId* attempt = attempt_of(message);
   if (attempt) *attempt = *attempt * all.routers_.size() + AttemptId(number);
@@ -78,13 +78,13 @@ void Routers::heard(Router& router, InstanceId from, CacheReport report) {
 ConductorStats Routers::totals() const {
   ConductorStats sum = routers_.front()->conductor.totals();
   for (size_t r = 1; r < routers_.size(); ++r) {
-    // A new member must have its place here.
+    // Names every member, so that a new one fails to compile until it is added here.
     const auto& [attempts, failed, replaced, failed_by, late, joined, left, jobs, early, refused_late, refused_by,
                  wasted_s, regret, ttft, tbt, ended, kept] = routers_[r]->conductor.totals();
     sum.attempts += attempts, sum.failed_attempts += failed, sum.replaced_choices += replaced, sum.late_tokens += late;
     for (size_t i = 0; i < failed_by.size(); ++i) sum.failed_by[i] += failed_by[i];
     for (size_t i = 0; i < refused_by.size(); ++i) sum.refused_by[i] += refused_by[i];
-    sum.joined = std::max(sum.joined, joined), sum.left = std::max(sum.left, left);  // each sees them all
+    sum.joined = std::max(sum.joined, joined), sum.left = std::max(sum.left, left);  // every router sees all of them
     sum.prefill_jobs += jobs, sum.refused_early += early, sum.refused_late += refused_late;
     sum.wasted_prefill_s += wasted_s, sum.regret += regret, sum.ended += ended, sum.kept += kept;
     add(sum.ttft_error, ttft), add(sum.tbt_error, tbt);

@@ -1,6 +1,6 @@
-// What routers see of a simulated cluster when it has several, and when their views are stale: conductors that do not
-// know of each other, to whom requests go in turn. Each knows the load that it has placed itself; events of prefix
-// caches reach each a while later, or are lost. One router without either is the conductor alone.
+// Several conductors that do not know of each other, as routers of one simulated cluster, with views that may be stale.
+// Requests go to them in turn. A router knows the load that it has placed itself. Events of prefix caches reach a
+// router after a delay, or are lost. One router without delay and loss is the conductor alone.
 //
 // Thread safety: none; the timeline's thread.
 #pragma once
@@ -16,7 +16,7 @@ namespace xpyd::disagg {
 
 struct RouterOptions {
   int routers = 1;
-  double event_delay_s = 0, event_loss = 0;  // of each block stored or removed, to each router
+  double event_delay_s = 0, event_loss = 0;  // for each block stored or removed, at each router
 };
 
 class Routers {
@@ -27,10 +27,11 @@ class Routers {
   void joined(const InstanceInfo& info, const std::shared_ptr<InstanceProbe>& probe);
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink);
   void receive(InstanceId from, Message message);
-  ConductorStats totals() const;  // the sums
+  ConductorStats totals() const;  // summed over the routers
 
  private:
-  // Instances know the attempts of all routers: router r of n calls its a-th one a n + r there.
+  // Instances see the attempts of all routers, so numbers must not collide: attempt a of router r of n is a n + r
+  // there.
   struct Router final : Post {
     Router(Routers& owner, int which, const ConductorOptions& options)
         : all(owner), number(which), random(~options.seed), conductor(options, owner.timeline_.clock, *this) {}

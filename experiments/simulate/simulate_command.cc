@@ -1,4 +1,4 @@
-// xpyd simulate: a trace, served by a cluster in virtual time (experiments/simulate/).
+// xpyd simulate: a cluster in virtual time serves a trace (experiments/simulate/).
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -36,7 +36,7 @@ SimulationOptions simulation_options(const Options& options, const Trace& trace)
   return simulation;
 }
 
-// What is written must not be what is read, nor the other thing that is written.
+// A file that is written must be neither a file that is read nor the other file that is written.
 void check_files(const Options& options) {
   namespace fs = std::filesystem;
   const auto same = [](const std::string& a, const std::string& b) {
@@ -87,7 +87,7 @@ int simulate_main(const Options& options) {
 
 std::vector<OptionRow> simulate_options() {
   using enum OptionKind;
-  // The rows keep pointers into these.
+  // Static, because the rows keep pointers into these strings.
   static const std::string allocators = names_of(kv_schemes(), "|"), batchings = names_of(batch_policies(), "|"),
                            admissions = "auto|" + names_of(admission_rules(), "|"),
                            chunks = names_of(chunk_policies(), "|"), formats = names_of(trace_formats(), "|"),

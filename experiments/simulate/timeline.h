@@ -1,4 +1,4 @@
-// Virtual time: what happens when, in the order of time and, at one time, in the order in which it was said.
+// Virtual time: a queue of events, ordered by time. Events at equal times keep the order in which they were added.
 //
 // Thread safety: none; one thread drives everything.
 #pragma once
@@ -18,7 +18,7 @@ class Timeline {
   VirtualClock clock;
 
   double now() const { return clock.seconds; }
-  // What is late happens now. Returns its name until then.
+  // Adds an event. A time in the past means now. Returns the event's slot, which is valid until the event happens.
   uint32_t at(double time_s, std::function<void()> what) {
     if (free_.empty()) free_.push_back(uint32_t(whats_.size())), whats_.emplace_back();
     const uint32_t slot = free_.back();
@@ -28,7 +28,7 @@ class Timeline {
     std::push_heap(heap_.begin(), heap_.end());
     return slot;
   }
-  // It does not happen. Before: it has not.
+  // Removes an event. Requires: it has not happened.
   void call_off(uint32_t slot) {
     whats_[slot] = nullptr;
     if (++called_off_ <= heap_.size() / 2) return;
@@ -40,9 +40,9 @@ class Timeline {
     std::make_heap(heap_.begin(), heap_.end());
     called_off_ = 0;
   }
-  size_t planned() const { return heap_.size(); }  // right after call_off() at most half of these off
-  uint64_t last() const { return number_; }        // that was said
-  // Until nothing is left. Returns how much happened.
+  size_t planned() const { return heap_.size(); }  // right after call_off(), at most half of them are called off
+  uint64_t last() const { return number_; }        // number of the event added last
+  // Runs events until none is left. Returns how many ran.
   int64_t run() {
     int64_t n = 0;
     while (!heap_.empty()) {
@@ -66,8 +66,8 @@ class Timeline {
   struct Event {
     double time_s;
     uint64_t number;
-    uint32_t slot;  // of whats_
-    // The heap's top is its greatest.
+    uint32_t slot;  // index in whats_
+    // std::push_heap keeps the greatest event on top, so the earliest event must be the greatest.
     bool operator<(const Event& other) const {
       return time_s != other.time_s ? time_s > other.time_s : number > other.number;
     }
@@ -76,7 +76,7 @@ class Timeline {
   std::vector<std::function<void()>> whats_;
   std::vector<uint32_t> free_;
   uint64_t number_ = 0;
-  size_t called_off_ = 0;  // in the heap
+  size_t called_off_ = 0;  // still in heap_
 };
 
 }  // namespace xpyd::disagg

@@ -23,10 +23,10 @@ using nlohmann::json;
 constexpr int64_t kMaxTokens = 1 << 24;  // of one prompt or answer
 constexpr double kMaxSeconds = 1e12;
 
-// Errors are thrown, and load_trace() below makes them results.
+// Reports an error by throwing. load_trace() below returns it as a result.
 [[noreturn]] void fail(const std::string& where, const std::string& what) { throw invalid(where + ": " + what); }
 
-// A trace as its file has it: times from anywhere, as they come.
+// A trace as its file has it: times from any origin, in the file's order.
 struct Draft {
   Draft(int block_tokens, const TraceOptions& o) : options(o) { trace.block_tokens = block_tokens; }
 
@@ -36,14 +36,14 @@ struct Draft {
     trace.requests.push_back({at_s, int(prompt_tokens), int(output_tokens)});
     return trace.requests.back();
   }
-  // The request added last comes after `before`, or begins a session.
+  // The last request added comes after request `before`; if that is -1, it begins a session.
   void follows(int before, double think_s) {
     TraceRequest& request = trace.requests.back();
     request.after = before;
     request.session = before < 0 ? n_sessions++ : trace.requests[size_t(before)].session;
     request.think_s = before < 0 ? 0 : std::max(0.0, think_s);
   }
-  // It has blocks that nobody else has, up to its prompt's end.
+  // Gives the last request blocks of its own, up to the end of its prompt.
   void fill_with_own_blocks(uint64_t before = 0) {
     TraceRequest& request = trace.requests.back();
     const size_t n = size_t((request.prompt_tokens - 1) / trace.block_tokens + 1);
@@ -61,14 +61,14 @@ struct Draft {
 
   Trace trace;
   const TraceOptions& options;
-  bool timed = true;      // arrival_s is the file's
-  bool row_timed = true;  // … also of the row read last
+  bool timed = true;      // arrival_s comes from the file
+  bool row_timed = true;  // … and so does that of the last row
   double latest_s = 0;
   int n_sessions = 0;
   uint64_t n_own = 0;
 };
 
-// The options applied: starts, jitter, order, limit, repetitions, speed.
+// Applies the options: arrivals, jitter, order, limit, repetitions, speed.
 Trace arranged(Draft draft) {
   Trace trace = std::move(draft.trace);
   const TraceOptions& options = draft.options;
@@ -79,7 +79,7 @@ Trace arranged(Draft draft) {
     starts_s = arrival_times(int(std::count_if(requests.begin(), requests.end(), is_start)), options.rate, false, 1,
                              options.seed);
   Random random(mix_seed(options.seed, 11));
-  std::vector<double> shift_s;  // what a start is moved by moves all that come of it
+  std::vector<double> shift_s;  // a request moves as far as the start that it depends on
   for (size_t start = 0; TraceRequest & request : requests) {
     double by_s = is_start(request) ? random.uniform() * options.jitter_s : shift_s[size_t(request.after)];
     if (is_start(request) && !draft.timed) by_s += starts_s[start++];
@@ -102,7 +102,7 @@ Trace arranged(Draft draft) {
     if (request.after >= 0) request.after = place[size_t(request.after)];
   }
   requests = std::move(sorted);
-  // From one repetition's last request to the next one's first: a gap of the mean length.
+  // A repetition begins one mean gap after the last request of the one before.
   const size_t n = requests.size();
   const double period_s = n > 1 ? requests[n - 1].arrival_s * double(n) / double(n - 1) : 1;
   for (int copy = 1; copy < options.repeat; ++copy) {
@@ -133,7 +133,7 @@ Result<Trace> load_trace(const std::string& path, const TraceOptions& options) {
   }
 }
 
-// visit(fields, where) for every object of a file, until the draft is full.
+// Calls visit(fields, where) for every object of a file, until the draft is full.
 template <class Visit>
 void for_each_row(const std::string& path, Draft& draft, Result<bool> (RecordReader::*next)(std::string*),
                   Visit visit) {
@@ -148,7 +148,7 @@ void for_each_row(const std::string& path, Draft& draft, Result<bool> (RecordRea
   }
 }
 
-// The same for a table whose first line is one of `headers`: a row is an object of its cells by name.
+// The same for a CSV file. Its first line must be one of `headers`; a row becomes an object of its cells by name.
 template <class Visit>
 void for_each_cells(const std::string& path, Draft& draft, std::initializer_list<std::string_view> headers,
                     Visit visit) {
@@ -170,7 +170,7 @@ void for_each_cells(const std::string& path, Draft& draft, std::initializer_list
     if (cells.size() != names.size()) fail(where, "expected " + std::to_string(names.size()) + " cells");
     json row;
     for (size_t i = 0; i < cells.size(); ++i) {
-      row[names[i]] = json::parse(cells[i], nullptr, false);  // a number, or nothing of JSON: a text
+      row[names[i]] = json::parse(cells[i], nullptr, false);  // a cell that is no number is a text
       if (!row[names[i]].is_number()) row[names[i]] = cells[i];
     }
     JsonFields fields(row, where);
@@ -179,8 +179,8 @@ void for_each_cells(const std::string& path, Draft& draft, std::initializer_list
   }
 }
 
-// Ids of the file's own numbering, `scope`, become the trace's. A file may leave out the id of a partial tail, which is
-// then nobody else's.
+// Turns the file's ids, which `scope` distinguishes, into ids of the trace. A file may omit the id of a partial last
+// block, which then belongs to this request alone.
 void add_blocks(Draft& draft, JsonFields& fields, const std::string& where, bool tail_has_id, uint64_t scope = 0) {
   TraceRequest& request = draft.trace.requests.back();
   const json& ids = fields.array("hash_ids");
@@ -201,7 +201,7 @@ void add_blocks(Draft& draft, JsonFields& fields, const std::string& where, bool
   draft.fill_with_own_blocks(before);
 }
 
-// A row of lengths and hashes, and of nothing else than was asked for.
+// Reads a row of lengths and hashes. Other fields are errors, except those that the caller has read.
 void add_hashed(Draft& draft, JsonFields& fields, const std::string& where, double per_second, bool tail_has_id) {
   const double at = fields.number("timestamp", 0, kMaxSeconds);
   const int64_t input = fields.integer("input_length", 1, kMaxTokens);
@@ -211,9 +211,10 @@ void add_hashed(Draft& draft, JsonFields& fields, const std::string& where, doub
   fields.no_others();
 }
 
-// {"timestamp": ms, "input_length", "output_length", "hash_ids"}: an id per 512 tokens of prompt, the tail too. A row
-// may have a "session_id", a text or a number: the first one of a session comes at its timestamp, each later one
-// "delay" ms after the answer before it, whatever its own timestamp is. Its lengths and ids are of the whole prompt.
+// {"timestamp": ms, "input_length", "output_length", "hash_ids"}: one id for each 512 tokens of the prompt, and one for
+// a partial last block. A row may have a "session_id", a text or a number. The first row of a session arrives at its
+// timestamp. A later row arrives "delay" ms after the answer of the one before; its timestamp is ignored. Its lengths
+// and ids describe the whole prompt.
 void read_mooncake(const std::string& path, Draft& draft) {
   if (draft.options.hash_block_tokens > 0) draft.trace.block_tokens = draft.options.hash_block_tokens;
   std::unordered_map<std::string, int> sessions;  // -> index of its last request
@@ -249,8 +250,8 @@ void read_mooncake(const std::string& path, Draft& draft) {
   });
 }
 
-// The same in seconds, with the chat that each continues. How long an answer took is not known: think_s is from arrival
-// to arrival.
+// The same with times in seconds, and with the chat that each request continues. The file does not say how long an
+// answer took, so think_s is the time between two arrivals.
 void read_bailian(const std::string& path, Draft& draft) {
   std::unordered_map<int64_t, int> chats;  // -> index of its request
   int orphans = 0;
@@ -271,17 +272,19 @@ void read_bailian(const std::string& path, Draft& draft) {
   draft.note(orphans, " chats continue one that is not in the file: as if new");
 }
 
-// One agent of a session: its requests in order, and its sub-agents, which run beside each other while it waits. A
-// sub-agent's `t` is the time at which it ended, duration_ms how long it ran, and times inside it count from its start.
+// One agent of a session: its requests in order, and its sub-agents, which run in parallel while it waits. A
+// sub-agent's `t` is the time at which it ended, and duration_ms is how long it ran. Times inside it count from its
+// start.
 struct WekaAgent {
   Draft& draft;
   uint64_t scope;
   int empty_answers = 0;
-  // The first request comes think_s after request `after`. Returns the last one's index, or -1.
+  // The first request comes think_s after request `after`. Returns the index of the last request, or -1 if there is
+  // none.
   int add(const json& agent, const std::string& what, double start_s, int after, double think_s, bool is_sub) {
     JsonFields whole(agent, what);
     const int session = draft.n_sessions++;
-    int last = -1, ended_last = -1;  // of ours; of the sub-agents since, the one that ended last
+    int last = -1, ended_last = -1;  // our last request; and the last one of the sub-agents since then that ended last
     double last_s = start_s, last_end_s = start_s, sub_end_s = 0;
     for (int i = 0; const json& row : whole.array("requests")) {
       const std::string where = what + (is_sub ? "." : ": ") + "requests[" + std::to_string(i++) + "]";
@@ -303,7 +306,7 @@ struct WekaAgent {
       const double api_s = fields.number_or("api_time", 0, kMaxSeconds, 0);
       const double thought_s = fields.number_or("think_time", 0, kMaxSeconds, at_s - last_end_s);
       if (at_s < last_s) fail(where, "t: an earlier time than the request before; expected requests sorted by time");
-      const bool joins = ended_last >= 0 && sub_end_s <= at_s;  // else they run on beside it
+      const bool joins = ended_last >= 0 && sub_end_s <= at_s;  // else the sub-agents run on beside it
       TraceRequest& request = draft.add(at_s, in, std::max<int64_t>(out, 1));
       request.session = session;
       request.after = joins ? ended_last : last < 0 ? after : last;
@@ -317,7 +320,7 @@ struct WekaAgent {
   }
 };
 
-// A file is one session; a folder, all its *.json by name.
+// A file is one session. A folder is all its *.json files, sorted by name.
 void read_weka(const std::string& path, Draft& draft) {
   std::vector<std::string> files;
   std::error_code none;
@@ -344,7 +347,8 @@ void read_weka(const std::string& path, Draft& draft) {
   draft.note(empty_answers, " answers of 0 tokens: as if of 1");
 }
 
-// "2023-11-16 18:17:03.9799600", "+00:00" behind it or not, in seconds; small enough that a double keeps 100 ns.
+// "2023-11-16 18:17:03.9799600", with or without "+00:00", in seconds. Its origin is late enough that a double keeps
+// 100 ns.
 double date_time(const std::string& text, const std::string& where) {
   int year = 0, month = 0, day = 0, hour = 0, minute = 0, end = 0;
   double second = -1;
@@ -370,7 +374,7 @@ void read_azure(const std::string& path, Draft& draft) {
   for_each_cells(path, draft, {"TIMESTAMP,ContextTokens,GeneratedTokens"}, visit);
 }
 
-// Version 2 has sessions, and how long each call took.
+// Version 2 also has sessions and the duration of each call.
 void read_burstgpt(const std::string& path, Draft& draft) {
   std::unordered_map<std::string, std::pair<int, double>> sessions;  // -> index and end of its last request
   int failures = 0;
@@ -399,7 +403,7 @@ struct SpokenMessage {
   bool is_answer;
   std::string text;
 };
-// An answer's prompt is all that was said before it.
+// The prompt of an answer is everything said before it.
 void add_conversation(Draft& draft, const std::vector<SpokenMessage>& messages) {
   const size_t piece_bytes = size_t(draft.trace.block_tokens) * 4;
   auto tokens = [](const std::string& text) { return int64_t((text.size() + 3) / 4); };
@@ -420,7 +424,7 @@ void add_conversation(Draft& draft, const std::vector<SpokenMessage>& messages) 
   }
 }
 
-// {"conversations": [{"from": "human", "value"}, {"from": "gpt", "value"}, ...]}; other fields may be there.
+// {"conversations": [{"from": "human", "value"}, {"from": "gpt", "value"}, ...]}. Other fields are ignored.
 void read_turns(const std::string& path, Draft& draft, Result<bool> (RecordReader::*next)(std::string*),
                 const char* list, const char* role, const char* content) {
   for_each_row(path, draft, next, [&](JsonFields& fields, const std::string& where) {

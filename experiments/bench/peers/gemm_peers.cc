@@ -1,15 +1,14 @@
-// Our GEMM beside Debian's OpenBLAS, BLIS and oneDNN, interleaved in one process. `make bench-peers`.
+// Our GEMM beside Debian's OpenBLAS, BLIS and oneDNN, interleaved in one process. `make bench-peers` runs it.
 //
-// What it takes to be fair to them:
-// - OpenBLAS and BLIS export the same names: each is opened with RTLD_LOCAL.
-// - OpenBLAS counts the cpus when it is loaded, and threads inherit the affinity of the thread that
-//   makes them: all libraries are loaded and warmed up before anything is pinned, then every thread
-//   they made is pinned; unpinned, BLIS loses half of its speed here.
-// - Their threads spin for a while after a call: the harness pauses before each sample.
-// - Weights rotate through more than 256 MiB on every side. Ours are bf16, theirs f32, as AVX2 has
-// no
-//   bf16 product in any of the three: at small M half of our lead is that we read half of the
-//   bytes.
+// A fair comparison needs this:
+//  - OpenBLAS and BLIS export the same names, so each is opened with RTLD_LOCAL.
+//  - OpenBLAS counts the cpus when it is loaded, and threads inherit the affinity of the thread that makes them. So all
+//    libraries are loaded and warmed up before anything is pinned, and then every thread of theirs is pinned. Without
+//    pinning, BLIS loses half of its speed here.
+//  - Their threads spin for a while after a call, so the harness pauses before each sample.
+//  - Weights rotate through more than 256 MiB on every side. Ours are bf16 and theirs f32, because none of the three
+//  has
+//    a bf16 product for AVX2. With few rows, half of our lead is that we read half of the bytes.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <sched.h>
@@ -43,7 +42,7 @@ Fn symbol(void* library, const char* name) {
   return reinterpret_cast<Fn>(found);
 }
 
-// Row-major y[m, n] = x[m, k] W[n, k]^T.
+// Computes row-major y[m, n] = x[m, k] W[n, k]^T.
 using Sgemm = void (*)(int order, int trans_x, int trans_w, int m, int n, int k, float alpha, const float* x, int ldx,
                        const float* w, int ldw, float beta, float* y, int ldy);
 
@@ -51,7 +50,7 @@ struct Libraries {
   void* openblas = open_library({"openblas-pthread/libopenblas.so.0",
                                  "/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0", "libopenblas.so.0"});
   void* blis = open_library({"/usr/lib/x86_64-linux-gnu/blis-openmp/libblis.so.4", "libblis.so.4"});
-  void* openmp = open_library({"libgomp.so.1"});  // the pool that BLIS and oneDNN share
+  void* openmp = open_library({"libgomp.so.1"});  // BLIS and oneDNN share its thread pool
   Sgemm openblas_sgemm = symbol<Sgemm>(openblas, "cblas_sgemm");
   Sgemm blis_sgemm = symbol<Sgemm>(blis, "cblas_sgemm");
 
@@ -66,7 +65,7 @@ void call(Sgemm sgemm, const GemmCase& c, const float* w) {
   sgemm(101, 111, 112, c.m, c.n, c.k, 1.0f, c.x.data(), c.k, w, c.k, 0.0f, c.y0, c.n);
 }
 
-// oneDNN's matmul primitive. `packed`: the weights in the layout that it asks for.
+// oneDNN's matmul primitive. `packed` uses the weight layout that it prefers.
 class DnnlMatmul {
  public:
   DnnlMatmul(const GemmCase& c, const std::vector<const float*>& weights, bool packed)
@@ -115,7 +114,7 @@ std::set<int> thread_ids() {
   return ids;
 }
 
-// Each library's own threads go to cpus 1, 2, ...; its caller is pinned to cpu 0 by the bench.
+// Pins a library's own threads to cpus 1, 2, ...; the bench pins the caller to cpu 0.
 template <class Call>
 void warm_up_and_pin(int n_threads, const std::vector<int>& cpus, Call warm_up) {
   std::set<int> before = thread_ids();
@@ -132,7 +131,7 @@ void warm_up_and_pin(int n_threads, const std::vector<int>& cpus, Call warm_up) 
 
 void compare(Bench& bench, Libraries& libraries, int threads, int m, int n, int k, Dtype dtype, double target) {
   GemmCase data(m, n, k, 1, dtype, m <= 64 ? size_t(256) << 20 : 0, bench.team(threads));
-  // The same weights as [n, k] in f32, rotated through as many bytes.
+  // The same weights as [n, k] in f32. They rotate through as many bytes as ours.
   std::vector<Buffer> rows;
   std::vector<const float*> plain;
   size_t copies = m <= 64 ? (size_t(256) << 20) / (size_t(n) * size_t(k) * 4) + 1 : 1;
@@ -208,11 +207,11 @@ int run_peers(BenchOptions options) {
   }
   Bench bench(options);
   bench.print_conditions();
-  // All threads first: a smaller team would make the OpenMP runtime end threads that are pinned now.
+  // The largest team comes first. A smaller team would make the OpenMP runtime end threads that are already pinned.
   for (int threads : n_threads > 1 ? std::vector<int>{n_threads, 1} : std::vector<int>{1}) {
     libraries.set_threads(threads);
     std::printf("\n%d thread%s\n", threads, threads > 1 ? "s" : "");
-    bench.team(threads).run([](int) {});  // pins
+    bench.team(threads).run([](int) {});  // pins the threads
     for (int m : {4, 8, 16}) compare(bench, libraries, threads, m, 4096, 4096, Dtype::bf16, 2.0);
     compare(bench, libraries, threads, 512, 4096, 4096, Dtype::f32, 1.0);
     compare(bench, libraries, threads, 512, 4096, 4096, Dtype::bf16, 0);

@@ -1,21 +1,21 @@
-// Whole steps of ours beside llama.cpp's, interleaved in one process. `make bench-peers`.
+// Our whole steps beside llama.cpp's, interleaved in one process. `make bench-peers` runs it.
 //
-// Expected: a decode step at batch 1 reads every weight once, so at one width both are as fast as memory is, whatever
-// else they do; a prompt of 512 tokens is 1.0 TFLOP, and what differs is the share of the FMA peak. Between them, at
-// batch 8 to 32, is what a library without a product for few rows loses.
+// Expected: a decode step at batch 1 reads every weight once, so with equal widths both sides are as fast as memory. A
+// prompt of 512 tokens is 1.0 TFLOP, and only the share of the FMA peak differs. Between them, at batch 8 to 32, a
+// library without a product for few rows loses time.
 //
-// What makes it the same work:
-// - the same function: GGUF files are written from our dummy weights (bf16), and both sides' logits of 20 tokens are
-//   compared before anything is timed; a q4_0 file has q4_0 in every matrix, also in the embedding and the head;
-// - KV of 2 bytes on both sides, f16 theirs, bf16 ours. Theirs is one computed sequence, copied to all others, each
-// with
-//   a stream of its own (with `kv_unified` every row would look at all sequences' KV); ours is random;
-// - a decode step is one token of each sequence with all its logits; prompts are 512 tokens a step with the logits of
-// the
-//   last one, llama.cpp's default and ours;
-// - its threads are pinned like ours, and stop spinning when a step ends, so that they do not run during ours.
-// Its weights are in pages of 4 KiB, as it asks for no others; GLIBC_TUNABLES=glibc.malloc.hugetlb=1 gives it huge
-// ones.
+// Both sides do the same work:
+//  - The same function. GGUF files are written from our dummy weights (bf16), and the logits of 20 tokens are compared
+//    before timing. A q4_0 file has q4_0 in every matrix, the embedding and the head included.
+//  - KV of 2 bytes an element: f16 there, bf16 here. Their KV is one computed sequence, copied to all others, each with
+//  a
+//    stream of its own (with `kv_unified` every row would read the KV of all sequences). Ours is random.
+//  - A decode step is one token of each sequence with all its logits. Prompts run in steps of 512 tokens with the
+//  logits
+//    of the last token, as is llama.cpp's default and ours.
+//  - Their threads are pinned like ours and stop spinning when a step ends, so they do not run during our steps.
+// llama.cpp's weights are in pages of 4 KiB, as it asks for no others. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 gives it
+// huge pages.
 #include <ggml-cpu.h>
 #include <gguf.h>
 #include <llama.h>
@@ -33,11 +33,11 @@
 namespace xpyd::experiments {
 namespace {
 
-// A row more here is a pair more: theirs, and ours of the same width as far as we have it.
+// One row for each pair: a type of theirs, and ours of the same width where we have it.
 struct Pair {
   const char* theirs;
   ggml_type type;
-  double distance;  // of both sides' logits, |a - b| / |b|, at most: the rounding of the file's weights
+  double distance;  // largest |a - b| / |b| of the logits, from the rounding of the file's weights
   const char* ours;
   LoadOptions load;
 };
@@ -56,12 +56,12 @@ const Pair kPairs[] = {
      {.dtype = Dtype::bf16, .weight_dtype = Dtype::int4, .weight_group = 32, .dummy = true}},
 };
 
-// In one context: a prompt of `tokens`, if it says so, then decode steps of so many sequences with as many tokens each.
+// Work in one context: a prompt of `tokens` if `prefill`, then decode steps of each batch size at that context length.
 struct Shape {
   int tokens;
   bool prefill;
-  std::vector<int> decode, decode_too = {};  // too: with --all
-  bool always = true;                        // else with --all
+  std::vector<int> decode, decode_too = {};  // decode_too: only with --all
+  bool always = true;                        // false: only with --all
 };
 const Shape kShapes[] = {
     {512, true, {1, 8}, {16, 32}}, {2048, true, {}, {}, false}, {4096, false, {1, 8, 16, 32}, {}, false}};
@@ -73,7 +73,7 @@ void check(bool good, const std::string& what) {
   std::exit(2);
 }
 
-// One file of our weights, as llama.cpp's converter lays them out.
+// Our weights as a GGUF file, laid out as llama.cpp's converter does it.
 class GgufFile {
  public:
   GgufFile(const Weights& w, ggml_type type) : type_(type) {
@@ -91,7 +91,7 @@ class GgufFile {
     for (auto& [key, value] : numbers) gguf_set_val_u32(file_, ("llama." + std::string(key)).c_str(), uint32_t(value));
     gguf_set_val_f32(file_, "llama.attention.layer_norm_rms_epsilon", float(c.rms_eps));
     gguf_set_val_f32(file_, "llama.rope.freq_base", float(c.rope_theta));
-    // What RoPE's scaling divides each frequency by.
+    // The divisors that RoPE scaling applies to the frequencies.
     std::vector<float> factors;
     for (size_t i = 0; i < w.rope_freqs.size(); ++i)
       factors.push_back(float(std::pow(c.rope_theta, -2.0 * double(i) / c.head_dim) / w.rope_freqs[i]));
@@ -111,7 +111,7 @@ class GgufFile {
           std::transform(packed.begin(), packed.end(), out, to_f32);
         };
       };
-      // Its RoPE turns neighbours where ours turns the halves of a head.
+      // Their RoPE rotates neighbouring elements; ours rotates the halves of a head.
       auto turned = [&](int first) {
         return [read = rows(layer.qkv, first), half](int row, float* out) mutable {
           const int in_head = row % (2 * half);
@@ -168,10 +168,10 @@ class GgufFile {
   std::vector<std::vector<std::byte>> data_;
 };
 
-// Its n threads, on the first n cpus, one on each.
+// n threads of llama.cpp, one on each of the first n cpus.
 class Threads {
  public:
-  // cpus: of the process; the thread that calls is bound to one of them by now.
+  // `all` are the cpus of the process. The bench has already pinned the calling thread to one of them.
   Threads(int n_threads, std::span<const int> all) : n(n_threads), cpus(all.begin(), all.begin() + n_threads) {
     ggml_threadpool_params params = ggml_threadpool_params_default(n);
     for (int cpu : cpus) params.cpumask[cpu] = true;
@@ -186,7 +186,7 @@ class Threads {
   ggml_threadpool* pool;
 };
 
-// One context: `batch` sequences of up to `context` tokens.
+// One context for `batch` sequences of up to `context` tokens.
 class Theirs {
  public:
   Theirs(llama_model* model, int batch, int context, std::span<const int32_t> tokens)
@@ -219,7 +219,7 @@ class Theirs {
       step();
     }
   }
-  // Before decode(): `length` - 1 tokens of each of `batch` sequences, computed once.
+  // Prepares decode(): gives each of `batch` sequences `length` - 1 tokens, computed once.
   void fill(int batch, int length) {
     if (llama_memory_seq_pos_max(memory(), 0) + 1 < length - 1) prefill(length - 1);
     llama_memory_seq_rm(memory(), 0, length - 1, -1);
@@ -243,7 +243,7 @@ class Theirs {
     batch_.logits[i] = logits;
   }
   void step() {
-    const OnCpus here(threads_->cpus);  // it binds the calling thread, too, and leaves it there
+    const OnCpus here(threads_->cpus);  // llama_decode also pins the calling thread and leaves it pinned
     const int error = llama_decode(context_, batch_);
     check(error == 0, "llama_decode returns " + std::to_string(error));
     llama_synchronize(context_);
@@ -256,7 +256,7 @@ class Theirs {
   Threads* threads_ = nullptr;
 };
 
-// "" when both sides have nearly the same logits after 20 tokens.
+// "" if the logits of both sides nearly agree after 20 tokens.
 std::string compare_logits(llama_model* model, Threads& threads, ModelCase& ours, double limit) {
   constexpr int kTokens = 20;
   if (std::string wrong = ours.check(); !wrong.empty()) return wrong;
@@ -341,7 +341,7 @@ void compare(Bench& bench, const Pair& pair, std::span<const int> cpus, bool all
 int run_llama_peers(int argc, char** argv) {
   const auto last = std::remove_if(argv + 1, argv + argc, [](const char* a) { return std::string_view(a) == "--all"; });
   const bool all = last != argv + argc;
-  const std::vector<int> cpus = usable_cpus();  // before the bench binds this thread
+  const std::vector<int> cpus = usable_cpus();  // read before the bench pins this thread
   for (const Pair& pair : kPairs)
     register_bench(pair.theirs, [&pair, &cpus, all](Bench& bench) { compare(bench, pair, cpus, all); });
   auto options = parse_bench_options(int(last - argv), argv);
