@@ -239,8 +239,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const model::StepCost cost = step_cost(options.model, options.hardware);
   Finding found;
   Seen best;
-  double low = 0,
-         high = 2 / prefill_load(options, trace);  // high: twice the rate at which prompts alone keep the instance busy
+  double low = 0, high = 2 / prefill_load(options, trace);  // high: twice the rate that prompts alone allow
   for (int i = 0; i < 8; ++i) {
     const double rate = low > 0 ? std::sqrt(low * high) : high / 3;
     const Trace there = faster(trace, rate);

@@ -91,9 +91,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   }
   const char* row = system == "random" ? "random" : vllm || system == "load" ? "least_loaded" : "mooncake";
   o.conductor.placement = find_placement_policy(row);
-  o.fetch =
-      system !=
-      "local";  // a threshold cannot exclude transfers: where one instance has nothing, another has infinitely more
+  // A threshold cannot exclude transfers: where one instance has nothing, another has infinitely more.
+  o.fetch = system != "local";
   const bool ratio = point["figure"] == "ratio";
   o.conductor.objectives = ratio ? Objectives{10, 0.1} : Objectives{30, 0.1};
   if (ratio) o.conductor.admission = find_admission_policy("early");

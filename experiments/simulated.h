@@ -32,9 +32,8 @@ double prefill_load(const disagg::SimulationOptions& options, const disagg::Trac
 struct Watched {
   double regret = 0;  // sum of regret_ratio
   int64_t decisions = 0;
-  std::vector<double> tokens;  // tokens to compute, by instance
-  double imbalance(
-      const std::vector<disagg::Role>& roles) const;  // greatest / mean over the instances that compute prompts
+  std::vector<double> tokens;                                      // tokens to compute, by instance
+  double imbalance(const std::vector<disagg::Role>& roles) const;  // greatest / mean of those that prefill
 };
 const disagg::PlacementPolicy* watch(const std::string& placement, Watched& watched);
 

@@ -20,8 +20,7 @@ struct ReplayOptions {
 
 struct Replayed {
   int64_t decisions = 0, differ = 0;
-  double regret = 0,
-         regret_now = 0;  // of "place": sums of regret_ratio over the recorded choices and over the repeated ones
+  double regret = 0, regret_now = 0;  // place: sums of regret_ratio, as recorded and as decided now
 };
 
 // Calls `differs` with the line and the new decision (JSON) where the new decision differs. Errors: not_found;

@@ -70,10 +70,9 @@ struct BenchResult {
   double max_output_tokens_per_s = 0;  // chunks in the fullest second
   int max_concurrent_requests = 0;
   Summary ttft_ms, tpot_ms, itl_ms, e2el_ms;  // of completed requests
-  Summary tbt_ms, tbt_max_ms,
-      tbt_p99_ms;         // per request: the mean of its longest tenth of gaps, its longest gap, the P99 of its gaps
-  Summary retry_after_s;  // of refused requests that have it
-  Summary lateness_ms;    // from due to sent, of all requests: the delay that the client itself adds
+  Summary tbt_ms, tbt_max_ms, tbt_p99_ms;     // per request: its longest tenth of gaps, longest gap, P99
+  Summary retry_after_s;                      // of refused requests that have it
+  Summary lateness_ms;  // from due to sent, of all requests: the delay that the client itself adds
 };
 
 BenchResult summarize_bench(std::span<const RequestRecord> records, double start_s, double duration_s,

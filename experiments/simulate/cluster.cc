@@ -60,8 +60,7 @@ class Simulator final : public Post {
   Timeline timeline_;
   Links links_;
   std::unique_ptr<Routers> routers_;
-  std::deque<std::atomic<uint64_t>>
-      versions_;  // of the nodes, in one place, because a view of the cluster reads all of them
+  std::deque<std::atomic<uint64_t>> versions_;  // of the nodes, together: a view of the cluster reads all
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::vector<int>> next_;  // closed loop: by request, those that wait for its end
   struct Said {

@@ -64,8 +64,7 @@ struct Simulation {
   double prefill_busy_s = 0;                 // time in steps, of instances that prefill
   double decode_busy_s = 0;                  // time in steps, of instances that only decode
   double prefill_gb_s = 0, decode_gb_s = 0;  // integral over time of the KV that these instances hold
-  double prompt_phase_gb_s = 0, decode_phase_gb_s = 0,
-         transfer_phase_gb_s = 0;  // of all instances, as Spent defines them
+  double prompt_phase_gb_s = 0, decode_phase_gb_s = 0, transfer_phase_gb_s = 0;  // of all, as in Spent
   int64_t events = 0, steps = 0, preemptions = 0;
   int64_t prefill_evictions = 0;  // blocks evicted from prefix caches, of instances that prefill
   ConductorStats conductor;

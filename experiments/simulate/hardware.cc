@@ -143,8 +143,7 @@ model::StepCost step_cost(const SimulatedModel& m, const Hardware& h, int stages
   const int cards = h.cards * stages;  // a stage has 1 / stages of the work, on h.cards cards
   const double flops_per_s = cards * h.flops_per_s * h.mfu, bytes_per_s = cards * h.bytes_per_s * h.mbu;
   const double token_s = 2 * m.active_parameters / flops_per_s;
-  const double look_s = 4.0 * m.n_layers * m.n_heads * m.head_dim /
-                        flops_per_s;  // for one pair of a query and a key token
+  const double look_s = 4.0 * m.n_layers * m.n_heads * m.head_dim / flops_per_s;  // a query and a key token
   const double kv_s = m.kv_token_bytes() / bytes_per_s;
   const double weights_s = m.parameters * m.weight_element_bytes / bytes_per_s;
   // StepCost counts 2 L x + x^2 pairs, twice as many as causal attention computes.
