@@ -138,16 +138,6 @@ TEST_CASE("paged: a block whose indexed ancestor was evicted comes back by adopt
   m.kv->check_invariants();
 }
 
-TEST_CASE("KvMemory: the view is stable between changes", "[allocator]") {
-  Memory m(tiny_options(4, 10));
-  const KvHandle a = fill(*m.kv, counting(5), 0).handle;
-  const KvView view = m.kv->view(a);
-  KvHandle other = kNoKv;
-  for (int i = 0; i < 100; ++i) other = m.kv->reserve(counting(5, 700), 0).value().handle;
-  CHECK(m.kv->view(a).block_table == view.block_table);
-  CHECK_FALSE(m.kv->view(other).contiguous());  // an empty table is a table
-}
-
 TEST_CASE("KvMemory: what its owner forgets is given back to a shared pool", "[allocator]") {
   Memory m(tiny_options(4, 10));
   {

@@ -215,28 +215,6 @@ TEST_CASE("RadixTree: random sequences and erased blocks against a plain model",
     }
 }
 
-TEST_CASE("radix: a hit ends at the token where prompts part, and its rows are copied", "[allocator][radix]") {
-  for (auto [scheme, radix] : {std::pair{"paged", true}, {"token", true}, {"token", false}})
-    for (int common : {1, 7, 8, 9, 15, 20}) {
-      CAPTURE(scheme, radix, common);
-      KvOptions o = radix_options(8, scheme == std::string("token") ? 320 : 40);
-      o.radix = radix;
-      Memory m(o, scheme);
-      const Tokens a = counting(21), b = joined(counting(common), counting(12, 500));
-      const KvHandle first = fill(*m.kv, a, 0).handle;  // runs on: what it has written is found at once
-      CHECK(m.kv->probe(b, 0) == common);
-      CHECK(m.kv->probe(b, 1) == 0);
-      const KvReservation r = fill(*m.kv, b, 0);
-      CHECK(r.cached_tokens == common);
-      CHECK(m.kv->stats().cow_copies == (m.kv->layout().block_tokens > 1 && common % 8 != 0));
-      CHECK_FALSE(m.kv->tail_shared(r.handle));
-      CHECK(wrong_rows(*m.kv, r.handle, b, 0) == 0);
-      CHECK(wrong_rows(*m.kv, first, a, 0) == 0);
-      CHECK(m.kv->probe(joined(b, Tokens{7}), 0) == int(b.size()));
-      m.kv->check_invariants();
-    }
-}
-
 TEST_CASE("radix: a sequence's last block stays when it ends, and who goes on from there needs no copy",
           "[allocator][radix]") {
   Memory m(radix_options(8, 20));
@@ -330,26 +308,6 @@ TEST_CASE("radix: leaves go by least recent use, their ends first, and nothing t
   CHECK(m.kv->append(more, 4));
   CHECK(found(c) == 4);
   m.kv->check_invariants();
-}
-
-TEST_CASE("radix: pages of 1 find what the tree finds, larger ones that much rounded down", "[allocator][radix]") {
-  // SGLang with page_size > 1 compares whole pages: the hash of blocks.
-  Random random(3);
-  for (int block_tokens : {1, 2, 4, 16}) {
-    Memory radix(radix_options(block_tokens, 4096 / block_tokens)),
-        blocks(tiny_options(block_tokens, 4096 / block_tokens));
-    int64_t tree = 0, hash = 0;
-    for (int i = 0; i < 60; ++i) {
-      Tokens prompt(5 + random.below(50));
-      int32_t letter = 0;
-      for (int32_t& t : prompt) t = random.below(20) == 0 ? letter = int32_t(random.below(3)) : letter;
-      const KvReservation r = fill(*radix.kv, prompt, 0), s = fill(*blocks.kv, prompt, 0);
-      REQUIRE(r.cached_tokens / block_tokens * block_tokens == s.cached_tokens);
-      tree += r.cached_tokens, hash += s.cached_tokens;
-      if (i % 3) radix.kv->free(r.handle), blocks.kv->free(s.handle);
-    }
-    CHECK((block_tokens == 1 ? tree == hash : tree > hash));
-  }
 }
 
 }  // namespace xpyd::testing::radix_tree_test

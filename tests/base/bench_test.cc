@@ -2,8 +2,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
-
 #include "experiments/bench/harness.h"
 #include "tests/catch.h"
 #include "tests/json.h"
@@ -36,12 +34,6 @@ BenchOptions quick() {
   return options;
 }
 
-std::string refused(std::vector<const char*> args) {
-  args.insert(args.begin(), "xpyd_bench");
-  auto parsed = parse_bench_options(int(args.size()), const_cast<char**>(args.data()));
-  return parsed.ok() ? "" : parsed.error().message;
-}
-
 }  // namespace
 
 TEST_CASE("a wrong result is not timed and fails the bench", "[base][bench]") {
@@ -56,18 +48,6 @@ TEST_CASE("a wrong result is not timed and fails the bench", "[base][bench]") {
   REQUIRE(runs == 0);
   REQUIRE(bench.rows().empty());
   REQUIRE(bench.exit_code() == 1);
-}
-
-TEST_CASE("versus is the ratio of speeds to the fastest other case", "[base][bench]") {
-  Bench bench(quick());
-  bench.measure({sleeper("slow", 20000), sleeper("ours", 2000, {"slow", "fast"}, 1000.0), sleeper("fast", 0)});
-  REQUIRE(bench.rows().size() == 3);
-  const BenchRow& ours = bench.rows()[1];
-  // Against `fast`, which does nothing, about 0; against `slow` it would be 10.
-  REQUIRE(ours.share > 0);
-  REQUIRE(ours.share < 0.5);
-  REQUIRE_FALSE(ours.met);
-  REQUIRE(bench.exit_code() == 0);  // a missed target is a row, not a failure
 }
 
 TEST_CASE("a round in which other processes had the cpus is set aside, and made again as often as it was wanted",
@@ -97,36 +77,6 @@ TEST_CASE("a round in which other processes had the cpus is set aside, and made 
   CHECK(all[0].set_aside == 0);
   CHECK(none.empty());
   CHECK(runs == 1 + 2);  // a warm-up, the round, and once again
-}
-
-TEST_CASE("bench options are checked and named", "[base][bench]") {
-  REQUIRE(refused({}).empty());
-  REQUIRE(refused({"bench_test", "--rounds", "3", "--json", "x"}).empty());
-  REQUIRE(refused({"no_such_group"}).find("bench_test") != std::string::npos);
-  REQUIRE(refused({"--rounds"}).find("--rounds") != std::string::npos);
-  REQUIRE_FALSE(refused({"--rounds", "0"}).empty());
-  REQUIRE_FALSE(refused({"--rounds", "x"}).empty());
-  REQUIRE_FALSE(refused({"--frobnicate", "1"}).empty());
-}
-
-TEST_CASE("a registered group runs by name and its rows reach the files", "[base][bench]") {
-  testing::TempDir dir;
-  BenchOptions options = quick();
-  options.groups = {"bench_test"};
-  options.json = dir.path + "/rows.json";
-  options.csv = dir.path + "/rows.csv";
-  Bench bench(options);
-  REQUIRE(bench.run_registered() == 0);
-  REQUIRE(bench.rows().size() == 1);
-  const auto parsed = testing::parsed_file(options.json);
-  REQUIRE(parsed["rows"].size() == 1);
-  REQUIRE(parsed["rows"][0]["group"] == "bench_test");
-  REQUIRE(parsed["rows"][0]["name"] == "a case");
-  REQUIRE(parsed["rows"][0]["seconds"] > 0);
-  REQUIRE(parsed.contains("commit"));
-  std::ifstream csv(options.csv);
-  std::string text((std::istreambuf_iterator<char>(csv)), {});
-  REQUIRE(text.find("bench_test,\"a case\",1,3,") != std::string::npos);
 }
 
 }  // namespace xpyd::testing::bench_test

@@ -48,17 +48,6 @@ struct ScopedVariable {
 
 }  // namespace
 
-TEST_CASE("the measured peak is positive on one thread and on all", "[base][peak]") {
-  ThreadTeam team(2);
-  PeakProbe probe(size_t(16) << 20);
-  REQUIRE(probe.fma_gflops(team) > 0);
-  REQUIRE(probe.read_gbps(team) > 0);
-  REQUIRE(probe.copy_gbps(team) > 0);
-  REQUIRE((probe.bf16_dot_gflops(team) > 0) == cpu_has(Isa::avx512_bf16));
-  REQUIRE((probe.int8_dot_gops(team) > 0) == cpu_has(Isa::avx512_vnni));
-  REQUIRE(PeakProbe::isa() == std::string(best_row(kIsas).name));
-}
-
 #if defined(__x86_64__)
 // What is timed does what its count of operations says, and reads all that it is given.
 TEST_CASE("peak: loops of every width, emulated where the processor has none", "[base][peak]") {
@@ -94,23 +83,6 @@ TEST_CASE("peak: loops of every width, emulated where the processor has none", "
   CHECK(sink([](float* to_sink) { CHECK(int8_dot_peak_emulated(3, to_sink) == 3 * 12 * 16 * 8); }) == 66);
 }
 #endif
-
-TEST_CASE("a peak survives JSON, and its text names every figure", "[base][peak]") {
-  Peak peak = example();
-  auto back = peak_from_json(to_json(peak));
-  REQUIRE(back.ok());
-  REQUIRE(back.value().machine == peak.machine);
-  REQUIRE(back.value().isa == "avx2");
-  REQUIRE(back.value().one.fma_gflops == 100.5);
-  REQUIRE(back.value().all.n_threads == 4);
-  REQUIRE(back.value().all.read_gbps == 50.25);
-  REQUIRE(back.value().all.copy_gbps == 20.5);
-  REQUIRE(back.value().wake_spin_us == 0.125);
-  REQUIRE(back.value().wake_parked_us == 30.5);
-  std::string text = to_text(peak);
-  for (const char* figure : {"100.5", "400.5", "50.2", "20.5", "0.12", "30.5"})
-    REQUIRE(text.find(figure) != std::string::npos);
-}
 
 TEST_CASE("a damaged peak file is an error, not a peak", "[base][peak]") {
   for (const char* text : {"", "[]", "{}", "{\"machine\":\"x\"}",

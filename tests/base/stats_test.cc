@@ -2,9 +2,7 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <bit>
-#include <cmath>
 #include <vector>
 
 #include "base/progress.h"
@@ -44,19 +42,6 @@ TEST_CASE("stats: summary", "[stats]") {
   CHECK(none.count == 0);
   CHECK(none.mean == 0);
   CHECK(none.p99 == 0);
-}
-
-TEST_CASE("progress: the line fits and says how far it is", "[stats]") {
-  CHECK(Progress::line("bench", 30, 120, 60, "2 in flight", 80) ==
-        "bench 25% |#######                       | 30/120 [01:00<03:00] 2 in flight");
-  CHECK(Progress::line("bench", 0, 10, 0, "", 40) == "bench 0% |          | 0/10 [00:00<--:--]");
-  CHECK(Progress::line("x", 10, 10, 7200, "", 60).find("[2:00:00<00:00]") != std::string::npos);
-  for (int columns : {-1, 0, 1, 10, 20, 40, 79, 200}) {
-    std::string line = Progress::line("bench", 7, 13, 3.5, "note", columns);
-    CHECK(int(line.size()) <= std::max(columns, 0));
-  }
-  CHECK(Progress::line("x", 20, 10, 1, "", 60).find("10/10") != std::string::npos);
-  CHECK(Progress::line("x", 0, 0, 1, "", 60).find("0/0") != std::string::npos);
 }
 
 TEST_CASE("progress: silent where there is no terminal", "[stats]") {

@@ -25,15 +25,6 @@ TEST_CASE("run calls the body once for each rank and waits for all", "[base][thr
   }
 }
 
-TEST_CASE("rank 0 is the caller", "[base][thread_team]") {
-  ThreadTeam team(3);
-  std::vector<std::thread::id> ids(3);
-  team.run([&](int rank) { ids[size_t(rank)] = std::this_thread::get_id(); });
-  REQUIRE(ids[0] == std::this_thread::get_id());
-  REQUIRE(ids[1] != ids[0]);
-  REQUIRE(ids[2] != ids[1]);
-}
-
 TEST_CASE("barrier separates phases, with more threads than cores too", "[base][thread_team]") {
   for (int n : {1, 2, 3, 8}) {
     ThreadTeam team(n);
@@ -65,18 +56,6 @@ TEST_CASE("members that parked wake up, and so does an owner that waited long", 
     sum += std::accumulate(seen.begin(), seen.end(), 0);
   }
   REQUIRE(sum == 60);
-}
-
-TEST_CASE("several teams of one process do not disturb each other", "[base][thread_team]") {
-  std::atomic<long> total{0};
-  std::vector<std::thread> owners;
-  for (int t = 0; t < 3; ++t)
-    owners.emplace_back([&] {
-      ThreadTeam team(2);
-      for (int i = 0; i < 300; ++i) team.run([&](int rank) { total += rank + 1; });
-    });
-  for (auto& owner : owners) owner.join();
-  REQUIRE(total == 3 * 300 * 3);
 }
 
 TEST_CASE("a team pins its threads to the cpus asked for", "[base][thread_team]") {

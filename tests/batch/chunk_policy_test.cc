@@ -220,29 +220,6 @@ TEST_CASE("chunks: dp_oracle finds what trying everything finds", "[chunks]") {
   }
 }
 
-TEST_CASE("chunks: dp_oracle is no slower than equal_time, and that hardly slower than it", "[chunks]") {
-  Costs costs{Random(11)};
-  double worst = 1, sum_equal = 0, sum_fixed = 0;
-  for (int i = 0; i < 60; ++i) {
-    ChunkScene scene({{.left = 4096 + costs.below(60000)}}, {.budget = 2048 << costs.below(3),
-                                                             .minimum = 128,
-                                                             .block_tokens = 64,
-                                                             .stages = 2 + costs.below(7),
-                                                             .cost = {2e-3, 3e-5, 1e-9, costs.up_to(1e-9), 0, 0},
-                                                             .steps_seen = kGivenSteps});
-    ChunkScene equal = scene, fixed = scene;
-    const double best = scene.makespan("dp_oracle"), took = equal.makespan("equal_time");
-    INFO(i);
-    CHECK(took >= best * (1 - 1e-4));
-    worst = std::max(worst, took / best);
-    sum_equal += took / best, sum_fixed += fixed.makespan("fixed") / best;
-  }
-  INFO("equal_time " << sum_equal / 60 << ", worst " << worst << ", fixed " << sum_fixed / 60);
-  CHECK(worst < 1.05);
-  CHECK(sum_equal < 60 * 1.02);
-  CHECK(sum_fixed > 60 * 1.1);
-}
-
 // Random scenes, played to the end by every row.
 TEST_CASE("chunks: every prompt ends, in blocks, in order, without crumbs", "[chunks]") {
   Costs costs{Random(3)};

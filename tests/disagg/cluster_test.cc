@@ -55,11 +55,6 @@ struct Order {
   bool pull;
   int max_local;  // tokens
 };
-const Order kOrders[] = {{"prefill_first", false, 0},          {"prefill_first", true, 0},
-                         {"decode_first", false, 0},           {"conditional_threshold", false, 0},
-                         {"conditional_threshold", false, 25}, {"conditional_cost", false, 0},
-                         {"conditional_cost", true, 0},        {"append_cost", false, 0}};
-
 TinySetup in_order(const Order& order, const char* topology, size_t pool_tokens = 4096) {
   TinySetup setup{.topology = topology, .step_tokens = 16, .pool_bytes = pool_tokens * kTokenBytes};
   setup.disagg = order.disagg;
@@ -85,27 +80,6 @@ void check_choice(TinyCluster& tiny, uint64_t id, const Tokens& prompt, int max_
     CHECK(choice.finish == FinishReason::length);
     CHECK(choice.tokens.size() == all.size());
   }
-}
-
-TEST_CASE("every order of prefill and decode gives the oracle's tokens, in every topology", "[cluster][order]") {
-  size_t turn = 0;
-  for (const Order& order : kOrders)
-    for (const char* topology : {"1C", "1P1D", "2P1D", "1P2D", "2P2D", "1C1P1D"})
-      for (const char* scheme : {"paged", "slots", "contiguous", "vattention"})
-        for (StreamKv stream : {StreamKv::layer, StreamKv::request}) {
-          TinySetup setup = in_order(order, topology);
-          setup.scheme = scheme;
-          setup.stream_kv = stream;
-          setup.placement = std::vector{"random", "least_loaded", "prefix_aware"}[turn % 3];
-          setup.escrow = turn % 4 > 1;
-          if (turn++ % 2 && !order.pull) setup.transport = "handoff";
-          INFO(setup.describe() << " " << order.disagg << " pull " << order.pull << " local to " << order.max_local);
-          TinyCluster tiny(setup);
-          for (int i = 0; i < 12; ++i) ask(tiny, uint64_t(i), prompt_of(1 + 9 * (i % 6), i % 5), 4, 1 + i % 3);
-          tiny.run();
-          for (int i = 0; i < 12; ++i) check_choice(tiny, uint64_t(i), prompt_of(1 + 9 * (i % 6), i % 5), 4, 1 + i % 3);
-          check_quiescent(tiny);
-        }
 }
 
 TEST_CASE("the threshold of decode_first keeps short prompts on D, and D's prefix is not sent again",

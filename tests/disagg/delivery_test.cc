@@ -27,45 +27,6 @@ TEST_CASE("delivery: posts may be on their way, and D takes the KV when it has c
   }
 }
 
-// Its places were counted instead: the KV stayed at P, whose memory it filled, and nobody was said to wait at D.
-TEST_CASE("delivery: KV comes while D's batch is full, and waits there", "[disagg][delivery]") {
-  for (const char* order : {"prefill_first", "decode_first"}) {
-    SimOptions options = in(order);
-    options.max_batch = 2;
-    Scene scene("1P1D", options);
-    for (uint64_t id : {1, 2}) scene.ask(id, 40, 100, int(id));
-    scene.ticks(30);
-    for (uint64_t id : {3, 4}) scene.ask(id, 40, 4, int(id));
-    scene.ticks(30);
-    CHECK(scene.stats("D1").running == 2);
-    CHECK(scene.stats("D1").waiting == 2);
-    CHECK(scene.stats("P0").queue_prefill_sending == 0);
-    CHECK(scene.kv("P0").active == 0);
-    CHECK(scene.n_tokens(2) < 100);
-    scene.settle();
-  }
-}
-
-TEST_CASE("delivery: a post that fails behind it is a recompute, at once", "[disagg][delivery]") {
-  for (const char* order : {"prefill_first", "decode_first"}) {
-    Scene scene("1P1D", in(order));
-    if (*order == 'd') {
-      scene.hand.holds = true;
-      scene.ask(1, 60, 12, 1);
-      scene.ticks(40);
-      CHECK(scene.n_tokens(1) == 0);
-    } else {
-      scene.deliver_and_hold();
-    }
-    scene.hand.let_go(true);
-    scene.ticks(30);  // of a lease's 400
-    CHECK(scene.n_tokens(1) == 12);
-    scene.settle();
-    CHECK(scene.stats("D1").kv_refused == 1);
-    CHECK(scene.conductor().totals().attempts == 1);
-  }
-}
-
 TEST_CASE(
     "delivery: posts that never come are waited for no longer than a lease; what has arrived is taken, however "
     "long its window takes to close",
@@ -83,33 +44,6 @@ TEST_CASE(
     CHECK(scene.n_tokens(1) == 12);
     scene.settle();
     CHECK(scene.stats("D1").kv_refused == !arrives);
-  }
-}
-
-TEST_CASE("delivery: a client that goes does not wait for posts", "[disagg][delivery]") {
-  Scene scene("1P1D");
-  scene.deliver_and_hold();
-  scene.abort(1);
-  scene.ticks(10);
-  CHECK(scene.recorder->choice(1).finish == FinishReason::abort);
-  scene.hand.let_go();
-  scene.rest();
-}
-
-TEST_CASE("delivery: a P that dies behind it costs a recompute, and no token", "[disagg][delivery]") {
-  for (bool noticed : {true, false}) {
-    Scene scene("2P1D");
-    scene.deliver_and_hold();
-    for (const char* name : {"P0", "P1"})
-      if (scene.stats(name).queue_prefill_sending == 1) {
-        scene.crash(scene.find(name)->id, noticed);
-        break;
-      }
-    scene.hand.holds = false;
-    scene.settle();
-    CHECK(scene.stats("D2").kv_refused == 1);  // what was delivered is D's to finish
-    // The conductor may hear of the end before D has said that it goes on.
-    CHECK(scene.conductor().totals().failed_attempts == noticed);
   }
 }
 

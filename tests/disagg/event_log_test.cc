@@ -45,21 +45,6 @@ TEST_CASE("decisions: any view comes back as it was, to the last bit, and is dec
   }
 }
 
-TEST_CASE("decisions: zeros are left out and come back; another type is an error", "[decisions]") {
-  CHECK(written(Placement{2, 0, -1}) == R"({"prefill":2,"source":-1})");
-  JsonIn::Keep keep;
-  Placement placed{7, 7, 7};
-  JsonIn in(nlohmann::json{}, keep);
-  in.read(nlohmann::json::parse(R"({"prefill":2,"source":-1})"), placed);
-  CHECK(placed == Placement{2, 0, -1});
-  CHECK_THROWS_AS(in.read(nlohmann::json::parse(R"({"prefill":"x"})"), placed), nlohmann::json::exception);
-  BatchPlan plan;
-  in.read(nlohmann::json::parse(R"({"runs":[{"index":1,"n_tokens":5}],"preempts":[3,4]})"), plan);
-  CHECK(plan.runs.size() == 1);
-  CHECK(plan.preempts == std::vector{3, 4});
-  CHECK_THROWS_AS(in.read(nlohmann::json::parse(R"({"runs":5})"), plan), nlohmann::json::exception);
-}
-
 // A member that is added to a view and not to its columns would be lost: it changes the size of the struct.
 TEST_CASE("decisions: the columns know every member", "[decisions]") {
   CHECK(sizeof(InstanceView) == 128);

@@ -169,20 +169,6 @@ TEST_CASE("fault: a seed repeats itself, another does not", "[transport]") {
   CHECK(first != run(8));
 }
 
-TEST_CASE("fault: what posts bytes of its own is refused where the wire cannot", "[transport]") {
-  RealClock clock;
-  const auto stream = testing::make_fake_stream();
-  const auto refused = [&](const char* text, DeviceQueue* queue) {
-    const auto made = parse_transport(text).value().make({.queue = queue, .clock = &clock});
-    return !made.ok() && made.error().code == ErrorCode::invalid_argument &&
-           made.error().message.find("corrupt posts bytes") != std::string::npos;
-  };
-  CHECK(refused("fault:rdma,corrupt=0.1", &cpu_queue()));
-  CHECK(!refused("fault:rdma,drop=0.1,truncate=0.1", &cpu_queue()));
-  CHECK(refused("fault:tcp,corrupt=0.1", stream.get()));
-  CHECK(!refused("fault:tcp,corrupt=0.1", &cpu_queue()));
-}
-
 TEST_CASE("--transport: a wire, or faults around one; errors say what was expected", "[transport]") {
   const auto plain = parse_transport("tcp");
   REQUIRE(plain.ok());

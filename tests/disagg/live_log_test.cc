@@ -73,19 +73,6 @@ TEST_CASE("event log: runs over threads are decided again as they were, whatever
     }
 }
 
-TEST_CASE("event log: what was refused is in it, and would not have been with another policy", "[event_log][live]") {
-  Logged logged;
-  TinySetup setup{.topology = "1P1D"};
-  setup.admission = "early";
-  setup.objectives = {.ttft_s = 1e-9, .tbt_s = 1000};
-  serve(setup, 10, logged);
-  CHECK(logged.replayed().at("admit").decisions == 10);
-  CHECK(logged.replayed({{{"admit", "none"}}}).at("admit").differ > 0);
-  CHECK(logged.replayed({{{"place", "random"}}}).at("place").differ == 0);  // there is one of each
-  auto lines = logged.events();
-  for (const json& life : lines.at("request")) CHECK((life["finish"] == "refused" || life.value("output", 0) > 0));
-}
-
 // Of each request's tokens, those that plans gave it; of each instance, its steps one after the other.
 TEST_CASE("event log: every request's chunks and every token are in it", "[event_log][live]") {
   for (const char* disagg : {"prefill_first", "decode_first"}) {
@@ -216,69 +203,6 @@ TEST_CASE("explain: hand-computed lives", "[event_log][explain]") {
   CHECK(seconds(life) == std::vector<double>{0, 0, 0, 0, 0, 0, 0, 0});
   life = {.t = 10, .placed = 11, .started = 12, .ended = 13};
   CHECK(seconds(life) == std::vector<double>{1, 1, 0, 0, 0, 0, 0, 0});
-}
-
-// 21.4 s were "transfer" where the bytes took 0.13 ms.
-TEST_CASE("explain: the wait for D's room was called transfer", "[event_log][explain]") {
-  Logged logged;
-  {
-    SimOptions options;
-    options.conductor.log = logged.log;
-    Scene scene("1P1D", options);
-    KvMemory& memory = scene.find("D1")->instance->memory();
-    std::vector<KvHandle> others;  // 38 of 40 blocks
-    for (const int tokens : {160, 160, 160, 128}) {
-      const std::vector<int32_t> other(size_t(tokens), 7);
-      others.push_back(memory.reserve(other, others.size() + 9).value().handle);
-      REQUIRE(memory.append(others.back(), tokens));
-    }
-    scene.ask(1, 60, 4, 1);
-    scene.ticks(2000);
-    CHECK(scene.n_tokens(1) == 1);  // P's
-    for (const KvHandle other : others) memory.free(other);
-    scene.settle();
-    scene.close();
-    scene.forget_log();
-  }
-  logged.log.reset();
-  const auto lives = logged.lives();
-  const RequestLife& life = lives.at(0);
-  INFO(attribution_line(life));
-  const auto seconds = attribute(life);
-  CHECK(seconds[4] > 1.9);                                        // grant
-  CHECK(seconds[5] < 0.1);                                        // transfer
-  CHECK(held_kv(life).prefill > 1.9 * 60 * life.kv_token_bytes);  // P held it for that long
-  CHECK(held_kv(life).decode < held_kv(life).prefill);
-  // Each of both has a colour of its own in a trace.
-  std::map<std::string, std::string> colours;
-  const json trace = trace_of(logged);
-  for (const json& event : trace["traceEvents"])
-    if (event.contains("cname")) colours[event["name"]] = event["cname"];
-  CHECK(colours.contains("grant"));
-  CHECK(colours["grant"] != colours["transfer"]);
-}
-
-TEST_CASE("explain: what instances say of their first steps counts, not when the conductor heard of it",
-          "[event_log][explain]") {
-  Logged logged;
-  RequestLife life{.request = 7, .t = 1, .placed = 1.5, .prefill = "P0", .decode = "D1", .started = 2.25};
-  life.prompt_done = life.first = 3, life.granted = 4, life.joined = 5.75, life.second = 6, life.ended = 9;
-  logged.log->happened("request", life);
-  const auto admits = [&](double t, const char* instance, std::vector<uint64_t> requests) {
-    BatchPlan plan{.runs = {{0, 1}}, .admits = {{0, 16}}};
-    logged.log->decided(t, "plan", "chunked", 0, BatchView{}, NoOptions{}, plan, "instance", instance, "requests",
-                        requests);
-  };
-  admits(1.25, "P0", {3, 7});  // an attempt before
-  admits(2, "P0", {3, 7});
-  admits(4.5, "D1", {7, 3});  // it runs there: not its first step
-  admits(4.75, "D0", {3, 7});
-  admits(5, "D1", {3, 7});
-  logged.log->happened("fetch", FetchLife{.instance = "P0", .request = 7, .t = 1.625, .seconds = 0.125, .tokens = 16});
-  logged.log.reset();
-  const auto lives = logged.lives();
-  const std::array<double, 8> expected = {0.5, 0.375, 0.125, 1, 1, 1, 0, 1};
-  CHECK(attribute(lives.at(0)) == expected);
 }
 
 // The Chrome trace event format: what viewers need of each event.
@@ -471,20 +395,6 @@ TEST_CASE("chunks: every decision is logged, is taken again as it was, and binds
     CHECK(stages == (decisions > 0 ? 2 : 0));
     if (decisions == 0) CHECK(plan["view"]["step_tokens"] == 64);
   }
-}
-
-// Memory is touched, and kernels are loaded, for the first time: 7234 ms among 221 ms (sglang #17198).
-TEST_CASE("chunks: a first step says nothing of what steps take", "[chunks]") {
-  TinyCluster tiny({.topology = "1C"});
-  const StepCost::Terms before = tiny.cluster->stats().instances[0].cost;
-  REQUIRE(tiny.submit(tiny_request(0, {1, 2, 3}, 1)).ok());
-  tiny.run();
-  CHECK(tiny.cluster->stats().instances[0].steps == 1);
-  CHECK(tiny.cluster->stats().instances[0].cost == before);
-  REQUIRE(tiny.submit(tiny_request(1, {1, 2, 3}, 1)).ok());
-  tiny.run();
-  CHECK(tiny.cluster->stats().instances[0].steps == 2);
-  CHECK(tiny.cluster->stats().instances[0].cost != before);
 }
 
 }  // namespace

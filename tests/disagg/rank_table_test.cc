@@ -4,7 +4,6 @@
 
 #include <array>
 #include <map>
-#include <numeric>
 #include <set>
 #include <vector>
 
@@ -127,67 +126,6 @@ TEST_CASE("rank table: any ranks and stages", "[shards]") {
           }
   CHECK(groups == 24);  // of 8 heads, and layers 0, 1, and 2 with 3
   CHECK(silent > 0);    // P ranks whose heads others send
-}
-
-// Each erratum of the notes: what is printed, and what is right. Of 9 (the transfer was blamed for what 18 % more input
-// took) and 10 (a comparison of two engines) nothing here can be wrong.
-TEST_CASE("errata 1, 2, 3, 7, 8: ports, TPM, heads of a rank and the branch by kv_rank", "[shards]") {
-  const Notes t{1, 1, 2, 4};
-  const RankTable table(1, 1, shards(2), shards(4));
-  for (const RankTable::Row& row : table.rows) {
-    if (row.prefill) continue;
-    const int printed = 2 * row.rank / t.tpm() + 1;                      // without parentheses: 1 to 4
-    CHECK((printed == row.port()) == (row.rank == 0 || row.rank == 2));  // others join no group and meet signal ports
-  }
-  CHECK(t.ptp / t.dtp == 0);  // "P tp / D tp"
-  // 8 // p_tp // d_tp heads per rank: half of the KV is lost. P rank 0 sends {0, 1} of {0, 1, 2, 3}.
-  for (const ShardMove& m : map_shards(shards(2), shards(4)).moves)
-    CHECK(m.rect.heads.size() == 2 * (8 / t.ptp / t.dtp));
-  // kv_rank <= producers is <: of the first D both branches agree, of the next they do not.
-  const RankTable wide(2, 3, shards(2), shards(4));
-  for (const RankTable::Row& row : wide.rows)
-    if (!row.prefill) CHECK((row.kv_rank * 2 + row.rank == row.global_rank) == (row.kv_rank == 2));
-  // TPM floors to 0 for D tp < P tp, and is divided by; pp is asserted away.
-  CHECK(Notes{1, 1, 4, 2}.tpm() == 0);
-  CHECK(RankTable(1, 1, shards(4), shards(2)).n_groups == 2);
-  CHECK(map_shards(shards(4, 2), shards(2)).moves.size() == 8);
-}
-
-TEST_CASE("erratum 4: an unsharded [10, 8, 8] reshaped to [20, 4, 8] is not indexed by slot", "[shards]") {
-  std::vector<int> kv(10 * 8 * 8);
-  std::iota(kv.begin(), kv.end(), 0);
-  const int slot = 5;
-  const int reshaped = kv[size_t(slot * 4 * 8)];  // row 5 of [20, 4, 8]
-  CHECK(reshaped == (2 * 8 + 4) * 8);             // token 2, head 4
-  const KvShape whole{.n_layers = 1, .n_kv_heads = 8, .head_dim = 8};
-  const KvShards two{.n_layers = 1, .n_kv_heads = 8, .tp = 2};
-  const KvLayout shard{rank_shape(whole, two, 0), KvOrder::layer_major, 10, 1};
-  CHECK(shard.shape.n_kv_heads == 4);  // a P rank stores only its own heads: then it is token 5
-  CHECK(shard.offset(0, 0, 0, slot, 0) / shard.shape.row_bytes() == size_t(slot) * 4);
-}
-
-TEST_CASE("erratum 5: 1024 per token are elements of K or V of one layer", "[shards]") {
-  // 8 kv heads, hidden 5120, 40 heads, 40 layers, bf16.
-  const KvShape whole{.n_layers = 40, .n_kv_heads = 8, .head_dim = 5120 / 40, .dtype = Dtype::bf16};
-  CHECK(8 * 5120 / 40 == 1024);
-  CHECK(whole.token_bytes() == 2 * 1024 * 40 * 2);
-  // "512 on D if the ratio of tp is 2" presumes P tp 1.
-  const KvShards d2{.n_layers = 40, .n_kv_heads = 8, .tp = 2}, d4{.n_layers = 40, .n_kv_heads = 8, .tp = 4};
-  CHECK(rank_shape(whole, d2, 0).n_kv_heads * 128 == 512);
-  CHECK(rank_shape(whole, d4, 0).n_kv_heads * 128 == 256);  // P tp 2, D tp 4: the ratio is 2, too
-}
-
-TEST_CASE("erratum 6: P's copy goes to several D ranks only where they hold the same head", "[shards]") {
-  auto receivers = [](int n_kv, int d_tp) {  // of each head
-    const KvShards from{.n_layers = 1, .n_kv_heads = n_kv}, to{.n_layers = 1, .n_kv_heads = n_kv, .tp = d_tp};
-    int most = 0;
-    std::vector<int> n(size_t(n_kv), 0);
-    for (const ShardMove& m : map_shards(from, to).moves)
-      for (int h = m.rect.heads.begin; h < m.rect.heads.end; ++h) most = std::max(most, ++n[size_t(h)]);
-    return most;
-  };
-  CHECK(receivers(8, 2) == 1);  // "both" would be twice the bytes
-  CHECK(receivers(1, 2) == 2);  // MLA
 }
 
 }  // namespace

@@ -347,19 +347,6 @@ TEST_CASE("checksums of KV do not depend on its layout, and see every bit", "[di
 
 // ---- Found in the field (reference: scheduling 3.5), each under its name.
 
-TEST_CASE("vllm#45330: with tp > n_kv the bytes of a block stop shrinking with tp", "[shards]") {
-  const KvShape whole{.n_layers = 2, .n_kv_heads = 2, .head_dim = 4};
-  const size_t block = KvLayout{whole, KvOrder::layer_major, 16, 1}.block_bytes();
-  for (int tp : {1, 2, 4, 8}) {
-    const KvShards s = shards(2, 2, tp);
-    size_t total = 0;
-    for (int rank = 0; rank < tp; ++rank)
-      total += KvLayout{rank_shape(whole, s, rank), KvOrder::layer_major, 16, 1}.block_bytes();
-    CHECK(total == block * size_t(s.replicas()));
-    CHECK((total == block / size_t(tp) * size_t(tp)) == (tp <= 2));  // block / tp is wrong from 4 on
-  }
-}
-
 // sglang#31968, #30997: num_groups = d_tp / p_tp read past the buffer where d_tp > n_kv. Qwen, 2 kv heads, P tp 1 -> D
 // tp 4: four groups of one head each (there is no half one) were read of two. vllm#27274: MLA, one kv head that 16 P
 // ranks hold and 4 D ranks read. Ranks that nobody reads have no edge: who waits for a reader of each P rank waits for
@@ -389,35 +376,6 @@ TEST_CASE("sglang#31968, #30997, vllm#27274, #43366: who sends what", "[shards]"
     CHECK(seen == edges);
     CHECK(std::ranges::equal(
         rects, moved, [](const KvRect& a, const KvRect& b) { return a.layers == b.layers && a.heads == b.heads; }));
-  }
-}
-
-TEST_CASE("vllm#19691: P and D of different tp divide the heads alike", "[shards]") {
-  // The heads of a D rank are those that the same heads of the model are on P: contiguous on both.
-  for (int a : {1, 2, 4, 8})
-    for (int b : {1, 2, 4, 8})
-      for (const ShardMove& m : map_shards(shards(1, 8, a), shards(1, 8, b)).moves) {
-        CHECK(m.rect.heads.begin == std::max(m.source_rank * 8 / a, m.destination_rank * 8 / b));
-        CHECK(m.rect.heads.size() == 8 / std::max(a, b));
-      }
-}
-
-TEST_CASE("dynamo: block ids were sorted on each side, and one block was less when ISL = k * block + 1", "[shards]") {
-  // Allocators that are not monotone: sorted, the sequence's first block on P (5) would land in D's second (6). And 9
-  // tokens in blocks of 4: the third block has one token, and it is sent.
-  for (const auto& [from, to, n_tokens, block_tokens] :
-       {std::tuple<std::vector<int32_t>, std::vector<int32_t>, int, int>{{5, 2, 4}, {1, 6, 3}, 6, 2},
-        {{0, 1, 2}, {5, 3, 1}, 9, 4}}) {
-    const KvLayout layout{{.n_layers = 1, .n_kv_heads = 1, .head_dim = 1}, KvOrder::layer_major, block_tokens, 8};
-    Buffer a(layout.pool_bytes()), b(layout.pool_bytes());
-    std::memset(b.data(), 0xff, b.size());
-    const KvView source{a.data(), &layout, from.data(), 0}, destination{b.data(), &layout, to.data(), 0};
-    for (int t = 0; t < n_tokens; ++t)
-      for (int kv = 0; kv < 2; ++kv) *reinterpret_cast<int*>(source.row(0, kv, t, 0)) = t;
-    TransferPlan plan;
-    plan_transfer(source, destination, {0, n_tokens, 0, 1}, plan);
-    for (const Copy& c : plan.copies) std::memcpy(c.destination, c.source, c.bytes);
-    for (int t = 0; t < n_tokens; ++t) CHECK(*reinterpret_cast<const int*>(destination.row(0, 1, t, 0)) == t);
   }
 }
 

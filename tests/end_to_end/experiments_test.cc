@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
-#include <set>
 
 #include "experiments/experiment.h"
 #include "experiments/lengths.h"
@@ -62,47 +61,6 @@ TEST_CASE("experiments: a cluster whose logits differ is not timed", "[experimen
   REQUIRE(other.ok());
   CHECK(other.value().find("logits hash") != std::string::npos);
   CHECK_FALSE(bed.open({"--topology", "1Q"}).ok());
-}
-
-TEST_CASE("experiments: generated lengths have the published means", "[experiments]") {
-  auto mean = [](const LengthSet& set, int Lengths::*part) {
-    double sum = 0;
-    for (const Lengths& l : set.requests) sum += l.*part;
-    return sum / double(set.requests.size());
-  };
-  const LengthSet chat = request_lengths("sharegpt", 20000, {}).value();
-  CHECK(mean(chat, &Lengths::prompt) == Approx(161).epsilon(0.05));
-  CHECK(mean(chat, &Lengths::output) == Approx(338).epsilon(0.05));
-  const LengthSet like = request_lengths("mooncake", 20000, {}).value();
-  CHECK(like.source == "generated");
-  CHECK(mean(like, &Lengths::prompt) == Approx(12035).epsilon(0.08));
-  CHECK(mean(like, &Lengths::output) == Approx(343).epsilon(0.08));
-  const LengthSet papers = request_lengths("arxiv", 20000, {}).value();
-  CHECK(mean(papers, &Lengths::prompt) == Approx(87400).epsilon(0.02));
-  CHECK(mean(papers, &Lengths::output) == Approx(428).epsilon(0.05));
-}
-
-TEST_CASE("experiments: what is drawn for a virtual clock is drawn six times, not once", "[experiments]") {
-  const Setting setting{.tiny = true, .traces = testing::shared_path("traces")};
-  for (const Experiment& e : all_experiments()) {
-    if (!std::set<std::string>{"waste", "waste/max_batch", "batching/admission", "paged_attention/block_latency",
-                               "kv_dtype", "kv_dtype/logits", "slots/time"}
-             .contains(e.name))
-      continue;
-    std::set<int> draws;
-    for (const Values& point : e.points(setting)) draws.insert(int(point["sample"]));
-    INFO(e.name);
-    CHECK(draws.size() == 6);
-  }
-  for (const char* dataset : {"sharegpt", "alpaca", "mooncake"}) {
-    const LengthSet first = request_lengths(dataset, 50, setting).value();
-    const LengthSet other = request_lengths(dataset, 50, setting, 1).value();
-    INFO(dataset);
-    REQUIRE(other.requests.size() == 50);
-    int same = 0;
-    for (size_t i = 0; i < 50; ++i) same += first.requests[i].prompt == other.requests[i].prompt;
-    CHECK(same < 25);
-  }
 }
 
 TEST_CASE("experiments: the runner, result files and claims", "[.][slow][experiments]") {

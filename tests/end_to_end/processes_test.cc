@@ -144,67 +144,6 @@ TEST_CASE("processes: one pool for all of them, under schemes with and without a
   }
 }
 
-TEST_CASE("processes: a worker with another pool in mind is refused, and says so", "[processes]") {
-  NEEDS_PROGRAM();
-  Bed bed({"--transport", "handoff"});
-  const size_t other = bed.start("prefill", {"--kv-bytes", "3MiB"});
-  const int status = bed.child(other).wait();
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 2);
-  CHECK(has(read_all(bed.log(other)), "--kv-bytes is 3145728 here, 2097152 at the conductor"));
-  bed.start("prefill");
-  CHECK(bed.cluster().wait_members(1, 60));
-}
-
-TEST_CASE("processes: a prompt goes to the worker whose cache has its prefix", "[processes]") {
-  NEEDS_PROGRAM();
-  Bed bed({"--transport", "tcp", "--placement", "prefix_aware"});
-  bed.start("prefill");
-  bed.start("prefill");
-  bed.start("decode");
-  REQUIRE(bed.cluster().wait_members(3, 60));
-  // Each prompt leaves 12 full blocks of 16 tokens, which are reported; until both have some.
-  int families = 0;
-  while (known(bed, Role::prefill, 0) == 0 || known(bed, Role::prefill, 1) == 0) {
-    REQUIRE(families < 12);
-    for (int i = 0; i < 2; ++i) bed.ask(200, families++, 4);
-    bed.check_answers();
-    REQUIRE(until(60, [&] { return known(bed, Role::prefill) == size_t(12 * families); }));
-  }
-  for (int family = families - 1; family >= 0; --family) {
-    const uint64_t id = bed.ask(200, family, 4);
-    bed.check_answers();
-    CHECK(bed.recorder().choice(id).cached_tokens == 192);
-  }
-}
-
-TEST_CASE("processes: a next turn is computed by the decode worker that has it", "[processes][order][append]") {
-  NEEDS_PROGRAM();
-  for (const std::string& wire : wires()) {
-    if (find_transport(wire)->shared_pool) continue;  // whose prefix cache nobody reports
-    INFO(wire);
-    Bed bed({"--transport", wire, "--disagg", "append_cost"}, kLongLease, "1P2D");
-    for (const char* role : {"prefill", "decode", "decode"}) bed.start(role);
-    REQUIRE(bed.cluster().wait_members(3, 60));
-    constexpr int kTalks = 4;
-    for (int talk = 0; talk < kTalks; ++talk) bed.ask(200, talk, 6);
-    bed.check_answers();
-    const auto sent = [&] { return sum(bed, &InstanceStats::transfers); };
-    REQUIRE(until(60, [&] { return known(bed, Role::decode) == 12 * kTalks && sent() >= kTalks; }));
-    for (int talk = 0; talk < kTalks; ++talk) {
-      for (int i = 0; i < 8; ++i) bed.ask(300, 10 + talk * 8 + i, 1);  // P has much to do, and D no part in it
-      bed.ask(260, talk, 6);
-      REQUIRE(bed.cluster().wait_idle(60));
-    }
-    bed.check_answers();
-    bed.check_memory();
-    CHECK(sent() == kTalks);  // of the first turns
-    const auto logged = bed.check_logs();
-    CHECK(logged.at("append") == 2 * kTalks);
-    CHECK(logged.at("order") == 2 * kTalks);
-  }
-}
-
 // Their own prefix caches are off: a prefix is in a host tier alone.
 TEST_CASE("processes: a prompt goes to the worker whose host tier has its prefix, or gets it from there",
           "[processes][fetch]") {
@@ -311,24 +250,6 @@ TEST_CASE("processes: workers leave, come, and change their role while requests 
   bed.ask(100, 1, 10);
   bed.check_answers();
   bed.check_memory();
-}
-
-// A group of pages takes 0.3 s to map here, so that a step takes seconds.
-TEST_CASE("processes: a step that takes longer than a lease is nobody's death", "[.][slow][processes]") {
-  NEEDS_PROGRAM();
-  constexpr double kShortLease = 1.5;  // seconds
-  Bed bed({"--transport", "tcp", "--allocator", "vattention", "--page-op-us", "300000", "--kv-map-ahead", "off"},
-          kShortLease, "1C");
-  bed.start("colocated");
-  REQUIRE(bed.cluster().wait_members(1, 60));
-  bed.ask(100, 1, 2);
-  bed.check_answers();
-  const auto waited = [&] { return bed.cluster().stats().instances.at(0).kv.vattention.map_wait_seconds; };
-  until(60, [&] { return waited() > kShortLease; });  // told by the next sign of life
-  CHECK(waited() > kShortLease);
-  const ServiceStats stats = bed.cluster().stats();
-  CHECK(stats.conductor.left == 0);
-  CHECK(stats.conductor.failed_attempts == 0);
 }
 
 TEST_CASE(

@@ -77,19 +77,6 @@ TEST_CASE("ranks: a stage that is killed takes its instance with it, and no requ
   CHECK(bed.cluster().stats().conductor.left == lives - 2);
 }
 
-TEST_CASE("ranks: stages end with their head", "[processes][rank-processes]") {
-  NEEDS_PROGRAM();
-  Bed bed({"--ranks", "processes", "--prefill-pp", "2"}, kLongLease, "1C");
-  for (const int signal : {SIGKILL, SIGTERM}) {
-    const size_t head = bed.start("colocated");
-    REQUIRE(bed.cluster().wait_members(1, 60));
-    const std::vector<pid_t> stages = stages_of(bed.child(head).pid());
-    REQUIRE(stages.size() == 2);
-    bed.child(head).end(signal);
-    CHECK(until(60, [&] { return !runs(stages[0]) && !runs(stages[1]); }));
-  }
-}
-
 TEST_CASE("ranks: activations that change on their way are noticed", "[processes][rank-processes]") {
   NEEDS_PROGRAM();
   Bed bed({"--ranks", "processes", "--prefill-pp", "2", "--transport", "fault:tcp,seed=5,corrupt=0.02", "--kv-checksum",

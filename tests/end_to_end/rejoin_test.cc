@@ -76,21 +76,6 @@ struct Conductors {
   }
 };
 
-TEST_CASE("a worker waits for its conductor, and joins the next one at the same address", "[processes]") {
-  NEEDS_PROGRAM();
-  TempDir dir;
-  const std::string address = "unix:" + dir.path + "/conductor";
-  WorkerProcess worker({"--join", address});
-  Conductors conductors;
-  for (int round = 0; round < 2; ++round) {
-    auto conductor = conductors.open(address);
-    CHECK(conductor->wait_members(1, 60));
-    conductor->stop();
-    CHECK_FALSE(worker.ended());
-  }
-  CHECK(worker.end(SIGTERM) >= 0);
-}
-
 TEST_CASE("a worker outlives its conductor and joins the next by the registry", "[.][slow][kept][etcd]") {
   if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server");
   NEEDS_PROGRAM();

@@ -259,24 +259,5 @@ TEST_CASE("serve: a worker that is stopped, serving or as it starts, is killed a
   }
 }
 
-TEST_CASE("serve: a worker that ends while the conductor has no descriptor left is started when it has",
-          "[.][slow][supervision]") {
-  NEEDS_PROGRAM();
-#if defined(__SANITIZE_ADDRESS__)
-  SKIP_TEST("UBSan looks at memory through a pipe, and takes none for an error");
-#endif
-  Server server(of_processes({"--topology", "1P1D"}));
-  const int port = server.port();
-  REQUIRE(port > 0);
-  rlimit before{};
-  REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, nullptr, &before) == 0);
-  const rlimit few = {3, before.rlim_max};
-  REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, &few, nullptr) == 0);
-  kill(server.worker("prefill"), SIGKILL);
-  CHECK(until(60, [&] { return count(server.log(), "it cannot be started: Too many open files") >= 3; }));
-  REQUIRE(prlimit(server.pid, RLIMIT_NOFILE, &before, nullptr) == 0);
-  CHECK(until(60, [&] { return get(port, "/ready").status == 200; }));
-}
-
 }  // namespace
 }  // namespace xpyd::testing::supervision_test

@@ -112,15 +112,6 @@ TEST_CASE("bench: who is refused has not failed, and is not good", "[bench]") {
   CHECK(bench_json(r)["refused_with_retry_after"] == 1);
 }
 
-TEST_CASE("bench: concurrency by sweep", "[bench]") {
-  // b is sent at the moment when a ends: never two at once.
-  std::vector<RequestRecord> records = {record(0, {1}, 1, 1), record(1.5, {2}, 1, 1)};
-  records[0].end_s = 1.5;
-  CHECK(summarize_bench(records, 0, 2, Goodput()).max_concurrent_requests == 1);
-  records[0].end_s = 1.6;
-  CHECK(summarize_bench(records, 0, 2, Goodput()).max_concurrent_requests == 2);
-}
-
 TEST_CASE("bench: goodput limits", "[bench]") {
   auto g = parse_goodput(" ttft:200   e2el:1.5 ");
   REQUIRE(g);
@@ -137,18 +128,6 @@ TEST_CASE("bench: goodput limits", "[bench]") {
     INFO(bad);
     CHECK_FALSE(parse_goodput(bad));
   }
-}
-
-TEST_CASE("bench: the table is vLLM's, 50 columns, and TBT", "[bench]") {
-  const double inf = std::numeric_limits<double>::infinity();
-  BenchResult r = summarize_bench(synthetic(), 100, 4, Goodput());
-  const std::string ours = bench_table(r, {2.5, 8, true});
-  r.retokenized = 8;
-  CHECK(ours + sglang_table(r, {inf, 0, false}) == read_small_file(data_path("bench_tables.txt"), 1 << 20).value());
-  std::string plain = bench_table(r, {inf, 0, false});
-  CHECK(plain.find("configured") == plain.npos);
-  CHECK(plain.find("concurrency:") == plain.npos);
-  CHECK(plain.find("goodput") == plain.npos);
 }
 
 // One answer fed as bytes with time stamps.
@@ -386,40 +365,6 @@ TEST_CASE("bench: max-concurrency is a limit, the rate an arrival process", "[be
   for (size_t i = 0; i < 20; ++i)  // never before it is due
     CHECK(run.out["start_times"][i].get<double>() >= double(i) / 100);
   CHECK(run.out["duration"].get<double>() >= 0.19);
-}
-
-TEST_CASE("bench: ShareGPT and Mooncake files", "[bench]") {
-  Script script;
-  FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
-  testing::TempDir dir;
-  std::string share = dir.path + "/share.json", trace = dir.path + "/trace.jsonl";
-  std::ofstream(share) << R"([null, {"conversations":[{"from":"human","value":"how are you"},
-                                                      {"from":"gpt","value":"fine, and you?"}]}, 7,
-                              {"conversations":[{"from":"human","value":"no"},
-                                                {"from":"gpt","value":"too short to be used"}]}])";
-  BenchRun run = run_bench(server, {"--dataset", "sharegpt", "--dataset-path", share});
-  CHECK(run.code == 0);
-  CHECK(run.out["completed"] == 1);
-  CHECK(run.out["notes"][0].get<std::string>().starts_with("2 rows are no conversations and are skipped"));
-  std::vector<json> bodies = script.take_bodies();
-  REQUIRE(bodies.size() == 1);
-  CHECK(bodies[0]["prompt"] == "how are you");
-  CHECK(bodies[0]["max_tokens"] == 14);
-
-  std::ofstream(trace) << R"({"timestamp":0,"input_length":600,"output_length":3,"hash_ids":[1,2]})"
-                       << "\n"
-                       << R"({"timestamp":3000,"input_length":10,"output_length":2,"hash_ids":[1]})"
-                       << "\n";
-  run = run_bench(server, {"--dataset", "mooncake", "--dataset-path", trace, "--time-scale", "100", "--detailed"});
-  CHECK(run.code == 0);
-  bodies = script.take_bodies();
-  REQUIRE(bodies.size() == 2);
-  if (bodies[0]["prompt"].size() == 10) std::swap(bodies[0], bodies[1]);
-  CHECK(bodies[0]["prompt"].size() == 253);  // of a context of 256, 3 are output
-  CHECK(bodies[1]["prompt"].size() == 10);
-  CHECK(std::equal(bodies[1]["prompt"].begin(), bodies[1]["prompt"].end(), bodies[0]["prompt"].begin()));
-  CHECK(run.out["start_times"][1].get<double>() >= 0.03);
-  CHECK(run.out["notes"][0].get<std::string>().find("1 prompts and 0 outputs") != std::string::npos);
 }
 
 TEST_CASE("bench: a session's turn is sent its delay after the answer before it", "[bench]") {

@@ -80,30 +80,6 @@ TEST_CASE("replay: another policy's decisions are printed with what they saw, ex
             .out.starts_with(lines_of_one + lines_of_one + "place    8 decisions, 6 differ"));
 }
 
-TEST_CASE("trace and explain: what they print of one request", "[event_log]") {
-  TempDir dir;
-  const std::string path = write_log(dir.path + "/log");
-  const Ran one = run(explain_main, "explain", {path, "--request", "7"});
-  CHECK(one.code == 0);
-  CHECK(one.out ==
-        "request 7: first token after 2.000000 s, second after 2.250000 s: schedule 0.500000 queue 0.500000 prefill "
-        "1.000000 first_decode 0.250000\n"
-        "request,prompt,cached,schedule_s,queue_s,fetch_s,prefill_s,grant_s,transfer_s,wait_s,first_decode_s,ttft_s,"
-        "second_token_s,prefill,decode,kv_prefill_gb_s,kv_decode_gb_s\n"
-        "7,0,0,0.500000,0.500000,0.000000,1.000000,0.000000,0.000000,0.000000,0.250000,2.000000,2.250000,C0,C0,0,0\n");
-  CHECK(one.out.ends_with(run(explain_main, "explain", {path}).out));
-  CHECK(run(explain_main, "explain", {path, "--request", "8"}).code != 0);
-  CHECK(run(trace_main, "trace", {}).out == "");
-  const Ran trace = run(trace_main, "trace", {path});
-  CHECK(trace.code == 0);
-  bool step = false;
-  const auto parsed = parse_json(trace.out, "trace").value();
-  for (const auto& event : parsed["traceEvents"])
-    step |= event["ph"] == "X" && event["name"] == "prefill" && event["args"].contains("tokens") &&
-            event["args"]["tokens"] == 1000 && event["ts"] == 2e6 && event["dur"] == 1e6;
-  CHECK(step);
-}
-
 TEST_CASE("a worker's log is a file of its own beside the server's", "[event_log]") {
   TempDir dir;
   const auto options = Options::parse(all_options(), "worker",

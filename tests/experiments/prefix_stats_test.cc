@@ -61,26 +61,6 @@ std::string write_file(const testing::TempDir& dir, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("prefix-stats: a small tree by hand", "[prefix-stats]") {
-  // ab is shared by four, abc by two of them, which is the leaf; xy by two.
-  PrefixInput input = texts({"abcd", "abce", "abq", "abr", "xy", "xyz", "k"});
-  PrefixStats two = prefix_stats(input, 2, 0);
-  CHECK(two.leaves == 2);
-  CHECK(two.r_leaf == Approx(2.0 / 7));
-  CHECK(two.r_conv == Approx(4.0 / 7));  // abq and abr part below an inner node: not counted
-  CHECK(two.length_reuse == Approx((3 + 2 + 2 + 2) / 20.0));
-  CHECK(two.mean_repeated == Approx((3 + 2 + 2 + 2) / 4.0));
-  CHECK(two.repeated == std::vector<int64_t>{0, 3, 2, 2, 0, 2, 0});
-  REQUIRE(two.most.size() == 2);
-  CHECK(two.most[0].length == 3);
-  PrefixStats three = prefix_stats(input, 3, 0);
-  CHECK(three.leaves == 1);
-  CHECK(three.r_conv == Approx(4.0 / 7));
-  CHECK(prefix_stats(input, 2, 2).leaves == 1);  // longer than 2: abc alone
-  CHECK(prefix_stats(texts({"a", "b"}), 2, 0).leaves == 0);
-  CHECK(prefix_stats(texts({"same", "same", "same"}), 2, 0).r_conv == 1);
-}
-
 TEST_CASE("prefix-stats: the sorted walk is the definition, on random prompts", "[prefix-stats]") {
   Random random(11);
   for (int round = 0; round < 200; ++round) {
@@ -192,40 +172,6 @@ TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[
     INFO(text);
     CHECK_THAT(read_prefix_input(write_file(dir, text)).error().message, Contains(says));
   }
-}
-
-TEST_CASE("prefix-stats: the command writes its figures as JSON", "[prefix-stats]") {
-  testing::TempDir dir;
-  const std::string file = write_file(dir, R"([{"conversations": [{"value": "abc"}]},
-    {"conversations": [{"value": "abd"}]}])");
-  auto run = [&](std::vector<std::string> words) {
-    auto options = Options::parse(all_options(), "prefix-stats", words, 1);
-    REQUIRE(options);
-    testing::QuietStdout quiet;
-    return prefix_stats_main(options.value());
-  };
-  CHECK(run({file, "--min-count", "2", "--min-length", "1", "--json", dir.path + "/out"}) == 0);
-  auto out = parse_json_file(dir.path + "/out").value();
-  CHECK(out["leaves"] == 1);
-  CHECK(out["r_conv"] == 1.0);
-  CHECK(out["length_unit"] == "bytes");
-  CHECK(out["most_shared"][0]["length"] == 2);
-  CHECK(out["mean_repeated_tokens"] == 2.0);  // "ab"
-  const std::string prompts = write_file(dir,
-                                         "\xEF\xBB\xBF{\"prompt\": \"The key of box 1 is red.\"}\n"
-                                         "{\"prompt\": \"The key of box 1 is blue.\"}\n{\"prompt\": \"No.\"}\n");
-  CHECK(run({prompts, "--unit", "tokens", "--json", dir.path + "/out"}) == 0);
-  const auto tokens = parse_json_file(dir.path + "/out").value();
-  const auto tokenizer = Tokenizer::load(kDemoModel).value();
-  const auto shared = tokenizer->encode("The key of box 1 is", {.add_special_tokens = false}).size();
-  CHECK(tokens["prompts"] == 3);
-  CHECK(tokens["mean_repeated_tokens"] == double(shared));
-  CHECK(run({prompts, "--json", dir.path + "/out"}) == 0);  // by bytes, " is " has its blank more
-  CHECK(parse_json_file(dir.path + "/out").value()["mean_repeated_tokens"].get<double>() >= double(shared));
-  CHECK(run({}) == 2);
-  CHECK(run({dir.path + "/none"}) == 1);
-  CHECK(run({write_file(dir, "[{")}) == 2);
-  CHECK_FALSE(Options::parse(all_options(), "prefix-stats", {file, "--min-count", "1"}, 1));
 }
 
 }  // namespace xpyd::testing::prefix_stats_test

@@ -198,53 +198,6 @@ TEST_CASE("simulation: one request alone takes what its steps take", "[simulate]
   CHECK(run.value().transfer_phase_gb_s == 0);
 }
 
-TEST_CASE("simulation: a prompt of one step sends its layers while it is computed", "[simulate]") {
-  Trace trace{.block_tokens = 64};
-  trace.requests.push_back({.prompt_tokens = 512, .output_tokens = 3});
-  for (int b = 0; b < 8; ++b) trace.requests[0].blocks.push_back(uint64_t(b));
-  SimulationOptions o = options("1P1D");
-  o.hardware.link_s = 0;
-  const double bytes = 512 * o.model.kv_token_bytes();
-  const auto first_gap = [&](double bytes_per_s) {
-    o.hardware.link_bytes_per_s = bytes_per_s;
-    const Result<Simulation> run = simulate(o, trace);
-    REQUIRE(run.ok());
-    CHECK(run.value().kv_gb == Approx(bytes * 1e-9));
-    return double(run.value().records[0].times.gaps[0]);
-  };
-  // Faster than the computation: what a layer of 80 takes is left, less a message's time beside it.
-  CHECK(first_gap(50e9) - first_gap(1e15) == Approx(bytes / 80 / 50e9).margin(o.message_s));
-}
-
-TEST_CASE("simulation: where one token is wanted no KV crosses", "[simulate]") {
-  const Trace trace = some_load(7, 200, 10);
-  SimulationOptions o = options("2P1D");
-  o.output_tokens = 0;
-  for (const char* order : {"prefill_first", "decode_first"})
-    for (const bool pull : {false, true}) {
-      INFO(order << " " << pull);
-      o.conductor.disagg = find_disagg_policy(order);
-      o.conductor.disagg_options.pull = pull;
-      const Result<Simulation> run = simulate(o, trace);
-      REQUIRE(run.ok());
-      CHECK(run.value().kv_gb == 0);
-      for (const SimulatedRecord& record : run.value().records) {
-        CHECK(record.end == SimulatedEnd::completed);
-        CHECK((record.times.first_s > record.arrival_s && record.times.gaps.empty()));
-      }
-    }
-  // No second token comes too late, and D has no part in it.
-  o.conductor.objectives.tbt_s = 1e-6;
-  for (const AdmissionPolicy& policy : admission_policies()) {
-    INFO(policy.name);
-    o.conductor.admission = &policy;
-    const Result<Simulation> run = simulate(o, trace);
-    REQUIRE(run.ok());
-    CHECK(run.value().decode_busy_s == 0);
-    for (const SimulatedRecord& record : run.value().records) CHECK(record.end == SimulatedEnd::completed);
-  }
-}
-
 // P0 has computed a prompt and is busy with another one when most of the first comes again: P1 is idle, and fetches it.
 TEST_CASE("simulation: a prefix is fetched from who has it", "[simulate]") {
   Trace trace{.block_tokens = 64};
@@ -351,16 +304,6 @@ TEST_CASE("simulation: a calibration from a log predicts its steps", "[simulate]
 
   std::ofstream(log) << "{\"xpyd_event_log\":1,\"options\":{}}\n";
   CHECK_FALSE(calibrate(std::vector{log}).ok());  // no step
-}
-
-TEST_CASE("simulation: in a closed loop a turn waits for the one before it", "[simulate]") {
-  Trace trace{.block_tokens = 64, .closed_loop = true};
-  for (int i = 0; i < 3; ++i)
-    trace.requests.push_back({.prompt_tokens = 64, .output_tokens = 10, .blocks = {7}, .after = i - 1, .think_s = 2});
-  const Result<Simulation> run = simulate(options("1C"), trace);
-  REQUIRE(run.ok());
-  for (size_t i = 1; i < 3; ++i)
-    CHECK(run.value().records[i].arrival_s == Approx(run.value().records[i - 1].last_s + 2));
 }
 
 TEST_CASE("simulation: what is refused is counted, and keeps the others within their objectives", "[simulate]") {
@@ -486,22 +429,6 @@ TEST_CASE("simulation: one router that hears everything at once is the conductor
   }
 }
 
-TEST_CASE("simulation: several routers serve everybody, whatever the order of P and D", "[simulate]") {
-  const Trace trace = some_load(6, 300, 12);
-  for (const char* disagg : {"prefill_first", "decode_first", "conditional_cost", "append_cost"})
-    for (const char* topology : {"3P2D", "4C", "2P1D1C"}) {
-      INFO(disagg << " " << topology);
-      SimulationOptions o = options(topology);
-      o.conductor.disagg = find_disagg_policy(disagg);
-      o.routers = {.routers = 3, .event_delay_s = 0.5, .event_loss = 0.1};
-      const nlohmann::json out = numbers(o, trace);
-      CHECK(out["completed"] == 300);
-      CHECK(numbers(o, trace)["log_hash"] == out["log_hash"]);
-      o.conductor.seed = 1;
-      if (std::string_view(disagg) == "prefill_first") CHECK(numbers(o, trace)["log_hash"] != out["log_hash"]);
-    }
-}
-
 // Two prompts with one start, 10 s apart. At the first one the first instance is busy; at the second one nobody is, and
 // the first instance is taken where nothing is known.
 TEST_CASE("simulation: what a router has not heard it does not see", "[simulate]") {
@@ -527,42 +454,6 @@ TEST_CASE("simulation: what a router has not heard it does not see", "[simulate]
   const double some = hits({.event_loss = 0.3});
   CHECK(std::abs(some / all - 0.7) < 0.22);  // three standard errors, sqrt(.3 x .7 / 40)
   CHECK(std::fmod(some, 19 * 64) == 0);
-}
-
-// Each view says when those end that decode or will.
-TEST_CASE("simulation: an oracle knows how long each answer will be", "[simulate][log]") {
-  TempDir dir;
-  Trace trace{.block_tokens = 64};
-  for (int i = 0; i < 300; ++i)
-    trace.requests.push_back({.arrival_s = i * 60., .prompt_tokens = 900, .output_tokens = 200 + i});
-  // The next request comes when the one before it has only begun, or long after its end.
-  for (size_t i = 1; i < trace.requests.size(); i += 2)
-    trace.requests[i].arrival_s = trace.requests[i - 1].arrival_s + (i % 4 == 1 ? 1 : 0.01);
-  SimulationOptions o = options("1P1D");
-  o.conductor.admission = find_admission_policy("predicted");
-  o.conductor.admission_options.decode = DecodeSeconds::oracle;
-  // How long the ones before are said to last, over how long they do: of those that decode, and of those that come.
-  o.conductor.log = EventLog::create(dir.path + "/log", 1 << 30, "{}").value();
-  const Result<Simulation> run = simulate(o, trace);
-  o.conductor.log.reset();
-  int n_decoding = 0, n_coming = 0;
-  double worst = 0;
-  std::ifstream file(dir.path + "/log");
-  for (std::string line; std::getline(file, line);) {
-    const nlohmann::json is = nlohmann::json::parse(line);
-    if (is.value("e", "") != "admit" || is["request"].get<size_t>() % 2 == 0) continue;
-    const SimulatedRecord& before = run.value().records[is["request"].get<size_t>() - 1];
-    const auto ratio = [&](const nlohmann::json& s) {
-      return (s["ends_s"].get<double>() - before.times.first_s) / (before.last_s - before.times.first_s);
-    };
-    for (const auto& s : is["view"].value("decoding", nlohmann::json::array()))
-      ++n_decoding, worst = std::max(worst, std::abs(ratio(s) - 1));
-    for (const auto& s : is["view"].value("coming", nlohmann::json::array()))
-      ++n_coming, worst = std::max(worst, std::abs(ratio(s) - 1));
-  }
-  CHECK(n_decoding == 75);
-  CHECK(n_coming == 75);
-  CHECK(worst < 0.03);  // what joins makes the steps longer
 }
 
 }  // namespace

@@ -1,9 +1,7 @@
 // What instances of one process owe each other when a wire loses what it was given; what a D makes of its tiers; what
 // is counted of what it pulls; and how the order of P and D is chosen while nobody has been measured.
 
-#include <cmath>
 #include <cstdlib>
-#include <map>
 #include <set>
 #include <thread>
 
@@ -64,49 +62,6 @@ struct Order {
 };
 constexpr Order kOrders[] = {{"prefill_first", false}, {"prefill_first", true}, {"decode_first", false}};
 
-// `serve --topology 1P1D --transport fault:local,drop=1 --request-timeout 2`: each answer was a
-// 504, and P's blocks stayed in_transfer for ever.
-TEST_CASE("lost posts in one process: computed again within the request's time, and nothing leaks",
-          "[.][slow][lost_posts]") {
-  for (const char* name : {"local", "shm", "tcp"})
-    for (const Order& order : kOrders)
-      for (const StreamKv stream : {StreamKv::layer, StreamKv::request}) {
-        // Each waits for its deadline; what the grain is does not depend on the wire.
-        if (stream == StreamKv::layer && (order.pull || name != std::string("local"))) continue;
-        INFO(name << " " << order.disagg << " pull " << order.pull << " " << int(stream));
-        wire = name;
-        faults = {.seed = 3, .drop = 1};
-        TinySetup setup{.topology = "1P1D", .transport = name, .disagg = order.disagg};
-        setup.disagg_options.pull = order.pull;
-        setup.stream_kv = stream;
-        setup.max_batch = 4;
-        TinyCluster tiny(setup, make_faulty);
-        REQUIRE(tiny.cluster->start().ok());
-        for (uint64_t i = 0; i < 8; ++i) {
-          auto request = tiny_request(i, prompt_of(40, int(i)), 12);
-          request->ignore_eos = true;
-          request->arrival_s = tiny.clock.now();
-          request->deadline_s = tiny.clock.now() + 2;
-          REQUIRE(tiny.submit(request).ok());
-        }
-        CHECK(tiny.cluster->wait_idle(30));
-        wait_until([&] { return held(tiny) == 0; }, 30);
-        CHECK(held(tiny) == 0);
-        int whole = 0;
-        for (uint64_t i = 0; i < 8; ++i) {
-          const Recorder::Choice choice = tiny.recorder->choice(i);
-          CHECK(choice.ends == 1);
-          if (choice.finish == FinishReason::timeout) continue;  // it waited for others' posts
-          CHECK(choice.finish == FinishReason::length);
-          CHECK(choice.tokens == undisturbed(prompt_of(40, int(i)), 12));
-          ++whole;
-        }
-        CHECK(whole >= 4);
-        CHECK(tiny.cluster->stats().instances[1].kv_refused >= 4);
-        tiny.cluster->stop();
-      }
-}
-
 void check_faults(const std::set<std::string>& kinds) {
   const std::pair<const char*, FaultOptions> kFaults[] = {
       {"drop", {.seed = 1, .drop = 0.3}},
@@ -142,11 +97,6 @@ void check_faults(const std::set<std::string>& kinds) {
 TEST_CASE("faults over every wire in one process: every request ends, and nothing leaks", "[issues][lost_posts]") {
   check_faults({"delay", "reorder"});
 }
-// What is lost is waited for until its deadline.
-TEST_CASE("posts that are lost over every wire: every request ends, and nothing leaks", "[.][slow][lost_posts]") {
-  check_faults({"drop", "truncate", "all"});
-}
-
 // What waits for its next try was looked at when something else happened, and never by itself.
 TEST_CASE("an attempt that fails again and again in one process ends in its time", "[issues][lost_posts]") {
   struct Deaf final : ForwardingTransport {

@@ -111,33 +111,6 @@ TEST_CASE("vllm#41269: a client that goes before D has admitted does not strand 
   scene.settle({2});
 }
 
-// Push: D waits for remote KV when the abort comes, and never took the blocks back.
-TEST_CASE("vllm#46283: blocks that wait for pushed KV come back after an abort", "[issues]") {
-  for (const char* moment : {"ReserveKv", "KvReserved", "KvDelivered"}) {
-    INFO(moment);
-    Scene scene("1P1D");
-    scene.ask(1);
-    REQUIRE(scene.until_sent(moment));
-    scene.conductor().abort(1);
-    scene.settle({1});
-  }
-}
-
-// Aborted when it had finished already: freed twice.
-TEST_CASE("vllm#25067: an abort of what has ended is nothing", "[issues]") {
-  Scene scene("1P1D");
-  scene.ask(1);
-  scene.settle();
-  scene.conductor().abort(1);
-  scene.ask(2);
-  scene.settle();
-  // And one that crosses its last token on the way.
-  scene.ask(3, 30, 1);
-  REQUIRE(scene.until_sent("TokenOf"));
-  scene.conductor().abort(3);
-  scene.settle();
-}
-
 // The abort is between P's and D's handling of the request: each order of arrival.
 TEST_CASE("vllm#19223: an abort is safe at every step of the hand-over", "[issues]") {
   for (bool pull : {false, true})
@@ -150,21 +123,6 @@ TEST_CASE("vllm#19223: an abort is safe at every step of the hand-over", "[issue
       scene.ask(1, 60, 40);
       scene.ticks(ticks);
       scene.conductor().abort(1);
-      scene.settle({1});
-    }
-}
-
-// An aborted prefill's KV, not complete, was found by the next request with that prompt.
-TEST_CASE("sglang#30233: KV of an aborted prefill is nobody's prefix", "[issues]") {
-  for (const char* topology : {"1C", "1P1D"})
-    for (int ticks = 1; ticks < 12; ++ticks) {
-      INFO(topology << " after " << ticks);
-      Scene scene(topology);
-      scene.ask(1, 120, 8, 3);
-      scene.ticks(ticks);
-      scene.conductor().abort(1);
-      scene.ticks(3);
-      scene.ask(2, 120, 8, 3);
       scene.settle({1});
     }
 }
@@ -218,37 +176,6 @@ TEST_CASE("vllm#26171: D does not wait for a P that has died", "[issues]") {
     }
 }
 
-// The recompute after a failed load gave another text.
-TEST_CASE("vllm#49250: a prompt that is computed again gives the same tokens", "[issues]") {
-  class Wire final : public WrappedTransport {
-   public:
-    explicit Wire(const TransportOptions& options) : WrappedTransport("local", options) {}
-    TransferState poll(TransferId id) override {
-      WrappedTransport::poll(id);
-      return TransferState::failed;
-    }
-  };
-  for (bool pull : {false, true}) {
-    SimOptions options = Scene::in("prefill_first", pull);
-    options.wire = [](const TransportOptions& wire) { return std::make_unique<Wire>(wire); };
-    Scene scene("1P1D", options);
-    for (uint64_t id = 1; id < 5; ++id) scene.ask(id);
-    scene.settle();
-    CHECK(scene.find("D1")->instance->stats().kv_refused == 4);
-  }
-}
-
-// D was started again at the same place; P kept writing to where the old one had been.
-TEST_CASE("vllm#49238: a D that was started again is another instance", "[issues]") {
-  Scene scene("1P1D");
-  for (uint64_t id = 1; id < 4; ++id) scene.ask(id, 60, 40);
-  REQUIRE(scene.until_sent("KvDelivered"));
-  scene.crash(scene.id("D1"), true);
-  scene.ticks(5);
-  scene.add(Role::decode);
-  scene.settle();
-}
-
 // Killed in the middle of a transfer: blocks leaked on the side that lived.
 TEST_CASE("dynamo#7489, dynamo#13855: who lives gets its blocks back within a lease", "[issues]") {
   for (const char* disagg : {"prefill_first", "decode_first"})
@@ -260,23 +187,6 @@ TEST_CASE("dynamo#7489, dynamo#13855: who lives gets its blocks back within a le
       for (uint64_t id = 1; id < 7; ++id) scene.ask(id, 90, 20);
       REQUIRE(scene.until_sent("KvReserved"));
       scene.crash(scene.id(victim), false);
-      scene.settle();
-    }
-}
-
-// One control message was lost, and both sides waited for the other.
-TEST_CASE("sglang#29978: a lost control message is not a hang", "[issues]") {
-  for (bool pull : {false, true})
-    for (const char* name : {"ReserveKv", "KvReserved", "KvDelivered", "KvOffered", "KvTaken"}) {
-      const bool of_pull = std::string(name) == "KvOffered" || std::string(name) == "KvTaken";
-      if (pull != of_pull) continue;
-      INFO(name);
-      Scene scene("1P1D", Scene::in("prefill_first", pull));
-      scene.lose(name);
-      scene.ask(1);
-      scene.ticks(60);
-      scene.due = nullptr;
-      scene.break_connection(0, 1);  // messages are lost with their connection, and only so
       scene.settle();
     }
 }
@@ -296,18 +206,6 @@ TEST_CASE("llm-d#2433: a client hears of a failure that nobody can mend", "[issu
   CHECK(choice.error == "no instance came to take its place");
 }
 
-// A burst of remote prefills (they cost D nothing) starved its decodes.
-TEST_CASE("dynamo's vLLM patch: a burst of remote prefills does not starve decode", "[issues]") {
-  Scene scene("1P1D", Scene::in("decode_first"));
-  scene.ask(1, 20, 60);
-  while (scene.recorder->choice(1).tokens.size() < 5) scene.tick();
-  for (uint64_t id = 2; id < 12; ++id) scene.ask(id, 100, 2);
-  const size_t before = scene.recorder->choice(1).tokens.size();
-  scene.ticks(30);
-  CHECK(scene.recorder->choice(1).tokens.size() >= before + 25);
-  scene.settle();
-}
-
 // Its queue of finished prefills was put back in reverse, so that early ones waited longest.
 TEST_CASE("dynamo's vLLM patch: prompts that wait for D are admitted in their order", "[issues]") {
   SimOptions options;
@@ -322,23 +220,6 @@ TEST_CASE("dynamo's vLLM patch: prompts that wait for D are admitted in their or
         order.push_back(id);
   }
   CHECK(order == std::vector<uint64_t>{1, 2, 3, 4, 5, 6});
-  scene.settle();
-}
-
-// A zombie: its lease ran out while it was stopped; then it went on writing.
-TEST_CASE("dynamo's vLLM patch: a late write does not reach blocks that have gone to others", "[issues]") {
-  Scene scene("2P1D");
-  scene.ask(1, 100);
-  REQUIRE(scene.until_sent("KvReserved"));
-  SimCluster::Node* stopped = nullptr;
-  for (auto& [id, node] : scene.nodes)
-    if (node->role == Role::prefill && scene.conductor().load(id).queued_tokens > 0) stopped = node.get();
-  REQUIRE(stopped);
-  stopped->stopped_until_s = scene.clock.seconds + 1.5;
-  scene.ticks(450);  // its lease is over, the request is elsewhere
-  for (uint64_t id = 2; id < 8; ++id) scene.ask(id, 100);
-  scene.ticks(1500);
-  scene.crash(stopped->id, false);  // it finds that it was given up
   scene.settle();
 }
 

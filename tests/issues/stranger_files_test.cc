@@ -116,18 +116,6 @@ TEST_CASE("files: a socket whose process died is replaced, one that lives is not
   CHECK_FALSE(fs::exists(path));
 }
 
-TEST_CASE("files: another user's socket stays, though nobody answers there", "[issues][files]") {
-  if (geteuid() != 0) SKIP_TEST("only root can make a file of another user");
-  TempDir dir;
-  const std::string path = dir.path + "/s";
-  Result<int> first = listen_unix(path);
-  REQUIRE(first.ok());
-  close(first.value());
-  REQUIRE(chown(path.c_str(), 12345, 12345) == 0);
-  CHECK_FALSE(listen_unix(path).ok());
-  CHECK(fs::is_socket(path));
-}
-
 // One takes the dead socket away and listens; the other, who has found it dead too, must not take away the new one.
 TEST_CASE("files: of many who find a dead socket one listens, and is not robbed of its name", "[issues][files]") {
   TempDir dir;
@@ -198,35 +186,6 @@ TEST_CASE("files: a result takes the place of its file and of no other", "[issue
   size_t n = 0;
   for ([[maybe_unused]] auto& entry : fs::directory_iterator(dir.path)) ++n;
   CHECK(n == 4);
-}
-
-// It measures this machine, twice.
-TEST_CASE("files: what is no measured peak of ours is not replaced by one", "[.][slow][peak]") {
-  TempDir dir;
-  const Environment cache("XDG_CACHE_HOME", fs::absolute(dir.path).string());
-  fs::create_directory(dir.path + "/xpyd");
-  const std::string path = peak_cache_path();
-  put(path, "{\"a user's\": 1}");
-  ThreadTeam team(1);
-  CHECK(cached_peak(team).one.n_threads == 1);
-  CHECK(cached_peak(team, true).one.n_threads == 1);
-  CHECK(text_of(path) == "{\"a user's\": 1}");
-}
-
-// Without a free descriptor the kernel says EMFILE before it looks whether the name is taken.
-TEST_CASE("files: a disk tier out of descriptors removes no file of its name", "[issues][files]") {
-  TempDir dir;
-  constexpr int kNames = 2000;  // more than this program has opened
-  const std::string stem = dir.path + "/xpyd-kv-" + std::to_string(getpid()) + "-";
-  for (int i = 0; i < kNames; ++i) put(stem + std::to_string(i), "");
-  const bool opened = [&] {
-    NoDescriptors none;
-    return DiskFile::open(dir.path, 4096, 1).ok();
-  }();
-  CHECK_FALSE(opened);
-  CHECK_FALSE(DiskFile::open(dir.path, 4096, 1).ok());  // EEXIST
-  for (int i = 0; i < kNames; ++i)
-    if (!fs::exists(stem + std::to_string(i))) FAIL("removed: " << i);
 }
 
 TEST_CASE("issue: a conductor or worker that found no descriptor at its start aborted", "[control][attack]") {

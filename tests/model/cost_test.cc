@@ -1,6 +1,5 @@
 // What steps cost: closed forms against the work that is counted, terms that are learned from steps, and pipelines.
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 #include "base/random.h"
@@ -213,36 +212,6 @@ Chunks same_on_all(std::span<const double> seconds, int n_stages) {
   return chunks;
 }
 
-// Whole ticks, one after another: a stage that is idle takes its next chunk if that is there. done[i][s] in ticks.
-std::vector<std::vector<int>> by_ticks(const Chunks& chunks, int window) {
-  const size_t n = chunks.size(), P = chunks[0].stage_s.size();
-  std::vector<std::vector<int>> done(n, std::vector<int>(P, -1));
-  std::vector<size_t> next(P, 0);            // the chunk that a stage takes next
-  std::vector<std::optional<int>> until(P);  // when it ends what it has
-  for (int now = 0; done[n - 1][P - 1] < 0; ++now) {
-    bool moved = true;
-    while (moved) {  // a chunk of no time passes within a tick
-      moved = false;
-      for (size_t s = 0; s < P; ++s) {
-        if (until[s] == now) {
-          done[next[s]++][s] = now;
-          until[s].reset();
-          moved = true;
-        }
-        const size_t i = next[s];
-        if (until[s] || i == n) continue;
-        const size_t ended = next[P - 1];  // chunks that have left
-        const bool here = s > 0 ? done[i][s - 1] >= 0 && done[i][s - 1] + chunks[i].boundary_s <= now
-                                : chunks[i].arrival_s <= now && (window == 0 || i < ended + size_t(window));
-        if (!here) continue;
-        until[s] = now + int(chunks[i].stage_s[s]);
-        moved = true;
-      }
-    }
-  }
-  return done;
-}
-
 TEST_CASE("pipeline time: the closed form is the recurrence, for the same time on all stages", "[pipeline]") {
   Random random(3);
   for (int trial = 0; trial < 300; ++trial) {
@@ -251,30 +220,6 @@ TEST_CASE("pipeline time: the closed form is the recurrence, for the same time o
     const int n_stages = 1 + int(random.below(16));
     const PipelineTimes times = pipeline_times(same_on_all(seconds, n_stages), 0);
     CHECK(times.end() == Approx(pipeline_seconds(seconds, n_stages)).epsilon(1e-12));
-  }
-}
-
-TEST_CASE("pipeline time: as stages do that look at their inputs tick by tick", "[pipeline]") {
-  CHECK(pipeline_times({}, 2).end() == 0);
-  Random random(5);
-  for (int trial = 0; trial < 400; ++trial) {
-    const size_t P = 1 + random.below(6);
-    const int window = int(random.below(2 * P + 2));
-    Chunks chunks(1 + random.below(20));
-    int arrival = 0;
-    for (PipelineChunk& chunk : chunks) {
-      for (size_t s = 0; s < P; ++s) chunk.stage_s.push_back(double(random.below(9)));
-      chunk.boundary_s = double(random.below(4));
-      chunk.arrival_s = arrival += trial % 2 ? int(random.below(12)) : 0;
-    }
-    const PipelineTimes times = pipeline_times(chunks, window);
-    const auto done = by_ticks(chunks, window);
-    for (size_t i = 0; i < chunks.size(); ++i)
-      for (size_t s = 0; s < P; ++s) {
-        INFO("trial " << trial << ", window " << window << ", chunk " << i << ", stage " << s);
-        REQUIRE(times.left(int(i), int(s)) == done[i][s]);
-        REQUIRE(times.left(int(i), int(s)) - times.begun(int(i), int(s)) == chunks[i].stage_s[s]);
-      }
   }
 }
 

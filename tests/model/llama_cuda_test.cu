@@ -53,48 +53,6 @@ TEST_CASE("cuda llama: bf16 stays within its rounding", "[cuda][model]") {
   }
 }
 
-TEST_CASE("cuda llama: the same bits in one step and in chunks, contiguous and paged", "[cuda][model]") {
-  for (const std::string& name : kFixtures)
-    for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-      if (dtype == Dtype::bf16 && name != "qwen3") continue;
-      CAPTURE(name, dtype_name(dtype));
-      CudaLoaded loaded(data_path("models/" + name), CudaLoaded::small(), {.dtype = dtype});
-      const auto prompt = some_tokens(19, loaded.host.config.vocab);
-      CudaKv slot(*loaded.model, loaded.stream, 20, 2);
-      const auto whole = prompt_logits(*loaded.model, slot, prompt, 64);
-      for (int chunk : {1, 7}) {
-        CAPTURE(chunk);
-        CudaKv again(*loaded.model, loaded.stream, 20, 3);
-        CHECK(same_bits(prompt_logits(*loaded.model, again, prompt, chunk), whole));
-      }
-      for (auto [block, order] : {std::pair(1, KvOrder::layer_major), std::pair(16, KvOrder::token_major)}) {
-        CAPTURE(block);
-        CudaKv paged(*loaded.model, loaded.stream, 20, 2, block, order);
-        CHECK(same_bits(prompt_logits(*loaded.model, paged, prompt, 16), whole));
-      }
-    }
-}
-
-TEST_CASE("cuda llama: a sequence's bits and the wanted rows' logits do not depend on who shares the step",
-          "[cuda][model]") {
-  // The last prompt's tail is two tokens: it runs beside three sequences that decode. Where another
-  // kernel decodes, the step is cut in two.
-  for (const char* decode : {"naive", "split_kv"})
-    for (const std::string name : {"llama2", "qwen2"}) {
-      CAPTURE(name, decode);
-      CudaModelOptions options = CudaLoaded::small();
-      options.decode_attention = decode;
-      CudaLoaded loaded(data_path("models/" + name), options);
-      int paged = 0;
-      check_wanted_rows(*loaded.model,
-                        [&] { return CudaKv(*loaded.model, loaded.stream, 16, 5, paged++ == 0 ? 0 : 4); });
-      if (name == "qwen2")
-        check_batch_mates(*loaded.model, CudaKv(*loaded.model, loaded.stream, 8, 4, 2),
-                          [&] { return CudaKv(*loaded.model, loaded.stream, 8); },
-                          {{5, 6}, {9, 200, 3, 77, 8}, {1, 2, 3, 4}, {200, 0, 5}}, {1, 1, 2, 1});
-    }
-}
-
 TEST_CASE("cuda llama: graphs change no bit", "[cuda][model]") {
   // Over batches of 1 to 5 that come back, paged and contiguous, across the 512 tokens at which
   // another graph is made and a split kernel takes a second split.
@@ -176,13 +134,6 @@ TEST_CASE("cuda llama: where the card has no room for a graph, steps run without
     CHECK(model->counts().replays == (others.empty() || model->counts().captures > 0 ? 7 : 0));
   }
   CHECK(same_bits(logits[0], logits[1]));
-}
-
-TEST_CASE("cuda llama: the observer is called for each layer, with its KV on the way", "[cuda][model]") {
-  CudaLoaded loaded(data_path("models/llama31"));
-  const CudaKv kv(*loaded.model, loaded.stream, 6, 2);
-  check_observer(*loaded.model, kv,
-                 [&] { return from_card<std::byte>(kv.pool.data(), kv.pool.size(), loaded.stream); });
 }
 
 TEST_CASE("cuda llama: work, memory and what was chosen", "[cuda][model]") {

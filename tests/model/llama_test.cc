@@ -4,8 +4,6 @@
 
 #include "experiments/null_model.h"
 #include "model/gemm/gemm.h"
-#include "model/sampler.h"
-#include "model/text/tokenizer.h"
 #include "model/weights/weights.h"
 #include "tests/json.h"
 #include "tests/model/llama_cases.h"
@@ -91,26 +89,12 @@ TEST_CASE("llama: the same bits on one thread and on three", "[model][llama]") {
   }
 }
 
-TEST_CASE("llama: a sequence's bits do not depend on its batch mates", "[model][llama]") {
-  LoadedModel loaded(data_path("models/qwen3"), {}, 2);
-  for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
-    check_batch_mates(*loaded.model, ContiguousKv(*loaded.model, 8, 4, order),
-                      [&] { return ContiguousKv(*loaded.model, 8); }, {{5}, {9, 200, 3, 77, 8}, {1, 2, 3}, {240, 0}},
-                      {1, 1, 2, 1});
-}
-
 TEST_CASE("llama: only the wanted rows' logits, with the bits they have among all", "[model][llama]") {
   for (const std::string& name : kFixtures) {
     CAPTURE(name);
     LoadedModel loaded(data_path("models/" + name));
     check_wanted_rows(*loaded.model, [&] { return ContiguousKv(*loaded.model, 16, 5); });
   }
-}
-
-TEST_CASE("llama: the observer sees each layer's KV, complete", "[model][llama]") {
-  LoadedModel loaded(data_path("models/llama31"));
-  const ContiguousKv kv(*loaded.model, 6, 2);
-  check_observer(*loaded.model, kv, [&] { return kv.pool.data(); });
 }
 
 TEST_CASE("llama: work counts weights once and logits for wanted rows only", "[model][llama]") {
@@ -167,52 +151,6 @@ TEST_CASE("llama: rope frequencies of the scaled kinds", "[model][llama]") {
   CHECK(blended);
   c.rope_scaling = {RopeScaling::Kind::linear, 4, 1, 4, 0};
   CHECK(rope_frequencies(c)[5] == Approx(plain[5] / 4).epsilon(1e-12));
-}
-
-// The continuation after `steps` forward passes over one position each (as the other program counts them, the first
-// being BOS), or up to the end token. The prompt is taken in chunks of `chunk` tokens.
-std::vector<int32_t> greedy(Model& model, std::vector<int32_t> tokens, int steps, int chunk) {
-  ContiguousKv kv(model, steps + 1);
-  const SamplingParams params{.temperature = 0};
-  SamplerState state(params, 0, tokens);
-  SamplerScratch scratch;
-  const size_t vocab = size_t(model.config().vocab);
-  const auto& eos = model.config().eos_tokens;
-  int done = 0;
-  std::vector<float> logits;
-  while (int(tokens.size()) <= steps) {
-    while (done < int(tokens.size())) {
-      const int end = std::min(done + chunk, int(tokens.size()));
-      logits = run_step(model, {kv.view()}, {{tokens.begin() + done, tokens.begin() + end}}, {done});
-      done = end;
-    }
-    const std::span<const float> last(logits.data() + logits.size() - vocab, vocab);
-    const int32_t next = sample(last, params, state, scratch).chosen.token;
-    if (std::find(eos.begin(), eos.end(), next) != eos.end()) break;
-    tokens.push_back(next);
-  }
-  return tokens;
-}
-
-TEST_CASE("stories260k: greedy text equals the golden file", "[model][stories]") {
-  const std::string dir = shared_path("models/stories260k");
-  const std::string golden = shared_path("golden/stories260k_greedy.json");
-  if (dir.empty() || golden.empty()) SKIP_TEST("../shared/models/stories260k is absent");
-  auto tokenizer = Tokenizer::load(dir);
-  INFO((tokenizer ? "" : tokenizer.error().message));
-  REQUIRE(tokenizer);
-  LoadedModel loaded(dir, {}, 1, 512);
-  const json cases = parsed_file(golden)["cases"];
-  REQUIRE(cases.size() >= 3);
-  for (const auto& c : cases) {
-    const std::string prompt = c["prompt"], text = c["text"];
-    const int steps = c["steps"];
-    CAPTURE(prompt);
-    for (int chunk : {512, 3}) {
-      const auto tokens = greedy(*loaded.model, tokenizer.value()->encode(prompt), steps, chunk);
-      CHECK(tokenizer.value()->decode(tokens) == text);
-    }
-  }
 }
 
 TEST_CASE("null model: logits follow from token and position alone", "[model][null_model]") {

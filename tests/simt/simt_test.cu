@@ -1,7 +1,6 @@
 // The interpreter's checks: each planted fault is caught, and its corrected twin (planted = 0) runs clean.
 #include <algorithm>
 #include <functional>
-#include <thread>
 
 #include "base/cuda/cuda.h"
 #include "base/cuda/cuda_kernel.h"
@@ -298,66 +297,7 @@ TEST_CASE("the interpreter catches planted faults, and only those", "[simt]") {
   }
 }
 
-TEST_CASE("a fault names kernel, block, thread and line", "[simt]") {
-  std::string faults = run({"planted", index_past_end, 1, ""}, 1, 64);
-  const size_t where = faults.find("block (0,0,0), thread (63,0,0) at ");
-  REQUIRE(where != std::string::npos);
-  CHECK(faults.find("tests/simt/simt_test.cu:", where) != std::string::npos);
-}
-
 __global__ void one(float* out) { out[threadIdx.x] = 1; }
-
-TEST_CASE("launches that no card takes are refused", "[simt]") {
-  cuda::Stream stream;
-  auto out = std::move(cuda::Memory::device(8192).value());
-  auto faults = [&](cuda::Shape shape) {
-    return faults_of([&] { cuda::launch(one, "one", shape, stream, out.as<float>()); });
-  };
-  CHECK(faults({.grid = 1, .block = 1024, .shared_bytes = 227 * 1024}) == "");
-  CHECK(faults({.grid = 1, .block = 1025}).find("a block of 1025 threads") != std::string::npos);
-  CHECK(faults({.grid = 1, .block = dim3(16, 16, 5)}).find("a block of 1280") != std::string::npos);
-  CHECK(faults({.grid = 0, .block = 32}).find("a grid of (0,1,1) blocks") != std::string::npos);
-  CHECK(faults({.grid = dim3(1, 65536), .block = 32}).find("a grid") != std::string::npos);
-  CHECK(faults({.grid = 1, .block = 32, .shared_bytes = 227 * 1024 + 1}).find("bytes of shared") != std::string::npos);
-}
-
-TEST_CASE("host calls with wrong memory or at the wrong time are faults", "[simt]") {
-  cuda::Stream stream;
-  auto device = std::move(cuda::Memory::device(100).value());
-  auto pinned = cuda::Memory::pinned(100);
-  std::vector<std::byte> pageable(100);
-  auto copies = [&](void* to, const void* from, size_t bytes) {
-    return faults_of([&] { cuda::copy(to, from, bytes, stream); });
-  };
-  CHECK(copies(device.data(), pinned.data(), 100) == "");
-  CHECK(copies(pinned.data() + 50, device.data() + 50, 50) == "");
-  CHECK(faults_of([&] { cuda::fill(device.data(), 1, 101, stream); }) != "");
-  CHECK(copies(device.data(), pinned.data(), 101) != "");
-  CHECK(copies(device.data(), pageable.data(), 100) != "");
-  auto capture = [&](auto body) { return faults_of([&] { cuda::Graph::capture(stream, body); }); };
-  cuda::Event event;
-  CHECK(capture([&] { cuda::fill(device.data(), 1, 100, stream); }) == "");
-  CHECK(capture([&] { stream.wait(); }).find("waiting for a stream inside a capture") != std::string::npos);
-  CHECK(capture([&] { event.wait(); }) != "");
-  CHECK(capture([&] { CHECK(cuda::Memory::device(16).ok()); }).find("allocating") != std::string::npos);
-}
-
-TEST_CASE("a queue that is made on a full card copies all the same", "[simt]") {
-  auto device = make_cuda_device();
-  constexpr size_t kBytes = 1000;
-  auto from = device->allocate(kBytes).value(), to = device->allocate(kBytes).value();
-  auto host = device->allocate_host(kBytes).value();
-  for (size_t i = 0; i < kBytes; ++i) host.get()[i] = std::byte(i % 251);
-  cuda::simt::set_device_memory_limit(cuda::simt::device_memory_used());
-  auto queue = device->make_queue();
-  cuda::simt::set_device_memory_limit(0);
-  const Copy up[] = {{host.get(), from.get(), kBytes}},
-             across[] = {{from.get(), to.get() + 500, 500}, {from.get() + 500, to.get(), 500}};
-  queue->copy(up, false);
-  queue->copy(across, false);
-  queue->wait();
-  for (size_t i = 0; i < kBytes; ++i) REQUIRE(to.get()[(i + 500) % kBytes] == std::byte(i % 251));
-}
 
 TEST_CASE("a capture draws in the streams that hold its events", "[simt]") {
   cuda::Stream first, second;
@@ -513,53 +453,6 @@ TEST_CASE("device memory is bounded, and NaN until written", "[simt]") {
   }
   CHECK(cuda::simt::device_memory_used() == before);
   cuda::simt::set_device_memory_limit(0);
-}
-
-__global__ void last_writer(float* out) { out[blockIdx.x] = float(threadIdx.x); }
-
-TEST_CASE("threads run in more than one order", "[simt]") {
-  cuda::Stream stream;
-  auto out = std::move(cuda::Memory::device(2 * sizeof(float)).value());
-  cuda::launch(last_writer, "last_writer", {.grid = 2, .block = 64}, stream, out.as<float>());
-  float sum = out.as<float>()[0] + out.as<float>()[1];
-  CHECK(sum == 63);
-}
-
-__global__ void sum_up(float* out, int rounds) {
-  cuda::Carver carver;
-  auto a = carver.take<float>(int(blockDim.x));
-  int t = threadIdx.x, n = int(blockDim.x);
-  a[t] = 0;
-  __syncthreads();
-  for (int i = 0; i < rounds; ++i) {
-    float next = a[(t + 1) % n] + 1;
-    __syncthreads();
-    a[t] = next;
-    __syncthreads();
-  }
-  out[t] = cuda::warp_max(a[t]);
-}
-
-TEST_CASE("two host threads launch side by side", "[simt]") {
-  std::string faults[3];
-  float results[3] = {};
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < 3; ++i)
-    threads.emplace_back([&, i] {
-      cuda::Stream stream;
-      auto out = std::move(cuda::Memory::device(256 * sizeof(float)).value());
-      faults[i] = faults_of([&] {
-        for (int round = 0; round < 10; ++round)
-          cuda::launch(sum_up, "sum_up", {.grid = 2, .block = 64 + 32 * i, .shared_bytes = 1024}, stream,
-                       out.as<float>(), int(10 + i));
-      });
-      results[i] = out.as<float>()[5];
-    });
-  for (auto& thread : threads) thread.join();
-  for (unsigned i = 0; i < 3; ++i) {
-    CHECK(faults[i] == "");
-    CHECK(results[i] == float(10 + i));
-  }
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 // The interpreter of base/cuda/cuda_kernel_sm90.h: one kernel that uses all of it the way it is meant,
 // and the same kernel with one thing wrong, for each thing.
-#include <functional>
 
 #include "base/cuda/cuda_kernel_sm90.h"
 #include "tests/catch.h"
@@ -169,41 +168,6 @@ TEST_CASE("faults planted in sm_90a kernels are caught, and only those", "[simt]
     auto [found, still_right] = run(++planted, plant.name);
     INFO(planted << ", " << plant.name << ": " << found);
     CHECK((plant.message ? found.find(plant.message) != std::string::npos : !still_right));
-  }
-}
-
-// Outside of the matrix there are zeros, as many as a box has room for.
-__global__ void fetch(const __grid_constant__ TensorMap map, int column, int row, float* out) {
-  Carver carver;
-  Shared<bf16> box = carver.take<bf16>(8 * 64);
-  Shared<uint64_t> barrier = carver.take<uint64_t>(1);
-  if (threadIdx.x == 0) {
-    mbarrier_init(barrier, 0, 1);
-    mbarrier_init_done();
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    mbarrier_expect(barrier, 0, 8 * 128);
-    copy_box(box, 0, map, column, row, barrier, 0);
-  }
-  mbarrier_wait(barrier, 0, 0);
-  for (int i = int(threadIdx.x); i < 8 * 64; i += int(blockDim.x))
-    out[i] = to_f32(box[i / 64 * 64 + ((i / 8 % 8) ^ (i / 64)) * 8 + i % 8]);
-}
-
-TEST_CASE("a bulk copy gives zeros outside of its matrix", "[simt]") {
-  Stream stream;
-  Memory matrix = std::move(Memory::device(20 * 160).value()), out = std::move(Memory::device(8 * 64 * 4).value());
-  for (int i = 0; i < 20 * 80; ++i) matrix.as<bf16>()[i] = to_bf16(float(i % 251 + 1));
-  TensorMap map = make_tensor_map({.data = matrix.data(), .rows = 20, .columns = 72, .row_stride = 160, .box_rows = 8});
-  for (auto [column, row] : {std::pair{0, 0}, {64, 3}, {8, 15}, {0, 20}, {-8, -5}}) {
-    launch(fetch, "fetch", {.block = 32, .shared_bytes = 8 * 128 + 16}, stream, map, column, row, out.as<float>());
-    for (int i = 0; i < 8; ++i)
-      for (int j = 0; j < 64; ++j) {
-        int r = row + i, c = column + j;
-        bool inside = r >= 0 && r < 20 && c >= 0 && c < 72;
-        CHECK(out.as<float>()[i * 64 + j] == (inside ? float((r * 80 + c) % 251 + 1) : 0.0f));
-      }
   }
 }
 
