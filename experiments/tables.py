@@ -121,7 +121,7 @@ ROWS = [
         lacks="pickles: a line of Python makes safetensors of them (model/README.md)"),
     Row(TM, "several instances, tensor ranks, one process", "collectives of several instances that hang",
         command="xpyd generate --topology 3P3D --prefill-tp 2 --decode-tp 2",
-        lacks="NCCL's collectives: a card's instances have no tensor ranks here (tests/disagg/hang_test.cc has a watch over the CPU's)"),
+        lacks="NCCL's collectives: a card's instances have no tensor ranks here (tests/disagg/hang_test.cc has the CPU's)"),
     Row(TM, "TurboQuant K4V2", "a fifth of the KV memory, -7.3 % throughput on an H200", lacks="its code of 4 and 2 bits"),
     Row("lightllm (TokenAttention)", "Efficient Router", "requests/s with a look ahead at admission", ("batching-admission: *",)),
     Row("kvcached", "bench_layout", "all layers in a block, beside one each", ("paged_attention: decode, token_major*",), lacks="requests/s (-31 %)"),

@@ -309,8 +309,8 @@ Ranks read_ranks(const std::string& text, const ModelConfig& c) {
   return ranks;
 }
 
-// Lists what the xPyD notes print and what is wrong for these numbers (tests/disagg/rank_table_test.cc has a case for
-// each).
+// Lists what the xPyD notes print and what is wrong for these numbers (tests/disagg/rank_table_test.cc has those of
+// the table).
 std::vector<std::string> notes_errata(const Subject& subject, const KvShards& p, const KvShards& d) {
   const auto n = [](auto number) { return std::to_string(number); };
   const int heads = p.n_kv_heads, tpm = d.tp / p.tp;

@@ -4,7 +4,6 @@
 
 #include "disagg/conductor/order.h"
 #include "disagg/conductor/placement.h"
-#include "experiments/simulate/cluster.h"
 #include "tests/disagg/logged.h"
 #include "tests/disagg/scene.h"
 
@@ -61,20 +60,6 @@ TEST_CASE("append_cost: the share of the first token's time that is saved, less 
   CHECK(find_disagg_policy("conditional_cost")->decide(view, {}) == kLocal);
   view = next_turn(), view.overlap = 1, view.prefill_queued_tokens = 1000, view.decode_sequences = 24;
   CHECK(decide({.append_tbt_weight = 0.9}) == kLocal);
-}
-
-// Of one queue and one delay conditional_cost asks for seconds in sum, append_cost for shares.
-TEST_CASE("append_cost and conditional_cost disagree both ways", "[order][append]") {
-  const DisaggPolicy& sum = *find_disagg_policy("conditional_cost");
-  DisaggView view = next_turn();  // saved: .1 of .21 s; ten decodes lose .1 s each, 1 s in sum, and .2 of their time
-  view.decode_sequences = 10;
-  CHECK(append_cost().decide(view, {}) == DisaggOrder::local);
-  CHECK(sum.decide(view, {}) == DisaggOrder::push);
-  // P's queue is 2 s long; ten decodes that last 1 s lose all of their time, which is 1 s in sum.
-  view.prefill_queued_tokens = 20000;
-  view.decode_life_s = 1;
-  CHECK(append_cost().decide(view, {}) == DisaggOrder::push);
-  CHECK(sum.decide(view, {}) == DisaggOrder::local);
 }
 
 TEST_CASE("append_cost: who is asked first", "[order][append]") {

@@ -9,7 +9,6 @@
 #include "disagg/handover/held_post.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
-#include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::cluster_test {
 namespace {
@@ -102,27 +101,6 @@ TEST_CASE("the threshold of decode_first keeps short prompts on D, and D's prefi
   check_quiescent(tiny);
 }
 
-TEST_CASE("a pool too small for all: preemption by recompute changes nothing", "[cluster]") {
-  for (const char* topology : {"1C", "1P1D"})
-    for (const char* transport : {"local", "handoff"})
-      for (const char* batching : {"chunked", "prefill_first", "static"})
-        for (int block : {1, 4, 16}) {
-          INFO(topology << " " << transport << " " << batching << " " << block);
-          TinySetup setup{.topology = topology, .batching = batching, .transport = transport};
-          setup.block_tokens = block;
-          setup.step_tokens = 24;
-          setup.pool_bytes = 112 * kTokenBytes;  // six sequences of 40 + 30 want 420
-          TinyCluster tiny(setup);
-          for (int i = 0; i < 6; ++i) ask(tiny, uint64_t(i), prompt_of(40, i), 30);
-          tiny.run();
-          int64_t preemptions = 0;
-          for (const InstanceStats& s : tiny.cluster->stats().instances) preemptions += s.preemptions;
-          if (std::string(batching) == "chunked" && topology[1] == 'C') CHECK(preemptions > 0);
-          for (int i = 0; i < 6; ++i) check_choice(tiny, uint64_t(i), prompt_of(40, i), 30);
-          check_quiescent(tiny);
-        }
-}
-
 TEST_CASE("n choices share the prompt's KV and each is its own stream", "[cluster]") {
   for (const char* topology : {"1C", "1P1D"})
     for (const char* transport : {"local", "handoff"})
@@ -190,27 +168,6 @@ TEST_CASE("a prefix hit is used, reported, kept apart by salt, and never changes
   CHECK(prefill.prompt_tokens == 50 + 2 + 50);
 }
 
-TEST_CASE("a cached prompt token is counted as reused, not as computed, too, and each on one instance", "[cluster]") {
-  for (const char* topology : {"1C", "1P1D", "2P2D"}) {
-    INFO(topology);
-    TinyCluster tiny({.topology = topology, .placement = "prefix_aware", .step_tokens = 40});
-    int64_t prompts = 0, cached = 0, computed = 0;
-    for (uint64_t id = 0; id < 6; ++id) {
-      const Tokens prompt = prompt_of(90 + int(id) % 3, int(id) % 2);
-      ask(tiny, id, prompt, 5, id == 5 ? 2 : 1);
-      tiny.run();
-      prompts += int64_t(prompt.size());
-      cached += tiny.recorder->choice(id).cached_tokens;
-    }
-    CHECK(cached >= 4 * 80);
-    for (const InstanceStats& s : tiny.cluster->stats().instances) {
-      computed += s.prompt_tokens;
-      if (s.name[0] == 'D') CHECK(s.prompt_tokens == 0);
-    }
-    CHECK(computed + cached == prompts);
-  }
-}
-
 // (tests/disagg/chaos_test.cc aborts over the local wire, in every order.)
 TEST_CASE("abort at every moment frees everything of a shared pool and ends each choice once", "[cluster]") {
   for (const char* topology : {"1P1D", "2P2D"})
@@ -226,21 +183,6 @@ TEST_CASE("abort at every moment frees everything of a shared pool and ends each
       for (uint64_t id = 0; id < 4; ++id) check_choice(tiny, id, prompt_of(40, int(id)), 8, 1 + int(id % 3), id < 3);
       check_quiescent(tiny);
     }
-}
-
-TEST_CASE("a deadline ends a request with timeout", "[cluster]") {
-  TinyCluster tiny({.topology = "1P1D"});
-  auto request = tiny_request(1, prompt_of(20), 400);
-  request->deadline_s = tiny.clock.now() + 0.01;
-  REQUIRE(tiny.submit(request).ok());
-  auto late = tiny_request(2, prompt_of(20), 4);
-  late->deadline_s = tiny.clock.now() - 1;
-  REQUIRE(tiny.submit(late).ok());
-  while (!tiny.cluster->wait_idle(0)) tiny.cluster->turn();
-  CHECK(tiny.recorder->choice(1).ends == 1);
-  CHECK(tiny.recorder->choice(2).finish == FinishReason::timeout);
-  CHECK(tiny.recorder->choice(2).tokens.empty());
-  check_quiescent(tiny);
 }
 
 TEST_CASE("the queue is bounded and what can never fit is refused at once", "[cluster]") {
@@ -269,43 +211,6 @@ TEST_CASE("the queue is bounded and what can never fit is refused at once", "[cl
   tiny.cluster->drain();
   CHECK(tiny.submit(tiny_request(9, prompt_of(3), 1)).error().code == ErrorCode::unavailable);
   check_quiescent(tiny);
-}
-
-TEST_CASE("one-token answers end on P and give D's reservation back", "[cluster]") {
-  for (const char* transport : {"local", "handoff"}) {
-    TinyCluster tiny({.topology = "1P1D", .transport = transport});
-    for (uint64_t id = 0; id < 5; ++id) ask(tiny, id, prompt_of(30, int(id)), 1);
-    tiny.run();
-    CHECK(tiny.recorder->ended() == 5);
-    CHECK(tiny.cluster->stats().instances[0].transfers == 0);
-    check_quiescent(tiny);
-  }
-}
-
-// The reason why parity is worth testing: a single wrong byte of KV shows.
-struct FlippingWire final : WrappedTransport {
-  explicit FlippingWire(const TransportOptions& options) : WrappedTransport("local", options) {}
-  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
-    const TransferId id = WrappedTransport::post(transfer, plan);
-    if (std::exchange(first, false)) plan.copies[0].destination[2] ^= std::byte{0x40};
-    return id;
-  }
-  bool first = true;
-};
-
-TEST_CASE("one flipped bit between P and D changes the logits hash", "[cluster]") {
-  using Made = Result<std::unique_ptr<KvTransport>>;
-  const auto flipping = [](const TransportOptions& options) -> Made {
-    return {std::make_unique<FlippingWire>(options)};
-  };
-  const auto hash = [](Made (*wire)(const TransportOptions&)) {
-    TinyCluster tiny({.topology = "1P1D"}, wire);
-    ask(tiny, 1, prompt_of(40), 6);
-    tiny.run();
-    return tiny.cluster->logits_hash();
-  };
-  CHECK(hash(nullptr) == hash(nullptr));
-  CHECK(hash(flipping) != hash(nullptr));
 }
 
 TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle", "[cluster]") {
@@ -343,32 +248,6 @@ TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle"
       tiny.cluster->stop();
       CHECK(tiny.recorder->ended() == kRequests + 40 + 20);
     }
-}
-
-// No table of sessions is needed for that: placement asks every memory what it has of the prompt.
-TEST_CASE("placement: prefix_aware sends a session's next turn to its KV", "[disagg]") {
-  for (const char* scheme : {"paged", "token", "slots"}) {
-    TinySetup setup{.topology = "3C", .scheme = scheme, .placement = "prefix_aware"};
-    setup.pool_bytes = std::string(scheme) == "slots" ? 3 << 20 : 1 << 20;
-    TinyCluster tiny(setup);
-    std::vector<Tokens> said(5);
-    uint64_t id = 0;
-    for (int turn = 0; turn < 3; ++turn)
-      for (size_t c = 0; c < said.size(); ++c) {
-        for (int i = 0; i < 20; ++i) said[c].push_back(int32_t((c * 31 + size_t(i) * 7) % 96));
-        auto request = tiny_request(++id, said[c], 6);
-        request->cache_salt = c + 1;
-        request->ignore_eos = true;
-        REQUIRE(tiny.submit(request).ok());
-        tiny.run();
-        const Recorder::Choice choice = tiny.recorder->choice(id);
-        INFO(scheme << " turn " << turn << " session " << c);
-        const int known = int(said[c].size()) - 21;  // of the turn before, all but its last token
-        const int block = std::string(scheme) == "paged" ? 16 : 1;
-        CHECK(choice.cached_tokens == (turn == 0 ? 0 : known / block * block));
-        said[c].insert(said[c].end(), choice.tokens.begin(), choice.tokens.end());
-      }
-  }
 }
 
 struct Log final : Post {

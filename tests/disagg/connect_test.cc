@@ -146,56 +146,6 @@ TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", 
   });
 }
 
-// Real wires under instances: one of two decode instances has an address where nobody answers.
-TEST_CASE("connect: an instance goes on while a peer is silent", "[transport][cluster]") {
-  for (const char* name : {"tcp", "shm"}) {
-    INFO(name);
-    const TransportRow& row = *find_transport(name);
-    SimOptions options;
-    if (row.pool_device) options.kv.device = &row.pool_device();
-    std::optional<SilentPeer> silent;
-    // Whom P must not reach. Of the third instance it is told the silent door's address.
-    class Wire final : public ForwardingTransport {
-     public:
-      Wire(std::unique_ptr<KvTransport> inner, std::optional<SilentPeer>& silent, PeerId self)
-          : ForwardingTransport(std::move(inner)), silent_(silent), self_(self) {
-        if (!silent_) silent_.emplace(ForwardingTransport::address());
-      }
-      std::string address() const override { return self_ == 2 ? silent_->address : ForwardingTransport::address(); }
-
-     private:
-      std::optional<SilentPeer>& silent_;
-      const PeerId self_;
-    };
-    options.wire = [&](const TransportOptions& wire) {
-      return std::make_unique<Wire>(row.make(wire).value(), silent, wire.self);
-    };
-    Scene sim("1P2D", options);
-    for (uint64_t id = 1; id < 9; ++id) sim.ask(id, 40, 6, int(id));
-    // Leases are 0.4 s: whoever stood still for so long would have been given up. Half of the requests are placed on
-    // the one that can be reached.
-    wait_until([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the wires are real: so is a tick's millisecond
-      if (sim.clock.seconds < 4) sim.tick();
-      return sim.recorder->ended() >= 4;
-    });
-    CHECK(sim.recorder->ended() < 8);
-    CHECK(sim.conductor().members().size() == 3);
-    // Whose client leaves does not wait for the wire.
-    uint64_t left = 1;
-    while (sim.recorder->choice(left).ends > 0) ++left;
-    sim.abort(left);
-    sim.ticks(40);
-    CHECK(sim.recorder->choice(left).finish == FinishReason::abort);
-    // The others wait for the wire, and are placed anew when it has failed.
-    while (sim.clock.seconds < 4.9) sim.tick();
-    CHECK(sim.recorder->ended() < 8);
-    for (int i = 0; i < 60000 && sim.recorder->ended() < 8; ++i) sim.tick();
-    sim.check_answers();
-    CHECK(sim.conductor().members().size() == 3);
-  }
-}
-
 TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer out", "[transport]") {
   each_wire([](const Wire& wire) {
     if (!wire.shares_process) return;

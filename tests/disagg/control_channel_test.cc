@@ -1,19 +1,15 @@
 // Channels over real sockets of this host.
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cstring>
 #include <future>
 #include <limits>
 #include <thread>
 
 #include "disagg/net/address.h"
 #include "tests/disagg/control_end.h"
-#include "tests/two_hosts.h"
 
 namespace xpyd::testing::control_channel_test {
 namespace {
@@ -312,56 +308,6 @@ TEST_CASE("a long message from another thread is not held up", "[disagg][control
   CHECK(rig.far.frames[1].second.size() == 16 << 20);
 }
 
-TEST_CASE("a Unix socket carries descriptors, and to no stranger", "[disagg][control]") {
-  ChannelLimits limits;
-  limits.max_files = 2;
-  Rig rig("unix:@xpyd-test-" + std::to_string(getpid()), limits);
-  ChannelPtr near = rig.connect();
-  int ends[2];
-  REQUIRE(pipe(ends) == 0);
-  std::vector<Fd> came;
-  rig.far.reply = [&](End& end, std::string_view) {
-    for (Fd& file : end.channel->take_files()) came.push_back(std::move(file));
-  };
-  // More than are taken at a time are closed, and those that come go with their frame.
-  REQUIRE(near->send(16, std::string(1 << 20, 'x')));
-  REQUIRE(near->send_files(16, "one", std::vector<int>{ends[1]}));
-  rig.far.wait([&] { return rig.far.frames.size() == 2; });
-  REQUIRE(came.size() == 1);
-  REQUIRE(near->send_files(16, "three", std::vector<int>{ends[1], ends[1], ends[1]}));
-  rig.far.wait([&] { return rig.far.frames.size() == 3; });
-  CHECK(came.size() == 3);
-  close(ends[1]);
-  CHECK(write(came[0].get(), "!", 1) == 1);
-  came.clear();
-  char bytes[2];
-  CHECK(read(ends[0], bytes, 2) == 1);
-  CHECK(read(ends[0], bytes, 2) == 0);  // every copy is closed
-  close(ends[0]);
-}
-
-TEST_CASE("a socket may be taken over behind its hello", "[disagg][control]") {
-  Rig rig;
-  std::promise<int> near_fd, far_fd;
-  ControlLoop loop(rig.clock);
-  const auto take = [](std::promise<int>& fd) {
-    return [&fd](const ChannelPtr&) {
-      return ChannelEvents{.take_over = [&fd](Fd socket) { fd.set_value(dup(socket.get())); }};
-    };
-  };
-  auto bound = loop.listen(rig.server, take(far_fd));
-  REQUIRE(bound.ok());
-  REQUIRE(loop.connect({bound.value(), rig.key, rig.client.self}, 30, take(near_fd)).ok());
-  const int near = near_fd.get_future().get(), far = far_fd.get_future().get();
-  CHECK(write(near, "raw", 3) == 3);
-  pollfd ready{far, POLLIN, 0};
-  CHECK(poll(&ready, 1, 60000) == 1);
-  char bytes[4];
-  CHECK(read(far, bytes, sizeof bytes) == 3);
-  close(near);
-  close(far);
-}
-
 TEST_CASE("a forged frame ends the channel", "[disagg][control]") {
   Rig rig;
   // A member by its key, whose frames somebody on the way adds to.
@@ -425,38 +371,6 @@ TEST_CASE("without a key a channel stays on this host", "[disagg][control]") {
   }
 }
 
-TEST_CASE("a Unix socket is its user's alone and outlives nobody", "[disagg][control]") {
-  TempDir dir;
-  const std::string path = dir.path + "/socket";
-  {
-    Rig rig("unix:" + path);
-    struct stat info;
-    REQUIRE(stat(path.c_str(), &info) == 0);
-    CHECK((info.st_mode & 0777) == 0600);
-    // In use: a second listener is refused and the first goes on.
-    ManualClock clock;
-    ControlLoop second(clock);
-    auto bound = second.listen(rig.server, rig.far.on_open());
-    REQUIRE(!bound.ok());
-    CHECK(bound.error().message.find("in use") != std::string::npos);
-    rig.connect();
-  }
-  Rig again("unix:" + path);  // its name was left behind
-  again.connect();
-}
-
-TEST_CASE("a loop that ends closes its channels and answers who waits", "[disagg][control]") {
-  Rig rig;
-  ChannelPtr near = rig.connect();
-  near->send(16, "before the end");
-  rig.near_loop.reset();
-  CHECK(rig.near.closes == 1);
-  CHECK(!near->send(16, "x"));
-  rig.far.wait_closed();
-  CHECK(rig.far.frames.size() == 1);
-  CHECK(rig.far.closed == "the peer left: the process leaves");
-}
-
 TEST_CASE("too many channels are refused with a reason", "[disagg][control]") {
   ChannelLimits limits;
   limits.max_channels = 2;
@@ -469,51 +383,6 @@ TEST_CASE("too many channels are refused with a reason", "[disagg][control]") {
   c.wait_closed();
   CHECK(c.closed == "the peer left: too many channels: 2");
   CHECK(a.closes + b.closes == 0);
-}
-
-// Between two network namespaces.
-TEST_CASE("a channel between hosts ends when the cable is pulled and comes back with it", "[disagg][control][netns]") {
-  if (geteuid() != 0) SKIP_TEST("network namespaces need root");
-  TwoHosts hosts;
-  if (!hosts.missing.empty()) SKIP_TEST(hosts.missing);
-  RealClock clock;
-  ChannelLimits limits;
-  limits.heartbeat_s = 0.1;
-  limits.silence_timeout_s = 0.8;
-  const ClusterKey key = ClusterKey::random();
-  End conductor, worker;
-  std::unique_ptr<ControlLoop> conductor_loop, worker_loop;
-  ControlEndpoint endpoint{"", key, {NodeRole::prefill, "P0"}};
-  TwoHosts::on(hosts.a, [&] {
-    conductor_loop = std::make_unique<ControlLoop>(clock, limits);
-    auto bound = conductor_loop->listen({"10.77.0.1:0", key, {NodeRole::conductor, "conductor"}}, conductor.on_open());
-    XPYD_CHECK(bound.ok());
-    endpoint.address = bound.value();
-  });
-  TwoHosts::on(hosts.b, [&] { worker_loop = std::make_unique<ControlLoop>(clock, limits); });
-  auto connect = [&] { return worker_loop->connect(endpoint, 0.5, worker.on_open()); };
-  for (int round = 1; round <= 2; ++round) {
-    INFO("round " << round);
-    // A crowded machine may be late, and may lose a channel on its own: then again.
-    const std::string text = "round " + std::to_string(round);
-    auto came = [&] { return !conductor.frames.empty() && conductor.frames.back().second == text; };
-    for (bool done = false; !done;) {
-      auto channel = connect();
-      if (!channel || !channel.value()->send(16, text)) continue;
-      conductor.wait([&] { return (done = came()) || conductor.closes == conductor.opens; });
-    }
-    if (round == 2) break;
-    // No packet says that the cable is out. Both sides find out by the silence.
-    hosts.cable(false);
-    conductor.wait([&] { return conductor.closes == conductor.opens; });
-    worker.wait([&] { return worker.closes == worker.opens; });
-    CHECK(conductor.closed.find("silent for") != std::string::npos);
-    CHECK(worker.closed.find("silent for") != std::string::npos);
-    CHECK_FALSE(connect().ok());
-    hosts.cable(true);
-  }
-  worker_loop.reset();
-  conductor_loop.reset();
 }
 
 }  // namespace

@@ -165,34 +165,6 @@ TEST_CASE("far caches: a prompt goes to the instance that reports its prefix", "
   CHECK((hits("P0") == before[0] + 56 && hits("P1") == before[1] + 56 && hits("P2") == before[2] + 56));
 }
 
-TEST_CASE("far caches: what is evicted or cleared is reported, and a late report costs time alone",
-          "[disagg][delivery]") {
-  Scene scene("2P1D", far());
-  scene.serve(1, 60, 4, 1);
-  SimCluster::Node* holder = nullptr;
-  for (const char* name : {"P0", "P1"})
-    if (scene.conductor().known_blocks(scene.find(name)->id) > 0) holder = scene.find(name);
-  REQUIRE(holder);
-  // Cleared, and the report is late: the prompt goes there all the same.
-  scene.due = [&](InstanceId, InstanceId, const Message& m) {
-    return std::holds_alternative<CacheReport>(m) ? scene.clock.seconds + 0.2 : scene.clock.seconds;
-  };
-  scene.send(kConductor, holder->id, ClearPrefixCache{});
-  scene.ticks(20);
-  CHECK(scene.conductor().known_blocks(holder->id) == 15);
-  const int64_t before = holder->instance->stats().prompt_tokens;
-  scene.ask(2, 60, 4, 1);
-  scene.ticks(60);
-  CHECK(scene.cached(2) == 0);
-  CHECK(holder->instance->stats().prompt_tokens == before + 60);
-  scene.due = nullptr;
-  scene.settle();
-  CHECK(scene.conductor().known_blocks(holder->id) == 15);  // gone, and computed again
-  scene.send(kConductor, holder->id, ClearPrefixCache{});
-  scene.ticks(20);
-  CHECK(scene.conductor().known_blocks(holder->id) == 0);
-}
-
 // ---- Admission by reservation: a prompt begins when P's room and D's are held.
 
 // Pools of 640 tokens in blocks of 16, of which four sequences of 48 and 100 tokens leave D less and less; steps of 16
@@ -250,33 +222,6 @@ TEST_CASE("reservation: no prompt is computed that D has no room for, and client
       }
       if (leave) CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (escrow ? 0 : 3 * 150));
     }
-}
-
-TEST_CASE("reservation: what is pinned is hit, and what is set aside is there", "[disagg][reservation]") {
-  Scene scene("1P1D", reserving(true));
-  scene.serve(1, 60, 4, 9);
-  for (uint64_t id = 2; id <= 5; ++id) scene.ask(id, 48, 100, int(id));
-  scene.ticks(80);
-  scene.ask(6, 150, 4, 9);  // 48 tokens are cached, and D has no room for the others
-  scene.ticks(5);
-  KvMemory& memory = scene.memory("P0");
-  CHECK(memory.stats().escrowed == 7);
-  CHECK(memory.stats().active == 3);
-  CHECK(memory.stats().evictions == 0);  // for nobody yet
-  // Somebody else takes all that he can.
-  std::vector<int32_t> other(150, 77);
-  std::vector<KvHandle> taken;
-  for (int available = memory.stats().available(); available > 0; available = memory.stats().available()) {
-    taken.push_back(memory.reserve(other, 1).value().handle);
-    REQUIRE(memory.append(taken.back(), std::min(9, available) * 16));
-  }
-  CHECK_FALSE(memory.append(taken.back(), memory.written_tokens(taken.back()) + 160));
-  CHECK(memory.stats().cached + memory.stats().free == 7);
-  for (int i = 0; i < 400 && scene.n_tokens(6) < 4; ++i) scene.tick();
-  CHECK(scene.n_tokens(6) == 4);
-  CHECK(scene.cached(6) == 48);
-  for (KvHandle kv : taken) memory.free(kv);
-  scene.settle();
 }
 
 }  // namespace

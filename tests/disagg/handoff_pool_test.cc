@@ -108,26 +108,6 @@ TEST_CASE("handoff pool: the successor of one that ends slowly gets its place", 
   CHECK(waitpid(pid, nullptr, 0) == pid);
 }
 
-TEST_CASE("handoff pool: its bytes are those of its blocks", "[transport][handoff]") {
-  KvOptions options = tiny_options(4, 8);
-  options.pool_bytes += 7;
-  for (int tp : {1, 2}) {
-    const KvShards shards{.n_layers = 2, .n_kv_heads = 2, .tp = tp, .pp = 1};
-    const auto made = HandoffPool::create("paged", options, 2, shards).value();
-    const size_t blocks = size_t(made->ledger().n_blocks()) * made->block_bytes();
-    CHECK(blocks == 2 * (options.pool_bytes - 7));
-    CHECK(made->bytes() == blocks + (tp == 1 ? 14 : 0));
-    const auto joined = join_handoff_pool(made->address(), "paged", options, shards).value();
-    KvOptions all = options;
-    all.pool_bytes *= 2;
-    const KvStats stats = find_kv_scheme("paged")->make(joined.pool, all)->stats();
-    CHECK(stats.capacity_bytes == int64_t(made->bytes()));
-    CHECK(stats.mapped_bytes == stats.capacity_bytes);
-    CHECK(stats.external_bytes == (tp == 1 ? 14 : 0));
-    CHECK(stats.mappings == 1);
-  }
-}
-
 TEST_CASE("handoff pool: another user gets nothing", "[transport][handoff]") {
 #if defined(__SANITIZE_THREAD__)
   SKIP_TEST("ThreadSanitizer follows no threads of a forked process");

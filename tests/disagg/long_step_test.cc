@@ -110,63 +110,6 @@ TEST_CASE("a conductor that was stopped gives nobody up for what it has not read
   }
 }
 
-// D2's wire is out of P's reach. What D2 asks of P comes while P posts a layer of a prompt for D1.
-class AskedInStep final : public Scene {
- public:
-  static constexpr InstanceId kP = 0, kD2 = 2;
-  class Wire final : public WrappedTransport {
-   public:
-    Wire(const TransportOptions& options, AskedInStep& cluster)
-        : WrappedTransport("local", options), cluster_(cluster), self_(options.self) {}
-    Result<bool> connect(PeerId peer, const std::string& address) override {
-      if (self_ == kP && peer == kD2) return false;
-      return WrappedTransport::connect(peer, address);
-    }
-    TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
-      if (self_ == kP && cluster_.held) {
-        cluster_.asked = std::exchange(cluster_.held, 0);
-        cluster_.nodes.at(kP)->instance->send(kConductor, std::move(cluster_.job_));
-      }
-      return WrappedTransport::post(transfer, plan);
-    }
-
-   private:
-    AskedInStep& cluster_;
-    const PeerId self_;
-  };
-
-  AskedInStep() : Scene("1P2D", asks(*this)) {}
-  void send(InstanceId from, InstanceId to, Message message) override {
-    if (auto* job = std::get_if<PrefillJob>(&message); job && to == kP && job->decode == kD2) {
-      held = job->attempt;
-      job_ = std::move(*job);
-      return;
-    }
-    if (auto* told = std::get_if<AttemptProgress>(&message))
-      started += told->attempt == asked && told->stage == AttemptProgress::started;
-    SimCluster::send(from, to, std::move(message));
-  }
-  AttemptId held = 0, asked = 0;
-  int started = 0;
-
- private:
-  static SimOptions asks(AskedInStep& cluster) {
-    SimOptions options = in("decode_first");
-    options.wire = [&cluster](const TransportOptions& wire) { return std::make_unique<Wire>(wire, cluster); };
-    return options;
-  }
-  PrefillJob job_;
-};
-
-TEST_CASE("what is asked in a step, and waits for a wire, frees its place in the conductor's window",
-          "[disagg][cluster][long_step][issues]") {
-  AskedInStep cluster;
-  for (uint64_t id = 1; id <= 2; ++id) cluster.ask(id, 100, 4, int(id));
-  cluster.ticks(40);
-  CHECK(cluster.asked != 0);
-  CHECK(cluster.started == 1);
-}
-
 TEST_CASE("long steps: who does not come out of one is given up, and counted by reason",
           "[disagg][cluster][long_step]") {
   SlowCluster cluster("1P2D", "prefill_first", false);

@@ -167,27 +167,6 @@ TEST_CASE("shards: edges and bytes of the published table", "[shards]") {
   }
 }
 
-TEST_CASE("shards: messages by the order of a block, where both sides have other heads and where not", "[shards]") {
-  // [token][head][dim], as layer_major has it, is a piece for each token where the sides have other heads;
-  // [head][token][dim], which no memory here has, one of all tokens of the common heads.
-  constexpr int kLayers = 32, kTokens = 16;
-  const KvShape whole{.n_layers = kLayers, .n_kv_heads = 8, .head_dim = 128, .dtype = Dtype::bf16};
-  struct Row {
-    int p, d, nhd, hnd;  // messages of a block for a layer's K or V
-  };
-  for (const Row& row : {Row{2, 4, 4 * kTokens, 4}, Row{4, 4, 4, 4}, Row{1, 8, 8 * kTokens, 8}}) {
-    const ShardMap map = map_shards(shards(kLayers, 8, row.p), shards(kLayers, 8, row.d));
-    const ShardTraffic t = shard_traffic(map, whole, KvOrder::layer_major, kTokens);
-    int64_t hnd = 0;
-    for (const ShardMove& move : map.moves) hnd += 2 * move.rect.layers.size();
-    INFO("tp " << row.p << " -> " << row.d);
-    CHECK(t.messages == 2 * kLayers * row.nhd);
-    CHECK(hnd == 2 * kLayers * row.hnd);
-    if (row.p == 1) CHECK(t.bytes / t.messages == 256);
-    if (row.p == 1) CHECK(t.bytes / hnd == 4096);
-  }
-}
-
 // ---- One sequence in the KV of every rank of one side.
 
 struct Side {

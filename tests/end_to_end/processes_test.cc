@@ -35,13 +35,12 @@ FetchStats fetched(Bed& bed) {
   return sum;
 }
 
-// Blocks that instances of a role have reported, all of them or the n-th.
-size_t known(Bed& bed, Role role, int nth = -1) {
+// Blocks that instances of a role have reported.
+size_t known(Bed& bed, Role role) {
   const Conductor& conductor = bed.cluster().conductor();
   size_t n = 0;
-  int at = 0;
   for (const InstanceInfo& info : conductor.members())
-    if (info.role == role && (nth < 0 || at++ == nth)) n += conductor.known_blocks(info.id);
+    if (info.role == role) n += conductor.known_blocks(info.id);
   return n;
 }
 
@@ -98,23 +97,6 @@ TEST_CASE("processes: who is killed is replaced, over every wire, and nothing is
   }
 }
 
-TEST_CASE("processes: an answer that has come is counted", "[processes][metrics]") {
-  NEEDS_PROGRAM();
-  Bed bed({"--transport", "shm", "--prefix-cache", "off"});
-  bed.start("prefill");
-  bed.start("decode");
-  REQUIRE(bed.cluster().wait_members(2, 60));
-  int64_t prompts = 0, tokens = 0;
-  for (int i = 0; i < 20; ++i) {
-    bed.ask(20 + i, i, 3);
-    prompts += 20 + i;
-    tokens += 3;
-    REQUIRE(bed.cluster().wait_idle(60));
-    CHECK(sum(bed, &InstanceStats::prompt_tokens) == prompts);
-    CHECK(sum(bed, &InstanceStats::generated_tokens) == tokens);
-  }
-}
-
 TEST_CASE("processes: one pool for all of them, under schemes with and without a block table", "[processes]") {
   NEEDS_PROGRAM();
   for (const Words& memory :
@@ -141,47 +123,6 @@ TEST_CASE("processes: one pool for all of them, under schemes with and without a
     CHECK(has(text, "engine=\"P0\",state=\"free\"} 0\n"));
     CHECK(sum(bed, &InstanceStats::kv_refused) == 0);
     CHECK(sum(bed, &InstanceStats::transfer_bytes) == 0);
-  }
-}
-
-// Their own prefix caches are off: a prefix is in a host tier alone.
-TEST_CASE("processes: a prompt goes to the worker whose host tier has its prefix, or gets it from there",
-          "[processes][fetch]") {
-  NEEDS_PROGRAM();
-  for (bool fetches : {false, true}) {
-    INFO((fetches ? "fetches" : "goes there"));
-    Words words = {"--transport",     "tcp",
-                   "--host-kv-bytes", "4MiB",
-                   "--prefix-cache",  "off",
-                   "--placement",     fetches ? "round_robin" : "dynamo",
-                   "--kv-fetch",      fetches ? "always" : "never"};
-    Bed bed(words, kLongLease, "2P1D");
-    for (const char* role : {"prefill", "prefill", "decode"}) bed.start(role);
-    REQUIRE(bed.cluster().wait_members(3, 60));
-    constexpr int kFamilies = 4;
-    for (int family = 0; family < kFamilies; ++family) {  // one by one: half a pool may be on its way to the host
-      bed.ask(200, family, 4);
-      REQUIRE(bed.cluster().wait_idle(60));
-    }
-    REQUIRE(until(60, [&] { return known(bed, Role::prefill) == size_t(12 * kFamilies); }));
-    // Turns fall to the other of the two now and then.
-    for (int i = 0; i < 3; ++i) {
-      for (int family = kFamilies - 1; family >= 0; --family) {
-        const uint64_t id = bed.ask(200, family, 4);
-        REQUIRE(bed.cluster().wait_idle(60));
-        CHECK(bed.recorder().choice(id).cached_tokens == 192);
-      }
-      bed.ask(40, 9 + i, 4);
-      REQUIRE(bed.cluster().wait_idle(60));
-    }
-    bed.check_answers();
-    bed.check_memory();
-    // Told by the next signs of life.
-    if (fetches) until(60, [&] { return fetched(bed).lent > 0 && fetched(bed).fetches > 0; });
-    CHECK((fetched(bed).fetches > 0) == fetches);
-    CHECK((fetched(bed).lent > 0) == fetches);
-    CHECK(fetched(bed).failed == 0);
-    CHECK(bed.cluster().stats().conductor.failed_attempts == 0);
   }
 }
 

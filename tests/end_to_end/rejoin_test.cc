@@ -76,28 +76,6 @@ struct Conductors {
   }
 };
 
-TEST_CASE("a worker outlives its conductor and joins the next by the registry", "[.][slow][kept][etcd]") {
-  if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server");
-  NEEDS_PROGRAM();
-  Etcd etcd;
-  WorkerProcess worker({"--registry", etcd.url()});
-  Conductors conductors;
-  std::string last_address;
-  for (int round = 0; round < 2; ++round) {
-    auto conductor = conductors.open("127.0.0.1:0");
-    CHECK(conductor->address() != last_address);
-    last_address = conductor->address();
-    auto registry = open_etcd(etcd.url(), 2, conductors.stack->clock);
-    REQUIRE(registry.ok());
-    registry.value()->announce(kConductorName, NamedConductor{last_address, conductor->id()}.value());
-    CHECK(conductor->wait_members(1, 60));
-    registry.value().reset();
-    conductor->stop();
-    CHECK_FALSE(worker.ended());  // the same process, both times
-  }
-  CHECK(worker.end(SIGTERM) >= 0);
-}
-
 TEST_CASE("the next conductor's worker had lost its prefix cache", "[processes]") {
   NEEDS_PROGRAM();
   const auto [option, value] = GENERATE(
@@ -218,25 +196,6 @@ TEST_CASE("workers joined a conductor that stood by at the address of the one th
   CHECK_FALSE(third->wait_members(1, 0));
   third->take_workers(true);
   CHECK(third->wait_members(1, 60));
-}
-
-TEST_CASE("a conductor that died and started again at its address within its lease had the workers, and stood by",
-          "[.][slow][kept][etcd]") {
-  if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server");
-  NEEDS_PROGRAM();
-  const Elections of;
-  const std::string bind = "127.0.0.1:" + std::to_string(free_port());
-  WorkerProcess worker({"--registry", of.etcd.url(), "--cluster-key-file", of.key});
-  ServeProcess first(of.etcd.url(), of.key, bind);
-  first.ask("one");
-  ServeProcess second(of.etcd.url(), of.key);
-  REQUIRE(second.said("stands by"));
-  first.end(SIGKILL);
-  ServeProcess again(of.etcd.url(), of.key, bind);
-  REQUIRE(until(60, [&] { return second.serves() || again.serves(); }));
-  ServeProcess& elected = second.serves() ? second : again;
-  elected.ask("two");  // within its patience
-  CHECK(second.serves() + again.serves() == 1);
 }
 
 TEST_CASE("of several conductors one serves, and the next takes its place with its workers and their caches",

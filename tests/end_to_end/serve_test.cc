@@ -1,9 +1,7 @@
 // The server as a user starts it: a process, a port, signals, and what it says on stderr, which is read or is not.
 #include <array>
 #include <memory>
-#include <regex>
 
-#include "experiments/event_log/replay.h"
 #include "tests/json.h"
 #include "tests/program.h"
 
@@ -33,42 +31,6 @@ TEST_CASE("serve: SIGTERM lets a stream finish, refuses new work and exits 0", "
   CHECK(server.end() == 0);
   CHECK(has(server.log(), "logits hash"));
   CHECK_FALSE(Client::connects(port));
-}
-
-// Decisions in the logs of a run, by kind; none differs.
-std::map<std::string, int64_t> decisions(const std::string& folder) {
-  std::vector<std::string> paths;
-  for (const auto& entry : fs::directory_iterator(folder)) paths.push_back(entry.path().string());
-  std::map<std::string, int64_t> all{{"files", int64_t(paths.size())}};
-  const auto counts = replay(paths, {}, [](const std::string& line, const std::string& now) {
-    INFO(line << " now " << now);
-    CHECK(false);
-  });
-  INFO((counts ? "" : counts.error().message));
-  REQUIRE(counts.ok());
-  for (const auto& [kind, count] : counts.value()) all[kind] = count.decisions;
-  return all;
-}
-
-TEST_CASE("serve: the event log, of workers as well, and of a server that is killed", "[serve][event_log]") {
-  NEEDS_PROGRAM();
-  for (const bool processes : {true, false}) {
-    INFO((processes ? "processes" : "killed"));
-    TempDir logs;
-    Words words = {"--topology", "1P1D", "--event-log", fs::absolute(logs.path).string() + "/log"};
-    if (processes) words.push_back("--processes");
-    Server server(words);
-    const int port = server.port();
-    REQUIRE(port > 0);
-    for (int i = 0; i < 20; ++i) CHECK(post(port, "/v1/completions", completion(40)).status == 200);
-    CHECK(server.end(processes ? SIGTERM : SIGKILL) == (processes ? 0 : 128 + SIGKILL));
-    const auto all = decisions(logs.path);
-    CHECK(all.at("files") == (processes ? 3 : 1));
-    CHECK(all.at("place") <= 20);
-    if (processes) CHECK(all.at("place") == 20);
-    CHECK(all.at("order") > 10);  // of one that was killed the last are missing
-    CHECK(all.at("plan") > 20 * 20);
-  }
 }
 
 TEST_CASE("serve: resident memory is what info adds up, from the first moment", "[serve]") {
@@ -279,30 +241,6 @@ TEST_CASE("issue: a server whose stderr was full, or became so, hung", "[.][slow
   for (const char* reader : {"never", "later"}) check_stderr(reader);
 }
 
-bool matches(const std::string& text, const std::string& pattern) {
-  return std::regex_search(text, std::regex(pattern, std::regex::multiline));
-}
-
-TEST_CASE("issue: only the request log had a time and a level", "[issues][log]") {
-  NEEDS_PROGRAM();
-  const std::string stamp = R"(^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z )";
-  for (const bool quiet : {false, true}) {
-    Words words = {"--topology", "1C", "--processes"};
-    if (quiet) words.insert(words.end(), {"--log-level", "error"});
-    Server server(words);
-    CHECK(server.port() > 0);
-    CHECK(server.end(SIGTERM) == 0);
-    const std::string log = server.log();
-    INFO(log);
-    CHECK(matches(log, stamp) == !quiet);
-    CHECK(has(log, "draining") == !quiet);
-    if (quiet) continue;
-    CHECK(matches(log, stamp + "info xpyd worker: C0 \\(instance \\d+\\) serves, control "));
-    CHECK(matches(log, stamp + "info xpyd serve: draining; a second signal stops at once$"));
-    CHECK(matches(log, "^xpyd serve: .* on http://127.0.0.1:\\d+$"));  // for whoever starts it
-  }
-}
-
 TEST_CASE("issue: without stderr the log was written into the KV pool", "[issues][log]") {
   NEEDS_PROGRAM();
   Program server(
@@ -317,26 +255,6 @@ TEST_CASE("issue: without stderr the log was written into the KV pool", "[issues
   };
   CHECK(until(60, has_pool));
   for (const char* fd : {"/0", "/1", "/2"}) CHECK(fs::read_symlink(of + fd) == "/dev/null");
-}
-
-TEST_CASE("issue: without memory at its start a server ended as if told to, by exit code 143", "[issues][attack]") {
-  NEEDS_PROGRAM();
-  const char* preloaded = std::getenv("XPYD_FAULTS");
-  if (!preloaded || !*preloaded) SKIP_TEST("XPYD_FAULTS is not set: make test sets it (release builds alone)");
-  for (const Words& words :
-       {Words{"serve", "--port", "0"}, Words{"serve", "--port", "0", "--processes"},
-        Words{"worker", "--role", "decode", "--join", "127.0.0.1:1"}, Words{"generate", "--prompt", "x"}})
-    for (const char* at : {"2500", "3000"}) {
-      Words all = words;
-      all.insert(all.end(), {"--kv-bytes", "2MiB", "--threads", "1"});
-      const Ran ran = run_program(all, {.environment = {{"LD_PRELOAD", fs::absolute(preloaded).string()},
-                                                        {"FAULT_IN", words[0]},
-                                                        {"FAULT_KIND", "alloc"},
-                                                        {"FAULT_AT", at}}});
-      INFO(words[0] << ", allocation " << at << ": " << ran.err);
-      CHECK(ran.code == 1);
-      CHECK(has(ran.err, "xpyd: no memory"));
-    }
 }
 
 TEST_CASE("issue: XPYD_CONFIG was read by the workers, too, and no server with processes began", "[issues][attack]") {

@@ -170,11 +170,6 @@ TEST_CASE("serve: SIGTERM ends a start at once, from its first instruction", "[s
   }
 }
 
-TEST_CASE("worker: an address that cannot be one ends it, with exit code 2", "[supervision]") {
-  NEEDS_PROGRAM();
-  CHECK(run_program({"worker", "--join", "nonsense", "--kv-bytes", "1MiB"}).code == 2);
-}
-
 TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join", "[.][slow][supervision]") {
   NEEDS_PROGRAM();
   for (int signal : {SIGTERM, SIGINT}) {
@@ -203,32 +198,6 @@ TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join", 
   REQUIRE(server.said("--disagg"));
   CHECK(server.end(SIGTERM) == 128 + SIGTERM);
   CHECK(server.files_left() == 0);
-}
-
-TEST_CASE("serve: a model folder that is gone for seconds takes no worker away for ever", "[.][slow][supervision]") {
-  NEEDS_PROGRAM();
-  Server server(of_processes({"--topology", "1P1D"}));
-  const int port = server.port();
-  REQUIRE(port > 0);
-  CHECK(get(port, "/health").status == 200);
-  fs::rename(server.model(), server.model() + "-away");
-  kill(server.worker("prefill"), SIGKILL);
-  REQUIRE(until(60, [&] { return count(server.log(), "exit code 2") >= 4; }));
-  const Reply health = get(port, "/health"), ready = get(port, "/ready");
-  CHECK(health.status == 503);
-  CHECK(health.body == R"({"status":"unhealthy","reason":"no instance is there for prefill"})");
-  CHECK(ready.status == 503);
-  CHECK(has(ready.body, R"("reason":"no instance is there for prefill")"));
-  fs::rename(server.model() + "-away", server.model());
-  CHECK(until(60, [&] { return get(port, "/ready").status == 200; }));
-  CHECK(get(port, "/health").status == 200);
-  const std::string log = server.log();
-  INFO(log);
-  for (const char* wait : {"0.1", "0.2", "0.4", "0.8"}) CHECK(count(log, std::string("again in ") + wait + " s") >= 1);
-  // However often P came anew, its series in /metrics is one.
-  const std::string metrics = get(port, "/metrics").body;
-  CHECK(has(metrics, "engine=\"P0\""));
-  CHECK(!has(metrics, "engine=\"P1\""));
 }
 
 TEST_CASE("serve: a worker that is stopped, serving or as it starts, is killed and replaced",

@@ -335,40 +335,6 @@ TEST_CASE("tiers: others run while a sequence's KV is on its way", "[tiers][engi
   }
 }
 
-TEST_CASE("tiers: aborted, late or shut down while KV is on its way", "[tiers][engine]") {
-  for (const char* scheme : {"paged", "contiguous", "vattention"})
-    for (const char* how : {"abort", "timeout", "shutdown"}) {
-      INFO(scheme << " " << how);
-      LateCopies copies;
-      OnHost t(scheme, copies);
-      copies.late = true;
-      auto request = tiny_request(2, t.prompt, 8);
-      if (how == std::string("timeout")) request->deadline_s = t.tiny.clock.now() + 0.02;
-      REQUIRE(t.tiny.submit(request).ok());
-      t.tiny.cluster->turn();
-      t.tiny.cluster->turn();
-      CHECK(t.stats().tiers.bytes_in > 0);
-      if (how == std::string("abort")) t.tiny.cluster->abort(2);
-      if (how == std::string("shutdown")) {
-        t.tiny.cluster->stop();
-        CHECK(t.tiny.recorder->choice(2).finish == FinishReason::abort);
-        continue;  // the copies are still on their way when all of it goes
-      }
-      while (t.tiny.recorder->choice(2).ends == 0) t.tiny.cluster->turn();
-      CHECK(t.tiny.recorder->choice(2).finish ==
-            (how == std::string("abort") ? FinishReason::abort : FinishReason::timeout));
-      const KvStats held = t.stats();
-      CHECK(held.free + held.cached < held.capacity);
-      copies.late = false;
-      t.tiny.run();
-      const KvStats kv = t.stats();
-      CHECK(kv.free + kv.cached == kv.capacity);
-      t.submit(4, t.prompt);
-      t.tiny.run();
-      CHECK(t.tiny.recorder->choice(4).logits_hash == t.first.logits_hash);
-    }
-}
-
 TEST_CASE("tiers: KV that came early gives way to who computes", "[tiers][engine]") {
   LateCopies copies;
   OnHost t("paged", copies, 144);  // 9 blocks
@@ -386,44 +352,6 @@ TEST_CASE("tiers: KV that came early gives way to who computes", "[tiers][engine
   CHECK(t.tiny.cluster->instances()[0]->stats().preemptions == 0);
   t.tiny.run();
   CHECK(t.tiny.recorder->choice(3, 15).ends == 1);
-}
-
-// The head of the queue needs nearly all of an idle pool, and a small request that came or stands
-// behind it holds KV from the host already: the small one gives it up and comes second.
-TEST_CASE("tiers: a head as large as the pool is not kept waiting by KV that came early", "[tiers][engine]") {
-  struct Pool {
-    const char* scheme;
-    size_t tokens;
-  };
-  for (const Pool& pool : {Pool{"paged", 34 * 16}, Pool{"token", 34 * 16}, Pool{"contiguous", 512}, Pool{"slots", 512}})
-    for (bool small_first : {false, true})
-      for (bool late : {false, true}) {
-        INFO(pool.scheme << (small_first ? ", small first" : "") << (late ? ", late" : ""));
-        LateCopies copies;
-        OnHost t(pool.scheme, copies, pool.tokens);
-        copies.late = late;
-        std::vector<int32_t> text;
-        for (int i = 0; i < 496; ++i) text.push_back((i * 13 + 1) % 96);
-        auto large = tiny_request(2, text, 16);
-        if (small_first) {
-          t.submit(3, t.prompt);
-          t.tiny.cluster->turn();  // it has its memory
-          large->priority = -1;    // in front of whoever has not run
-        }
-        REQUIRE(t.tiny.submit(large).ok());
-        if (!small_first) t.submit(3, t.prompt);
-        for (int turn = 0; turn < 20; ++turn) t.tiny.cluster->turn();
-        if (small_first && late) CHECK(t.stats().tiers.bytes_in == int64_t(56 * kTokenBytes));
-        if (!small_first && late) CHECK(!t.tiny.recorder->choice(2).tokens.empty());
-        copies.late = false;
-        t.tiny.run();
-        CHECK(t.tiny.recorder->choice(2).ends == 1);
-        const Recorder::Choice small = t.tiny.recorder->choice(3);
-        CHECK(small.ends == 1);
-        CHECK(small.logits_hash == t.first.logits_hash);
-        const KvStats kv = t.stats();
-        CHECK(kv.free + kv.cached == kv.capacity);
-      }
 }
 
 }  // namespace

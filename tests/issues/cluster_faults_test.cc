@@ -1,5 +1,5 @@
-// What instances of one process owe each other when a wire loses what it was given; what a D makes of its tiers; what
-// is counted of what it pulls; and how the order of P and D is chosen while nobody has been measured.
+// What instances of one process owe each other when a wire loses what it was given; what is counted of what D pulls;
+// and how the order of P and D is chosen while nobody has been measured.
 
 #include <cstdlib>
 #include <set>
@@ -23,13 +23,6 @@ Tokens prompt_of(int length, int family) {
   Tokens prompt;
   for (int i = 0; i < length; ++i) prompt.push_back((i * 5 + family * 11 + 1) % 96);
   return prompt;
-}
-
-Tokens undisturbed(const Tokens& prompt, int max_tokens) {
-  TinyCluster tiny({.scheme = "contiguous", .batching = "static"});
-  REQUIRE(tiny.submit(tiny_request(1, prompt, max_tokens)).ok());
-  tiny.run();
-  return tiny.recorder->choice(1).tokens;
 }
 
 // A wire of the table with faults, as a function that the table could have.
@@ -136,55 +129,6 @@ TEST_CASE("pull: D counts the bytes, pieces and seconds of what it reads", "[iss
     CHECK(poster.transfer_seconds > 0);
   }
   CHECK(by[1].transfer_descriptors == by[0].transfer_descriptors);
-}
-
-// D stored what it had, and took all of it over the wire again.
-TEST_CASE("tiers: what D's tier has is loaded there, and does not cross again", "[issues][tiers]") {
-  for (const Order& order : kOrders)
-    for (const char* scheme : {"paged", "vattention"}) {
-      INFO(order.disagg << " pull " << order.pull << " " << scheme);
-      TinySetup setup{.topology = "1P1D", .scheme = scheme, .disagg = order.disagg};
-      setup.disagg_options.pull = order.pull;
-      setup.prefix_cache = false;  // what a tier has alone
-      setup.pool_bytes = 4 * 512 * kTokenBytes;
-      setup.tiers.host_bytes = 400 * 8 * kTokenBytes;
-      setup.tiers.block_tokens = 8;
-      TinyCluster tiny(setup);
-      int64_t bytes[2] = {};
-      for (int round = 0; round < 2; ++round) {
-        for (int i = 0; i < 6; ++i)
-          REQUIRE(tiny.submit(tiny_request(uint64_t(round * 10 + i), prompt_of(60 + i, i), 4)).ok());
-        tiny.run();
-        for (const InstanceStats& s : tiny.cluster->stats().instances) bytes[round] += s.transfer_bytes;
-        for (int i = 0; i < 6; ++i)
-          CHECK(tiny.recorder->choice(uint64_t(round * 10 + i)).tokens == undisturbed(prompt_of(60 + i, i), 4));
-      }
-      const KvStats d = tiny.cluster->instances()[1]->memory().stats();
-      CHECK(d.tiers.host_hit_tokens >= 6 * 56);
-      CHECK(bytes[1] - bytes[0] <= bytes[0] - int64_t(6 * 56 * kTokenBytes));
-      CHECK(held(tiny) == 0);
-      tiny.cluster->instances()[1]->memory().check_invariants();
-    }
-}
-
-TEST_CASE("tiers: a request that ends while D loads gives everything back", "[issues][tiers]") {
-  for (int turns = 0; turns < 12; ++turns) {
-    TinySetup setup{.topology = "1P1D"};
-    setup.prefix_cache = false;
-    setup.tiers.host_bytes = 400 * 8 * kTokenBytes;
-    setup.tiers.block_tokens = 8;
-    setup.tiers.copy_gbps = 0.0005;  // GB/s: a prompt's 60 tokens take 30 ms
-    TinyCluster tiny(setup);
-    REQUIRE(tiny.submit(tiny_request(1, prompt_of(60, 1), 4)).ok());
-    tiny.run();
-    REQUIRE(tiny.submit(tiny_request(2, prompt_of(60, 1), 4)).ok());
-    for (int i = 0; i < turns; ++i) (void)tiny.cluster->turn();
-    tiny.cluster->abort(2);
-    tiny.run();
-    wait_until([&] { return tiny.cluster->turn(), held(tiny) == 0; }, 5);
-    CHECK(held(tiny) == 0);
-    CHECK(tiny.recorder->choice(2).ends == 1);
-  }
 }
 
 TEST_CASE("issue: of 1,000 prompts at once 69 of 100 were refused", "[cluster]") {

@@ -17,7 +17,6 @@
 #include "allocator/offload/disk_file.h"
 #include "base/clock.h"
 #include "base/files.h"
-#include "base/peak/peak.h"
 #include "disagg/net/address.h"
 #include "disagg/net/channel.h"
 #include "model/folder.h"
@@ -100,6 +99,7 @@ TEST_CASE("files: a socket whose process died is replaced, one that lives is not
   REQUIRE(first.ok());
   CHECK_FALSE(listen_unix(path).ok());
   CHECK(answers(path));
+  CHECK(fs::status(path).permissions() == fs::perms(0600));  // its user's alone
   // Full of clients that nobody accepts: connect() says EAGAIN, and the socket is alive.
   std::vector<int> clients;
   for (int i = 0; i < 300; ++i)

@@ -237,22 +237,6 @@ TEST_CASE("api: a chat stream brings the role with the first token", "[server][a
   CHECK(text[1] == "hel");
 }
 
-TEST_CASE("api: a stream's head is sent before the first token, and no event", "[server][api]") {
-  TestServer server;
-  server.service.hold(true);
-  Client client(server.port());
-  client.send(
-      request_text("POST", "/v1/chat/completions", R"({"messages":[{"role":"user","content":"x"}],"stream":true})"));
-  const std::string head = client.read_some();
-  CHECK(head.starts_with("HTTP/1.1 200 OK\r\n"));
-  CHECK(head.find("Content-Type: text/event-stream") != std::string::npos);
-  CHECK(head.ends_with("\r\n\r\n"));
-  CHECK(server.service.in_flight() == 1);
-  CHECK(client.quiet());
-  server.service.hold(false);
-  CHECK(client.read_some().find("\"role\":\"assistant\",\"content\":\"h\"") != std::string::npos);
-}
-
 TEST_CASE("api: text of any kind stays one data line of valid UTF-8", "[server][api]") {
   TestServer server;
   server.service.script = [](const Request&, int) {
@@ -433,17 +417,6 @@ TEST_CASE("api: a stream's head goes out at once, and a comment each 10 s while 
   const std::string all = sent->stream;
   bed.pass(100);
   CHECK(sent->stream == all);
-  CHECK(sent->answers.size() == 1);
-}
-
-TEST_CASE("api: an answer that is no stream hears nothing before its end", "[server][api]") {
-  Bed bed;
-  auto sent = bed.ask(R"({"prompt":[1],"max_tokens":5})");
-  bed.pass(50);
-  CHECK(sent->answers.empty());
-  CHECK(sent->stream == "");
-  bed.service.say(7, FinishReason::stop);
-  bed.run();
   CHECK(sent->answers.size() == 1);
 }
 

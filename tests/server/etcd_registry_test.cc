@@ -5,7 +5,6 @@
 #include "server/workers/local_workers.h"
 #include "tests/json.h"
 #include "tests/server/etcd_fixture.h"
-#include "tests/two_hosts.h"
 
 namespace xpyd::testing::etcd_registry_test {
 namespace {
@@ -87,24 +86,6 @@ TEST_CASE("etcd: names come, change and go", "[.][slow][etcd]") {
   all.wait({{"worker/D0", "10.0.0.2:7"}});
 }
 
-TEST_CASE("etcd: what was done but not answered is found to be done", "[.][slow][etcd]") {
-  NEED_ETCD();
-  Etcd etcd;
-  Follower names;
-  auto a = open(etcd);
-  names.follow(*a, "");
-  a->announce("P0", "x");
-  names.wait({{"P0", "x"}});
-  EtcdByHand ask(etcd);
-  // "/test/P0", whose lease is a's; "/test/P1": "half".
-  json found = ask("/v3/kv/range", {{"key", "L3Rlc3QvUDA="}});
-  std::string lease = found["kvs"][0]["lease"];
-  ask("/v3/kv/put", {{"key", "L3Rlc3QvUDE="}, {"value", "aGFsZg=="}, {"lease", lease}});
-  names.wait({{"P0", "x"}, {"P1", "half"}});
-  a->announce("P1", "whole");
-  names.wait({{"P0", "x"}, {"P1", "whole"}});
-}
-
 TEST_CASE("etcd: a name of a dead process is waited for", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
@@ -162,36 +143,6 @@ TEST_CASE("etcd: after it lost its memory everybody says again who he is", "[.][
   etcd.start();
   while (a->state().lost_leases == 0 || b->state().lost_leases == 0) std::this_thread::yield();
   names.wait(both);
-}
-
-TEST_CASE("etcd: on another host, behind a cable that is pulled", "[.][slow][etcd][netns]") {
-  NEED_ETCD();
-  if (geteuid() != 0) SKIP_TEST("network namespaces need root");
-  TwoHosts hosts;
-  if (!hosts.missing.empty()) SKIP_TEST(hosts.missing);
-  std::unique_ptr<Etcd> etcd;
-  Follower from_near, from_far;
-  std::unique_ptr<Registry> near, far;
-  TwoHosts::on(hosts.a, [&] { etcd = std::make_unique<Etcd>("10.77.0.1"); });
-  TwoHosts::on(hosts.a, [&] { near = open(*etcd, 2); });
-  TwoHosts::on(hosts.b, [&] { far = open(*etcd, 2); });
-  from_near.follow(*near, "");
-  from_far.follow(*far, "");
-  far->announce("worker/P0", "p");
-  from_near.wait({{"worker/P0", "p"}});
-  from_far.wait({{"worker/P0", "p"}});
-  hosts.cable(false);
-  from_near.wait({});  // its lease has ended
-  near->announce("worker/D0", "d");
-  from_near.wait({{"worker/D0", "d"}});
-  while (far->state().reachable) std::this_thread::yield();
-  CHECK(from_far.entries() == Entries{{"worker/P0", "p"}});  // what it last knew
-  hosts.cable(true);
-  const Entries both{{"worker/P0", "p"}, {"worker/D0", "d"}};
-  from_near.wait(both);
-  from_far.wait(both);
-  CHECK(far->state().outages == 1);
-  CHECK(far->state().lost_leases == 1);
 }
 
 TEST_CASE("a registry's address is checked", "[server][etcd]") {

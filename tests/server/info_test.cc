@@ -108,32 +108,6 @@ TEST_CASE("info: from what bandwidth on KV is worth bringing", "[info][break_eve
   CHECK(row["bytes_per_s"].get<double>() == Approx(100 * 768 / (flops / 1e9)));
 }
 
-TEST_CASE("info: a question has its answer alone", "[info]") {
-  ModelDir model;
-  testing::TempDir dir;
-  const auto printed = [&](std::vector<std::string> words) {
-    words.insert(words.begin(), model.dir.path);
-    const auto options = Options::parse(option_table(), "info", words, 1);
-    REQUIRE(options);
-    {
-      CaughtStdout caught(dir.path + "/out");
-      REQUIRE(info_main(options.value()) == 0);
-    }
-    const std::string text = read_small_file(dir.path + "/out", 1 << 20).value();
-    std::ofstream(dir.path + "/out").close();
-    return text;
-  };
-  CHECK(printed({}).find("pool of --kv-bytes") != std::string::npos);
-  const std::string ranks = printed({"--ranks", "2x1:2x1"}), bandwidth = printed({"--break-even", "1"});
-  CHECK(ranks.starts_with("KV of one token from P"));
-  CHECK(bandwidth.starts_with("KV that is brought"));
-  for (const std::string& answer : {ranks, bandwidth}) {
-    CHECK(answer.find("pool of --kv-bytes") == std::string::npos);
-    CHECK(answer.find("cpu kernels") == std::string::npos);
-  }
-  CHECK(printed({"--break-even", "1", "--ranks", "2x1:2x1"}) == bandwidth + "\n" + ranks);
-}
-
 TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
   for (bool tied : {false, true})
     for (const char* family : {"llama", "qwen2", "qwen3"}) {
@@ -164,22 +138,6 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
       CHECK(info.out["scratch"][0]["logits_bytes"] == 4 * 128 * 4);
       CHECK(info.out["parameters"] == parsed.value().parameters());
     }
-}
-
-TEST_CASE("info: variants, one of each chosen", "[info]") {
-  ModelDir model;
-  Info info = run_info(model.dir.path, {});
-  for (const char* op : {"gemm", "attention"}) {
-    int chosen = 0;
-    for (const json& variant : info.out[op]) {
-      chosen += variant["chosen"].get<bool>();
-      if (variant["chosen"].get<bool>()) CHECK(variant["available"] == true);
-    }
-    CHECK(chosen == 1);
-  }
-  info = run_info(model.dir.path, {"--gemm", "portable"});
-  CHECK(info.out["gemm"].back()["name"] == "portable");
-  CHECK(info.out["gemm"].back()["chosen"] == true);
 }
 
 TEST_CASE("info: bad input", "[info]") {

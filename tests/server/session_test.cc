@@ -32,15 +32,12 @@ struct Talker {
   Reply post(const std::string& fields = R"("prompt":"x","max_tokens":1)") const {
     return server.post("/v1/completions", body(fields), headers);
   }
-  // Of one that says another generation.
-  Reply says(const std::string& other) const { return Talker{server, name, other, headers}.post(); }
 };
 
 void refused(const Reply& reply, int status, const std::string& param, const json& code) {
   check_error(reply, status, status == 503 ? "overloaded_error" : "invalid_request_error", param, code);
 }
 void expired(const Reply& reply) { refused(reply, 410, "session_id", "session_expired"); }
-void stale(const Reply& reply) { refused(reply, 409, "session_generation", "session_stale"); }
 
 Status full(const Request&) { return Error{ErrorCode::unavailable, "the queue is full"}; }
 
@@ -94,65 +91,6 @@ TEST_CASE("session: the token that ends a reply is no part of it", "[server][ses
   CHECK(last_prompt(server) == "aob");
 }
 
-TEST_CASE("session: a turn that is refused, late or ends early leaves no trace, nor does one that was to be the last",
-          "[server][session]") {
-  const std::string last = GENERATE("", R"(,"session_end":true)");
-  TestServer server;
-  Talker s{server};
-  s.turn(R"("prompt":"a","max_tokens":1)");
-  SECTION("bad input") {
-    CHECK(s.post(R"("prompt":[999])" + last).status == 400);
-    CHECK(s.post(R"("prompt":"")" + last).status == 400);
-  }
-  SECTION("refused by the cluster") {
-    server.service.admit = full;
-    CHECK(s.post(R"("prompt":"x")" + last).status == 503);
-    server.service.admit = {};
-  }
-  SECTION("failed, and too late") {
-    for (const auto& [how, status] : {std::pair(FinishReason::error, 500), {FinishReason::timeout, 504}}) {
-      server.service.script = [how](const Request&, int) {
-        return std::vector{FakeService::token('o', "o"), FakeService::token(-1, "", how)};
-      };
-      CHECK(s.post(R"("prompt":"x")" + last).status == status);
-      CHECK(s.post(R"("prompt":"x","stream":true)" + last).status == 200);
-    }
-    server.service.script = {};
-  }
-  SECTION("the client left in mid-stream") {
-    server.service.step_delay_s = 0.02;
-    {
-      Client client(server.port());
-      const std::string body = s.body(R"("prompt":"x","max_tokens":200,"stream":true)" + last);
-      client.send(request_text("POST", "/v1/completions", body));
-      CHECK_FALSE(client.read_some().empty());
-    }
-    REQUIRE(server.service.wait([](const FakeService& fake) { return !fake.aborted().empty(); }));
-    server.service.step_delay_s = 0;
-  }
-  s.turn(R"("prompt":"b","max_tokens":1)");
-  CHECK(last_prompt(server) == "ahb");
-}
-
-TEST_CASE("session: one turn at a time, and the last drops it", "[server][session]") {
-  TestServer server;
-  server.service.hold(true);
-  Client first(server.port());
-  Talker s{server};
-  first.send(request_text("POST", "/v1/completions", s.body(R"("prompt":"a","max_tokens":1)")));
-  REQUIRE(server.service.wait([](const FakeService& fake) { return fake.in_flight() == 1; }));
-  refused(s.post(R"("prompt":"b")"), 409, "session_id", "session_busy");
-  server.service.hold(false);
-  const Reply answer = first.read();
-  CHECK(answer.status == 200);
-  s.generation = parsed(answer.body)["session_generation"];
-  s.turn(R"("prompt":"b","max_tokens":1,"session_end":true)");
-  CHECK(last_prompt(server) == "ahb");
-  CHECK(s.post(R"("prompt":"c","max_tokens":1)").status == 410);
-  Talker{server}.turn(R"("prompt":"c","max_tokens":1)");
-  CHECK(last_prompt(server) == "c");
-}
-
 TEST_CASE("session: a matched stop token is kept only where the client sees it", "[server][session]") {
   TestServer server;
   auto reply = [&](const std::string& fields, const std::function<void(TokenEvent&)>& how) {
@@ -196,37 +134,6 @@ TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[serve
   refused(d.post(), 503, "session_id", "sessions_full");
   server.service.hold(false);
   for (auto& client : busy) CHECK(client->read().status == 200);
-}
-
-TEST_CASE("session: a client that returns its generation is never answered without its history", "[server][session]") {
-  std::string second;
-  {
-    TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
-    Talker s{server}, other{server, R"("session_id":"other")"};
-    s.turn();
-    const std::string first = s.generation;
-    s.turn();
-    second = s.generation;
-    CHECK(last_prompt(server) == "xhx");
-    CHECK(second != first);
-    // A turn whose answer was lost, and a beginning where there is something already.
-    stale(s.says(first));
-    stale(s.says("new"));
-    expired(s.says("0123456789abcdef-1"));
-    expired(s.says("nonsense"));
-    other.turn();  // "s" makes room
-    expired(s.post());
-    // Somebody begins under its name: to it that is no history either, however often they answer each other.
-    Talker stranger{server};
-    for (const char* prompt : {"x", "xhx", "xhxhx"}) {
-      stranger.turn();
-      CHECK(last_prompt(server) == prompt);
-      stale(s.says("new"));
-      expired(s.post());
-    }
-  }
-  TestServer restarted;
-  expired(Talker{restarted, R"("session_id":"s")", second}.post());
 }
 
 TEST_CASE("session: the sessions of one key push out nobody else's, and meet nobody else's", "[server][session]") {

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "base/random.h"
 #include "server/workers/local_workers.h"
 #include "tests/catch.h"
 
@@ -142,57 +141,6 @@ TEST_CASE("supervisor: who was retired, or is not to come again, stays away", "[
   OneChild off{.supervisor = Supervisor({.restart = false}, 1), .lives_s = 3};
   off.run(100);
   CHECK(off.starts.size() == 1);
-}
-
-// Whatever children do: one start at a time, none killed that serves, all up again in the end.
-TEST_CASE("supervisor: random lives end with every child serving", "[server][supervisor]") {
-  for (uint64_t seed = 1; seed <= 100; ++seed) {
-    INFO("seed " << seed);
-    Random random(seed);
-    constexpr size_t kChildren = 5;
-    const SupervisorOptions options{.silence_s = 5, .start_s = 120};
-    Supervisor supervisor(options, kChildren);
-    std::vector<Presence> seen(kChildren, Presence::absent);
-    std::vector<bool> runs(kChildren, false), stopped(kChildren, false);
-    double now = 0;
-    auto end = [&](size_t i) {
-      const auto wait = supervisor.ended(i, false, now);
-      REQUIRE(wait);
-      CHECK(*wait >= options.first_wait_s);
-      CHECK(*wait <= options.longest_wait_s);
-      runs[i] = stopped[i] = false;
-      seen[i] = Presence::absent;
-    };
-    for (int turn = 0; turn < 8000; ++turn, now += kTurn) {
-      const bool faults = turn < 2000;
-      for (size_t i = 0; i < kChildren; ++i) {
-        if (!runs[i]) continue;
-        if (faults && random.below(100) == 0) end(i);
-        if (runs[i] && faults && random.below(200) == 0) stopped[i] = true;
-        if (!runs[i]) continue;
-        if (stopped[i])
-          seen[i] = Presence::absent;
-        else if (random.below(10) == 0)
-          seen[i] = seen[i] == Presence::absent ? Presence::connected : Presence::serving;
-      }
-      const Supervisor::Orders orders = supervisor.look(seen, now);
-      for (size_t i : orders.kill) {
-        REQUIRE(runs[i]);
-        REQUIRE(seen[i] != Presence::serving);
-        end(i);
-      }
-      for (size_t i : orders.start) {
-        REQUIRE_FALSE(runs[i]);
-        if (faults && random.below(5) == 0) {  // it could not be started
-          end(i);
-        } else {
-          supervisor.started(i, now);
-          runs[i] = true;
-        }
-      }
-    }
-    for (size_t i = 0; i < kChildren; ++i) CHECK(seen[i] == Presence::serving);
-  }
 }
 
 }  // namespace
