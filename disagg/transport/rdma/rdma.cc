@@ -33,7 +33,7 @@ RdmaTransport::RdmaTransport(const TransportOptions& options, std::vector<Rail> 
     : PostingTransport("rdma", options),
       rails_(std::move(rails)),
       serving_(rails_, options.regions),
-      meeting_("rdma", options.self, schema_of<Message>(), wire_limits(kMaxMessageBytes)),
+      meeting_("rdma", options.self, schema_of<Message>() ^ schema_of<Offer>(), wire_limits(kMaxMessageBytes)),
       limits_(limits_of(rails_)),
       clock_(*options.clock),
       device_queue_(rails_[0].device_memory ? options.queue : nullptr),
@@ -55,9 +55,14 @@ Status RdmaTransport::start() {
 ChannelEvents RdmaTransport::accepted(const ChannelPtr& channel, PeerId peer) {
   return hear(
       channel,
-      [this, channel, peer, first = true](std::string_view bytes) mutable {
-        const auto message = read_message(bytes, 0);  // keys are the owner's to tell
-        return message && serving_.take(peer, channel, message.value(), std::exchange(first, false));
+      [this, channel, peer, n_rails = size_t(0)](std::string_view bytes) mutable {
+        if (n_rails > 0) {
+          const auto message = read_message(bytes, n_rails);
+          return message && serving_.take(peer, message.value());
+        }
+        const auto offer = from_bytes<Offer>(bytes);
+        if (offer && !offer.value().rails.empty()) n_rails = serving_.join(peer, channel, offer.value());
+        return n_rails > 0;
       },
       [this, channel, peer] { serving_.left(peer, channel.get()); });
 }
@@ -102,17 +107,20 @@ Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Ans
   auto queues = std::make_shared<std::vector<Queue>>(std::move(made).value());  // the meeting's thread's
   return meeting_.call(address, 0, answer, [queues](const ChannelPtr& channel, const auto& wanted) {
     wanted->channel = held(channel);
-    say(channel, Message{Message::renew, {}, 0, ends_of(*queues)});
+    say(channel, Offer{ends_of(*queues), ""});
     auto mail = std::make_shared<Mail>();
     return hear(
         channel,
         [queues, mail, weak = std::weak_ptr(wanted), n = size_t(0)](std::string_view bytes) mutable {
-          auto message = read_message(bytes, n);
-          if (n > 0) return message && mail->take(message.value());
+          if (n > 0) {
+            const auto message = read_message(bytes, n);
+            return message && mail->take(message.value());
+          }
+          auto offer = from_bytes<Offer>(bytes);
           auto waits = weak.lock();
-          if (!message || message.value().kind != Message::renewed || !waits) return false;
-          n = message.value().rails.size();
-          waits->set(Connected{std::move(waits->channel), mail, std::move(*queues), std::move(message).value()});
+          if (!offer || !waits) return false;
+          n = offer.value().rails.size();
+          waits->set(Connected{std::move(waits->channel), mail, std::move(*queues), std::move(offer).value()});
           return n > 0;
         },
         [mail] {
@@ -124,11 +132,10 @@ Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Ans
 }
 
 Result<std::shared_ptr<Link>> RdmaTransport::answered(const std::string& address, Connected& met) {
-  const std::vector<RailEnd>& theirs = met.answer.rails;
-  if (theirs.empty()) return invalid("it refuses: " + met.answer.refusal);
-  if (theirs.size() > met.queues.size()) return invalid("its answer has too many rails");
-  met.queues.resize(theirs.size());
-  if (auto connected = connect_queues(rails_, met.queues, theirs); !connected) return connected.error();
+  if (met.offer.rails.empty()) return invalid("it refuses: " + met.offer.refusal);
+  if (met.offer.rails.size() > met.queues.size()) return invalid("its answer has too many rails");
+  met.queues.resize(met.offer.rails.size());
+  if (auto connected = connect_queues(rails_, met.queues, met.offer.rails); !connected) return connected.error();
   auto link = std::make_shared<Link>();
   link->address = address;
   link->regions = parse_wire_address("rdma", address).value().regions;

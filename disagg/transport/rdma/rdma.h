@@ -85,7 +85,7 @@ struct Connected {     // a peer that has answered
   ChannelPtr channel;  // held()
   std::shared_ptr<Mail> mail;
   std::vector<Queue> queues;
-  Message answer;
+  Offer offer;
 };
 
 class RdmaTransport final : public PostingTransport<Link, Transfer, Serving> {

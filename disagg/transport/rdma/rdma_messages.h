@@ -40,6 +40,19 @@ void fields(A& a, typename A::template Ref<RailEnd> s) {
   a.number("psn", psn, 0, k24Bits);
 }
 
+// The first frame in either direction: the poster calls, the owner of memory answers. An answer
+// with no rails is a refusal, and `refusal` says why.
+struct Offer {
+  std::vector<RailEnd> rails;
+  std::string refusal;
+};
+template <class A>
+void fields(A& a, typename A::template Ref<Offer> s) {
+  auto& [rails, refusal] = s;
+  a.list("rails", rails, kMaxRails);
+  XPYD_EACH(a, refusal);
+}
+
 // The keys of a window that its owner has opened: one per range and rail.
 struct WindowKeys {
   uint32_t index = 0, generation = 0;
@@ -56,7 +69,7 @@ void fields(A& a, typename A::template Ref<WindowKeys> s) {
   a.numbers("keys", keys, kMaxKeys * kMaxRails);
 }
 
-// The poster sends renew first, then sync, refused and renew; the owner the others.
+// Once a link is up. The poster sends sync, refused and renew; the owner the others.
 struct Message {
   enum Kind : uint8_t {
     opened,   // a window and its keys; again, with other keys, when the link was renewed
@@ -64,30 +77,28 @@ struct Message {
     sync,     // answered by synced: what the owner had sent before has then arrived
     refused,  // as sync, and the owner counts a piece that no window allowed
     synced,
-    renew,    // new queue pairs, the first or for some that broke; number is 1 where the owner's side refused
-    renewed,  // the owner's new ones; none: a refusal
+    renew,    // queue pairs broke: these are new; number is 1 where the owner's side refused
+    renewed,  // the owner's new ones, or none: it cannot
   };
   Kind kind = sync;
   WindowKeys window;
   uint64_t number = 0;
   std::vector<RailEnd> rails;
-  std::string refusal = {};  // renewed: why
 };
 
 template <class A>
 void fields(A& a, typename A::template Ref<Message> s) {
-  auto& [kind, window, number, rails, refusal] = s;
+  auto& [kind, window, number, rails] = s;
   a.choice("kind", kind, Message::renewed);
   XPYD_EACH(a, window, number);
   a.list("rails", rails, kMaxRails);
-  XPYD_EACH(a, refusal);
 }
 
 // What must hold between fields, too.
 inline Result<Message> read_message(std::string_view bytes, size_t n_rails) {
   Result<Message> message = from_bytes<Message>(bytes);
   if (!message) return message;
-  const auto& [kind, window, number, rails, refusal] = message.value();
+  const auto& [kind, window, number, rails] = message.value();
   if (kind > Message::closed) return message;
   if (window.generation == 0) return invalid("generation: expected of a window");
   if (kind == Message::closed && !window.ranges.empty()) return invalid("ranges: of a window that is no more");

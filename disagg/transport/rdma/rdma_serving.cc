@@ -87,9 +87,8 @@ int64_t Serving::refused() {
   return refused_;
 }
 
-Status Serving::make_queues_for(Guest& guest, std::vector<RailEnd> theirs) {
-  if (theirs.size() > rails_.size()) theirs.resize(rails_.size());
-  auto made = make_queues(rails_, theirs.size(), Role::serve);
+Status Serving::make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs) {
+  auto made = make_queues(rails_, std::min(rails_.size(), theirs.size()), Role::serve);
   if (!made) return made.error();
   if (auto connected = connect_queues(rails_, made.value(), theirs); !connected) return connected.error();
   guest.queues = std::move(made.value());
@@ -97,33 +96,46 @@ Status Serving::make_queues_for(Guest& guest, std::vector<RailEnd> theirs) {
   return ok();
 }
 
-// A guest comes, or its queue pairs broke.
-bool Serving::renew(PeerId peer, const ChannelPtr& channel, const Message& message) {
-  if (message.number == 1) ++refused_;
+size_t Serving::join(PeerId peer, const ChannelPtr& channel, const Offer& offer) {
+  std::lock_guard lock(mutex_);
+  Offer answer;
   Guest& guest = guests_[peer];
-  drop_queues(peer, guest);
-  if (guest.channel && guest.channel != channel) guest.channel->close("it has called again");
+  if (guest.channel) {
+    drop_queues(peer, guest);
+    guest.channel->close("it has called again");
+  }
   guest.channel = channel;
-  Message answer{Message::renewed, {}, 0, {}};
-  if (auto made = make_queues_for(guest, message.rails); made)
+  std::vector<RailEnd> theirs = offer.rails;
+  if (theirs.size() > rails_.size()) theirs.resize(rails_.size());
+  if (auto made = make_queues_for(guest, theirs); made)
     answer.rails = ends_of(guest.queues);
   else
     answer.refusal = made.error().message;
   // Under the lock: the peer expects this answer before the keys of any window.
   say(channel, answer);
   if (!answer.rails.empty()) grant_all(peer, guest);
-  return !answer.rails.empty();
+  return answer.rails.size();
 }
 
-bool Serving::take(PeerId peer, const ChannelPtr& channel, const Message& message, bool first) {
+bool Serving::take(PeerId peer, const Message& message) {
   std::lock_guard lock(mutex_);
-  const auto it = guests_.find(peer);
-  if (!first && (it == guests_.end() || it->second.channel != channel)) return false;  // it has called again
-  if (message.kind == Message::renew) return !message.rails.empty() && renew(peer, channel, message);
-  if (first || (message.kind != Message::sync && message.kind != Message::refused)) return false;
-  refused_ += message.kind == Message::refused;
-  say(channel, Message{Message::synced, {}, message.number, {}});
-  return true;
+  auto it = guests_.find(peer);
+  if (it == guests_.end()) return false;
+  Guest& guest = it->second;
+  switch (message.kind) {
+    case Message::refused: ++refused_; [[fallthrough]];
+    case Message::sync: say(guest.channel, Message{Message::synced, {}, message.number, {}}); return true;
+    case Message::renew: {
+      if (message.number == 1) ++refused_;
+      drop_queues(peer, guest);
+      Message answer{Message::renewed, {}, 0, {}};
+      if (make_queues_for(guest, message.rails)) answer.rails = ends_of(guest.queues);
+      say(guest.channel, answer);
+      grant_all(peer, guest);
+      return true;
+    }
+    default: return false;
+  }
 }
 
 void Serving::left(PeerId peer, const Channel* channel) {

@@ -36,8 +36,10 @@ class Serving {
   int arrived(const WindowKey& window);
   int64_t refused();
 
-  // What the peer's side says on its channel. False: nonsense, or it is refused.
-  bool take(PeerId peer, const ChannelPtr& channel, const Message& message, bool first);
+  // What the peer's side says on its channel.
+  // Answers it: number of rails, 0 where it was refused.
+  size_t join(PeerId peer, const ChannelPtr& channel, const Offer& offer);
+  bool take(PeerId peer, const Message& message);  // false: nonsense
   void left(PeerId peer, const Channel* channel);
 
  private:
@@ -64,8 +66,7 @@ class Serving {
 
   // Windows and guests.
   Window* find(const WindowKey& window);
-  Status make_queues_for(Guest& guest, std::vector<RailEnd> theirs);
-  bool renew(PeerId peer, const ChannelPtr& channel, const Message& message);
+  Status make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs);
   // Keys, from being made to being revoked, and arrivals.
   Status grant(Window& window, Guest& guest);
   Status grant_on(Window& window, Guest& guest, size_t rail);
