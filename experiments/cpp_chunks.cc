@@ -90,7 +90,6 @@ REGISTER_EXPERIMENT("cpp_chunks", "cpu", points, each<measure>);
 // which attention has .55, and 30 ms a chunk.
 //
 // Expected: a chunk of 6K is 2.6 s of work: 2.63 / (2.6 + 8 * .03) = .93. Filling the pipeline takes 3 %: .90.
-// Arithmetic. A chunk of 6K is 2.6 s of work: 2.63 / (2.6 + 8 * .03) = .93, and filling takes 3 %: .90.
 namespace window {
 
 constexpr double kS = 131072;
