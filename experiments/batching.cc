@@ -78,7 +78,6 @@ REGISTER_EXPERIMENT("batching", "cpu", points, open);
 //
 // Expected, CPU: a P99 gap is 5 + .33 c ms, so 64 to 512 differ by 5 to 7. Chunks of 32 delay a first token by 120 ms
 // of 250. Expected, H200: 4 + .04 c ms: 24 ms at 512, 86 ms at 2,048.
-// ms of 250. H200: 4 + .04 c ms: 24 ms at 512, 86 at 2,048.
 namespace chunk {
 
 struct Sizes {

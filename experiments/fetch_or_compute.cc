@@ -259,7 +259,6 @@ REGISTER_EXPERIMENT("fetch_or_compute/oracle", "cpu", points, each<run>);
 //
 // Expected for 8,192 tokens: 2.68 GB / .458 s = 5.86 GB/s on 8 x A800, 18.6 on 8 x H800, and 4.13 if an A100 reaches
 // 220 TFLOP/s; 100 Gb/s are 3 times that. By the widths .94 of it.
-// 220 TFLOP/s: 100 Gb/s are 3 times that. By the widths .94 of it.
 namespace break_even {
 
 struct Machine {

@@ -3,7 +3,7 @@
 // 64 sequences in turn, so that no index is in the caches from the last call. Each has 4,096 tokens and gets one more
 // between two calls. `repeats` has a period of 50 tokens, is found at once, and gives 8 drafts. `new` has random ids
 // below 128,256, and nothing is found.
-// random, nothing is found.
+//
 // Expected: three n-grams are looked up and three are inserted. That is 6 misses of 64 entries each, or 8 drafts in a
 // row: 0.1 to 0.6 us.
 #include <algorithm>
