@@ -251,32 +251,4 @@ TEST_CASE("add_copies: any box of heads, layers and tokens, against a copy row b
   }
 }
 
-TEST_CASE("add_copies: pieces of a block, by orders and by what is whole", "[allocator]") {
-  constexpr int kBlock = 8, kLayers = 3;
-  struct {
-    KvOrder from, to;
-    int layers, heads;
-    size_t pieces;
-  } const cases[] = {
-      {KvOrder::layer_major, KvOrder::layer_major, 3, 4, 6},
-      {KvOrder::layer_major, KvOrder::layer_major, 2, 4, 4},
-      {KvOrder::layer_major, KvOrder::layer_major, 3, 2, 6 * kBlock},
-      {KvOrder::token_major, KvOrder::token_major, 3, 4, 1},
-      {KvOrder::token_major, KvOrder::token_major, 2, 4, kBlock},
-      {KvOrder::token_major, KvOrder::token_major, 3, 1, 6 * kBlock},
-      {KvOrder::token_major, KvOrder::layer_major, 3, 4, 6 * kBlock},
-  };
-  for (const auto& c : cases) {
-    const KvShape shape{kLayers, 4, 2, Dtype::f32};
-    const KvLayout from{shape, c.from, kBlock, 4}, to{shape, c.to, kBlock, 4};
-    std::vector<std::byte> a(from.pool_bytes()), b(to.pool_bytes());
-    const int32_t blocks_a[] = {0, 2}, blocks_b[] = {3, 1};
-    std::vector<Copy> copies;
-    add_copies({a.data(), &from, blocks_a, 0}, {b.data(), &to, blocks_b, 0},
-               {.token_end = 2 * kBlock, .layer_end = c.layers, .head_end = c.heads}, copies);
-    INFO(int(c.from) << " -> " << int(c.to) << ", layers " << c.layers << ", heads " << c.heads);
-    CHECK(copies.size() == 2 * c.pieces);
-  }
-}
-
 }  // namespace xpyd::testing::kv_layout_test

@@ -107,13 +107,6 @@ TEST_CASE("alias: an idle donor may be reclaimed under those who share its rows"
   m.kv->check_invariants();
 }
 
-TEST_CASE("alias: fork shares full rows and copies the tail", "[allocator][vattention][sharing]") {
-  Memory m(options_of(KvShare::alias), "vattention");
-  const KvHandle parent = fill(*m.kv, tokens_of(2 * kRow + 10, 1), 0).handle;
-  CHECK(m.kv->fork(parent).ok());
-  CHECK(m.kv->stats().active == 4);
-}
-
 TEST_CASE("takeover: the ended sequence's slot goes on, without a map", "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::takeover), "vattention");
   const auto a = tokens_of(3 * kRow, 1), b = like(a, 2 * kRow + 7, 30, 2);
