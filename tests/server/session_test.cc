@@ -91,6 +91,60 @@ TEST_CASE("session: the token that ends a reply is no part of it", "[server][ses
   CHECK(last_prompt(server) == "aob");
 }
 
+TEST_CASE("session: a turn that is refused, late or ends early leaves no trace, nor does one that was to be the last",
+          "[server][session]") {
+  const std::string last = GENERATE("", R"(,"session_end":true)");
+  TestServer server;
+  Talker s{server};
+  s.turn(R"("prompt":"a","max_tokens":1)");
+  SECTION("bad input") {
+    CHECK(s.post(R"("prompt":[999])" + last).status == 400);
+    CHECK(s.post(R"("prompt":"")" + last).status == 400);
+  }
+  SECTION("refused by the cluster") {
+    server.service.admit = full;
+    CHECK(s.post(R"("prompt":"x")" + last).status == 503);
+    server.service.admit = {};
+  }
+  SECTION("failed, and too late") {
+    for (const auto& [how, status] : {std::pair(FinishReason::error, 500), {FinishReason::timeout, 504}}) {
+      server.service.script = [how](const Request&, int) {
+        return std::vector{FakeService::token('o', "o"), FakeService::token(-1, "", how)};
+      };
+      CHECK(s.post(R"("prompt":"x")" + last).status == status);
+      CHECK(s.post(R"("prompt":"x","stream":true)" + last).status == 200);
+    }
+    server.service.script = {};
+  }
+  SECTION("the client left in mid-stream") {
+    server.service.step_delay_s = 0.02;
+    {
+      Client client(server.port());
+      const std::string body = s.body(R"("prompt":"x","max_tokens":200,"stream":true)" + last);
+      client.send(request_text("POST", "/v1/completions", body));
+      CHECK_FALSE(client.read_some().empty());
+    }
+    REQUIRE(server.service.wait([](const FakeService& fake) { return !fake.aborted().empty(); }));
+    server.service.step_delay_s = 0;
+  }
+  s.turn(R"("prompt":"b","max_tokens":1)");
+  CHECK(last_prompt(server) == "ahb");
+}
+
+TEST_CASE("session: a first turn that is refused pushes nobody out", "[server][session]") {
+  TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
+  Talker s{server}, other{server, R"("session_id":"other")"};
+  s.turn(R"("prompt":"a","max_tokens":1)");
+  CHECK(other.post(R"("prompt":[999])").status == 400);
+  server.service.admit = full;
+  CHECK(other.post().status == 503);
+  server.service.admit = {};
+  s.turn(R"("prompt":"b","max_tokens":1)");
+  CHECK(last_prompt(server) == "ahb");
+  other.turn();
+  expired(s.post());
+}
+
 TEST_CASE("session: a matched stop token is kept only where the client sees it", "[server][session]") {
   TestServer server;
   auto reply = [&](const std::string& fields, const std::function<void(TokenEvent&)>& how) {
