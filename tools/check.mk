@@ -64,7 +64,7 @@ check-faults: build  ## 22 | - | every call of a start, a request and a shutdown
 check-faults-tcp: FAULTS = processes-tcp
 check-faults-tcp: check-faults  ## 10 | - | the same of processes over TCP
 
-check-planted: build  ## 8 | - | 30 faults planted, one after the other: a test sees each (PLANTED='3 7' narrows)
+check-planted: build  ## 8 | - | 31 faults planted, one after the other: a test sees each (PLANTED='3 7' narrows)
 	@tests/planted_faults/run $(PLANTED)
 
 check-debian13:  ## 22 | tools/debian13 --can | `make serve` and `make test` on a fresh Debian 13 in build/debian13 (debootstrap, chroot)
