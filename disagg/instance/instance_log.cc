@@ -62,7 +62,7 @@ void Instance::log_step(const StepCosts::Took& took) {
                                           .cached = kv.cached,
                                           .in_transfer = kv.in_transfer,
                                           .evicted = int(kv.evictions - std::exchange(logged_evictions_, kv.evictions)),
-                                          .wire_s_per_byte = parts_.rate.s_per_byte()});
+                                          .wire_s_per_byte = parts_.rate.s_per_byte() / options_.bytes_scale});
 }
 
 }  // namespace xpyd::disagg
