@@ -1,4 +1,4 @@
-// The two state machines of a hand-over (disagg/handover/states.h): that disagg/README.md shows what
+// The two state machines of a hand-over (disagg/handover/states.h): that disagg/handover/states.md shows what
 // the tables say, and that a random walk of both sides, over a wire and a network that lose, double
 // and reorder, goes through every pair that can be, and leaves nothing behind.
 
@@ -58,7 +58,7 @@ Enum named(const std::string& word, int n) {
 template <class State, class Event, class Action>
 void check_readme(const Machine<State, Event, Action>& machine, const std::string& heading) {
   using M = Machine<State, Event, Action>;
-  std::ifstream file("disagg/README.md");
+  std::ifstream file("disagg/handover/states.md");
   std::string line;
   while (std::getline(file, line) && line != heading) continue;
   REQUIRE(file);
@@ -102,7 +102,7 @@ bool leads_to(const auto& machine, auto from, auto to) {
 }
 
 TEST_CASE("handover: the README's drawing and tables are those of the code", "[disagg][handover]") {
-  std::ifstream file("disagg/README.md");
+  std::ifstream file("disagg/handover/README.md");
   const std::string readme{std::istreambuf_iterator<char>(file), {}};
   const size_t begin = readme.find("```\n            conductor"), end = readme.find("```", begin + 3);
   REQUIRE(end != readme.npos);
