@@ -57,7 +57,7 @@ struct Spent {
 struct InstanceStats {
   std::string name;  // "P0", "D0", "C0"
   int running = 0, waiting = 0;
-  int queue_remote_prefilling = 0, queue_prefill_sending = 0;  // P/D queues (disagg/README.md)
+  int queue_remote_prefilling = 0, queue_prefill_sending = 0;  // P/D queues (disagg/handover)
   KvStats kv;
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   int64_t draft_tokens = 0, accepted_tokens = 0;          // as EngineStats

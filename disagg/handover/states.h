@@ -1,5 +1,5 @@
 // What becomes of an attempt whose KV changes hands: what P knows of it, and what D does. Each side
-// is one table, state x event -> state and action; disagg/README.md prints both.
+// is one table, state x event -> state and action; states.md prints both.
 //
 // A pair that is in no row cannot be, and ends in a CHECK. What a peer, another process, may say is therefore in the
 // rows of every state that has a peer: where it means nothing the state stays, and nothing is done.
