@@ -59,6 +59,8 @@ std::unique_ptr<ranks::RemotePipeline> make_pipeline(const ClusterOptions& o, co
   head.checksum = o.kv_checksum;
   if (head.far && as.role == Role::decode)
     throw invalid("--ranks remote: KV does not come to ranks on other hosts: expected --role prefill or colocated");
+  if (head.far && as.role == Role::prefill && as.remote == DisaggOrder::pull)
+    throw invalid("--ranks remote: KV is not read from ranks on other hosts: expected --kv-transfer push");
   head.instance = as.id;
   head.silence_s = std::max(head.silence_s, as.lease_s);
   head.wire = o.transport;
