@@ -1,6 +1,6 @@
 // PrefixCache: finds the blocks that hold the KV of a prefix, for a pool (BlockPool) and for the tiers below it
-// (KvTiers). Two are alike to their owner: by the hash of whole blocks (PrefixIndex), and by a tree of tokens
-// (RadixTree), whose prefixes may end within a block. The owner locks what it has found, by its own counts, and says
+// (KvTiers). Two classes implement it: PrefixIndex, by the hash of whole blocks, and RadixTree, by a tree of tokens,
+// whose prefixes may end within a block. The owner locks what it has found, by its own counts, and says
 // who is evicted.
 //
 // Thread safety: none. match() and insert() are given `locked`, which calls a function under the owner's lock, so that
@@ -39,7 +39,7 @@ class PrefixCache {
   using Found = std::function<void(std::span<const int32_t>)>;
 
   virtual ~PrefixCache() = default;
-  const int grain;  // tokens by which a prefix may be longer than another: those of a block, or 1
+  const int grain;  // a prefix that is found has a multiple of so many tokens: those of a block, or 1
 
   // The longest indexed prefix of `tokens`, at most max_tokens: returns how many, and advances `chain`, {hash: salt},
   // over its full blocks. found(blocks), locked, for parts of it in order: here the owner locks them, or they may go

@@ -1,7 +1,8 @@
 // The one place of an instance that reserves KV: for prompts that leave (reservation.h), for KV that arrives
-// (receiver.h) and for prefixes that are fetched (pool/fetcher.h). Room is for all that is wanted, or there is none.
-// What a tier has is loaded first, and holds no more than that; room that is not whole then is given back at once, for
-// those who wait for its memory could wait for ever: what came stays cached while nobody wants its blocks.
+// (receiver.h) and for prefixes that are fetched (pool/fetcher.h). Room is for all tokens that are wanted, or there is
+// none. A part that a tier has is loaded first; the prompt holds only that part meanwhile. If there is no room for the
+// rest when the load has ended, the part is given back at once, because others could wait for its memory for ever. The
+// loaded blocks stay cached until their memory is wanted.
 //
 // Who holds room at a decode instance (D) waits for nobody at a prefill instance (P). No instance is both, so waits
 // that all go from P to D close no circle:
@@ -41,8 +42,8 @@ class KvRoom {
  public:
   KvRoom(KvMemory& memory, const Engine& engine) : memory_(memory), engine_(engine) {}
 
-  // Sets room aside for a prompt that leaves. False: not yet, and what a tier loads may be held. `alone`: nothing is on
-  // its way to an end here.
+  // Sets room aside for a prompt that leaves. False: not yet; a part that a tier loads, or that arrives while a step
+  // computes, may be held. `alone`: nothing here computes or sends, so no memory is spared for others.
   bool leave(Sequence& sequence, bool alone) const;
   void give_back(Sequence& sequence) const;  // all that it has: the escrow, then the lease
   // A prompt asks for D's room: it has begun, and P's is there. Ends in a CHECK where it is not.
@@ -53,8 +54,8 @@ class KvRoom {
   enum class Got { none, loading, all };
   Got arrive(Place& place, std::span<const int32_t> tokens, uint64_t salt, int promised) const;
 
-  // Room for the first `wanted` tokens, some of which others have. Nothing: there is none, they are here, or a tier
-  // here has more of them.
+  // Room for the first `wanted` tokens, some of which other instances have. `keep`: the fetched KV stays findable for
+  // other prompts. Nothing: there is no room, they are here, or a tier here has more of them.
   std::optional<KvReservation> fetch(std::span<const int32_t> tokens, uint64_t salt, int wanted, bool keep) const;
 
  private:
