@@ -83,7 +83,7 @@ int Scheduler::blocks_wanted() const {
   const int block_tokens = memory_.stats().block_tokens;
   int blocks = 0;
   for (const SequencePtr& s : waiting_)
-    if (s->kv == kNoKv) blocks += (int(s->tokens.size()) + block_tokens - 1) / block_tokens;
+    if (s->kv == kNoKv) blocks += blocks_for(int(s->tokens.size()), block_tokens);
   return blocks;
 }
 
@@ -360,7 +360,7 @@ void Scheduler::release(Sequence& s) {
 void Scheduler::load_early(Sequence& s, int cached_tokens, double now) {
   if (s.kv != kNoKv || memory_.promise(s.tokens, s.salt()) <= cached_tokens) return;
   const KvStats kv = memory_.stats();
-  auto blocks = [&kv](int tokens) { return (tokens + kv.block_tokens - 1) / kv.block_tokens; };
+  auto blocks = [&kv](int tokens) { return blocks_for(tokens, kv.block_tokens); };
   int need = blocks(int(s.tokens.size())) - cached_tokens / kv.block_tokens + kv.capacity / 100;
   for (const SequenceView& view : views_.running) need += std::max(0, blocks(view.n_tokens + 1) - view.n_blocks);
   for (const SequenceView& ahead : views_.waiting)

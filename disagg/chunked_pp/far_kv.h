@@ -15,7 +15,9 @@
 
 namespace xpyd::disagg::ranks {
 
-// Copies are done when what comes after them is: in the order of each stage's channel.
+// A copy is done before the waves that begin after it. A post may overtake it, so an instance with stages elsewhere
+// must not post rows that it has just copied. None does: radix trees, vattention and tiers, which copy rows of prompts
+// that leave, are refused there.
 class FarQueue final : public DeviceQueue {
  public:
   explicit FarQueue(RemotePipeline& pipeline) : pipeline_(pipeline) {}
