@@ -1,6 +1,6 @@
 // What a memory offers beside what an engine calls for every step (kv_memory.h): its prefix cache (KvCache), holds for
 // peers that read or write a sequence's KV (KvLeases) and zero-copy hand-over (KvHandoff), which every memory has; room
-// that is promised before it is taken (KvEscrow); KV that comes back from a tier (KvLoader).
+// that is promised before it is taken (KvBlockReserver); KV that comes back from a tier (KvLoader).
 //
 // Thread safety: as KvMemory, unless it says more.
 #pragma once
@@ -52,16 +52,16 @@ class KvLeases {
   ~KvLeases() = default;
 };
 
-class KvEscrow {
+class KvBlockReserver {
  public:
   // Sets room for `n_tokens` more tokens after those written aside, as a number: nobody else gets it, and nothing is
   // evicted until this sequence's append() draws from it. trim() and free() give back what is left. False: so much is
   // not available, and nothing has changed.
-  [[nodiscard]] virtual bool escrow(KvHandle handle, int n_tokens) = 0;
-  virtual int escrowed(KvHandle handle) const = 0;  // blocks that are set aside for it
+  [[nodiscard]] virtual bool reserve_blocks(KvHandle handle, int n_tokens) = 0;
+  virtual int reserved_blocks(KvHandle handle) const = 0;  // blocks that are set aside for it
 
  protected:
-  ~KvEscrow() = default;
+  ~KvBlockReserver() = default;
 };
 
 // A sequence on its way between two memories over one pool: block ids and the references that they
@@ -107,7 +107,8 @@ class KvArrival {
   virtual bool is_whole() = 0;  // all of it is there. After wait() of the last layer
 };
 
-// What a memory with tiers below it (tiered.h) can do beside: a prompt's KV that is not there may be on its way.
+// What a memory with tiers below it (offloaded_memory.h) can do beside: a prompt's KV that is not there may be on its
+// way.
 class KvLoader {
  public:
   // Whether what reserve() found is in place. Once it says so, written_tokens() is what there is: a
@@ -123,9 +124,9 @@ class KvLoader {
   }
   // Cached tokens that reserve() would promise: more than probe() where it would load some from a
   // tier. Any thread may call it.
-  virtual int promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
+  virtual int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const = 0;
   // Whether tokens [from, to) of a prompt of `tokens` are worth a load that is predicted to take load_s; what is not is
-  // computed (promise() does not ask). Asked where KvTierOptions::load_by_cost says so. Before any use.
+  // computed (promise() does not ask). Asked where OffloadOptions::load_by_cost says so. Before any use.
   using Worth = std::function<bool(int from, int to, int tokens, double load_s)>;
   virtual void loads_if(Worth worth) = 0;
   // reserve(), where nobody would compute: all that a tier has of the tokens is loaded, and Worth is not asked.
@@ -138,7 +139,7 @@ class KvLoader {
   virtual bool copying() const = 0;
   // free() of a sequence that will be reserved again: what of it a tier has not is kept there
   // first, and waited for, since somebody wants the blocks now.
-  virtual void set_aside(KvHandle handle) = 0;
+  virtual void swap_out(KvHandle handle) = 0;
 
  protected:
   ~KvLoader() = default;

@@ -19,7 +19,7 @@
 #include "allocator/kv/kv_layout.h"
 #include "allocator/kv/kv_shards.h"
 #include "allocator/kv_capabilities.h"
-#include "allocator/kv_tier_options.h"
+#include "allocator/offload_options.h"
 #include "base/status.h"
 
 namespace xpyd {
@@ -70,7 +70,7 @@ struct KvOptions {
   bool pool_in_groups = false;
   std::vector<std::shared_ptr<CacheListener>>
       listeners;                                        // are told of its prefix cache, where no other memory shares it
-  KvTierOptions tiers;                                  // below this pool
+  OffloadOptions tiers;                                 // below this pool
   Clock* clock = nullptr;                               // of the instance, for its tiers; null: the machine's
   Device* device = nullptr;                             // where the pool is; null: the CPU
   std::vector<std::shared_ptr<std::byte>> rank_memory;  // [n_ranks] the pool's, made elsewhere; empty: it is allocated
@@ -86,12 +86,12 @@ struct VattentionStats {  // cumulative: calls, and what of them the engine wait
 // processes share (block_ledger.h): what this one holds, and what nobody holds.
 struct KvStats {
   int capacity = 0;
-  int free = 0;         // hold nothing
-  int active = 0;       // referenced by a sequence
-  int cached = 0;       // referenced by none, kept for a prefix hit, evictable
-  int in_transfer = 0;  // held by a lease: being sent or received
-  int escrowed = 0;     // of the free and the cached ones: set aside for sequences (KvMemory::escrow)
-  int elsewhere = 0;    // beside the capacity: only other processes hold them
+  int free = 0;             // hold nothing
+  int active = 0;           // referenced by a sequence
+  int cached = 0;           // referenced by none, kept for a prefix hit, evictable
+  int in_transfer = 0;      // held by a lease: being sent or received
+  int reserved_blocks = 0;  // of the free and the cached ones: set aside for sequences (KvMemory::escrow)
+  int elsewhere = 0;        // beside the capacity: only other processes hold them
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, this KvMemory
   int64_t evictions = 0, cow_copies = 0;                   // cumulative blocks
@@ -106,9 +106,9 @@ struct KvStats {
   int64_t external_bytes = 0;  // in no block: cannot be given to anybody
   int64_t mapped_bytes = 0;    // behind addresses (vattention, slots in chunks; else capacity_bytes)
   int64_t mappings = 0;        // of these bytes, as the system counts them (VMAs); else one a rank
-  KvTierStats tiers;
+  OffloadStats tiers;
   // Blocks that an append can get for whom none are set aside.
-  int available() const { return free + cached - escrowed; }
+  int available() const { return free + cached - reserved_blocks; }
 };
 
 struct KvReservation {
@@ -138,10 +138,10 @@ class KvMemory {
   [[nodiscard]] virtual bool append(KvHandle handle, int n_tokens) = 0;
 
   // The KV of `tokens` (the next ones after those written) is in place: full blocks become findable.
-  virtual void written(KvHandle handle, std::span<const int32_t> tokens) = 0;
+  virtual void commit(KvHandle handle, std::span<const int32_t> tokens) = 0;
 
   // Room without written tokens is given back (an aborted step, a refused speculation).
-  virtual void trim(KvHandle handle) = 0;
+  virtual void rollback(KvHandle handle) = 0;
 
   // A second sequence with the same written tokens: paged shares blocks, contiguous copies to another slot. Trims the
   // first: its next write needs an append, which makes the shared last block private.
@@ -176,10 +176,12 @@ class KvMemory {
   void clear_prefix_cache() { cache().clear_prefix_cache(); }
   std::vector<KvState> states() const { return cache().states(); }
   // A memory that does not count room that is set aside takes it now.
-  [[nodiscard]] bool escrow(KvHandle handle, int n_tokens) {
-    return offers_.escrow ? offers_.escrow->escrow(handle, n_tokens) : append(handle, n_tokens);
+  [[nodiscard]] bool reserve_blocks(KvHandle handle, int n_tokens) {
+    return offers_.reserver ? offers_.reserver->reserve_blocks(handle, n_tokens) : append(handle, n_tokens);
   }
-  int escrowed(KvHandle handle) const { return offers_.escrow ? offers_.escrow->escrowed(handle) : 0; }
+  int reserved_blocks(KvHandle handle) const {
+    return offers_.reserver ? offers_.reserver->reserved_blocks(handle) : 0;
+  }
   // Without tiers below, what there is is there.
   bool ready(KvHandle handle) { return !loader() || loader()->ready(handle); }
   void load_by_layer() {
@@ -188,8 +190,8 @@ class KvMemory {
   std::shared_ptr<KvArrival> arrival(KvHandle handle) { return loader() ? loader()->arrival(handle) : nullptr; }
   bool poll() { return loader() && loader()->poll(); }
   bool copying() const { return loader() && loader()->copying(); }
-  int promise(std::span<const int32_t> tokens, uint64_t salt) const {
-    return loader() ? loader()->promise(tokens, salt) : probe(tokens, salt);
+  int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const {
+    return loader() ? loader()->matched_tokens(tokens, salt) : probe(tokens, salt);
   }
   void loads_if(KvLoader::Worth worth) {
     if (loader()) loader()->loads_if(std::move(worth));
@@ -197,7 +199,7 @@ class KvMemory {
   Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) {
     return loader() ? loader()->reserve_loaded(tokens, salt) : reserve(tokens, salt);
   }
-  void set_aside(KvHandle handle) { loader() ? loader()->set_aside(handle) : free(handle); }
+  void swap_out(KvHandle handle) { loader() ? loader()->swap_out(handle) : free(handle); }
 
  protected:
   // What the memory, or one beneath it, implements.
@@ -205,8 +207,8 @@ class KvMemory {
     KvHandoff& handoff;
     KvLeases& leases;
     KvCache& cache;
-    KvEscrow* escrow = nullptr;  // null: room is taken, not set aside
-    KvLoader* loader = nullptr;  // null: no tiers
+    KvBlockReserver* reserver = nullptr;  // null: room is taken, not set aside
+    KvLoader* loader = nullptr;           // null: no tiers
   };
   KvMemory(const char* name, KvPlaces places, const Offers& offers)
       : name_(name), places_(std::move(places)), offers_(offers) {}

@@ -1,6 +1,6 @@
 // KvPool: equal blocks of KV memory that several memories draw from, and who needs each: what all
 // schemes have in common. What a block is, who gets one, and what becomes of one that nobody needs,
-// says the implementation: BlockPool (paged, contiguous, slots) or RowPool (vattention).
+// says the implementation: BlockPool (paged, contiguous, slots) or PageGroupRows (vattention).
 //
 // A block is in one state:
 //   in_transfer  held by a lease or a hand-over

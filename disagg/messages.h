@@ -40,7 +40,7 @@ enum class StreamKv : uint8_t { layer, chunk, request };
 // Where one sequence's KV is, on the instance that sends this, for a peer that may write or read
 // there: in the same blocks of every rank's memory.
 struct KvPlace {
-  WindowKey window;
+  RemoteKey registration;
   std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
   int32_t slot = 0;
   int cached_tokens = 0;            // there already: not sent again
@@ -219,9 +219,9 @@ struct Envelope {
 // How messages leave: mailboxes, channels between processes, or a simulated network.
 //
 // Thread safety: any thread.
-class Post {
+class MessageBus {
  public:
-  virtual ~Post() = default;
+  virtual ~MessageBus() = default;
   virtual void send(InstanceId from, InstanceId to, Message message) = 0;
 };
 

@@ -11,7 +11,7 @@
 #include "allocator/kv_memory.h"
 #include "batch/request.h"
 #include "disagg/block_map.h"
-#include "disagg/life.h"
+#include "disagg/request_trace.h"
 #include "model/cost/step_cost.h"
 
 namespace xpyd::disagg {
@@ -123,7 +123,7 @@ struct ServiceStats {
 struct ServicePicture {
   double t = 0;                                                 // Clock: now
   std::map<std::string, std::shared_ptr<const BlockMap>> maps;  // by instance; where it can be asked, and has answered
-  std::vector<RequestLife> lives;  // some that are not over (ended 0), and the last that are; without gaps
+  std::vector<RequestTrace> traces;  // some that are not over (ended 0), and the last that are; without gaps
 };
 
 class Service {

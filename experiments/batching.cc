@@ -61,7 +61,7 @@ Measure open(const Setting& setting) {
     const double share = point["load"], rate = share * capacity.value();
     std::vector<double> due(load.size(), 0.0);
     if (share > 0) due = arrival_times(int(load.size()), rate, false, 1, setting.seed);
-    Run run = run_load(bed->stack(), load, due);
+    Run run = run_load(bed->build(), load, due);
     if (!run.wrong.empty()) return Finding{{}, run.wrong};
     Values values = {{"rate", rate}, {"capacity", capacity.value()}};
     values.update(run_values(run));
@@ -122,7 +122,7 @@ Measure open(const Setting& setting) {
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
     const double rate = 0.6 * capacity.value();
-    Run run = run_load(bed->stack(), load, arrival_times(sizes.n_requests, rate, false, 1, setting.seed));
+    Run run = run_load(bed->build(), load, arrival_times(sizes.n_requests, rate, false, 1, setting.seed));
     if (!run.wrong.empty()) return Finding{{}, run.wrong};
     Values values = {{"rate", rate}};
     values.update(run_values(run));

@@ -10,9 +10,9 @@
 namespace xpyd::experiments {
 
 // Calls connect() until it succeeds or fails. For callers that may block while their Clock advances.
-inline Status connect_and_wait(KvTransport& wire, PeerId peer, const std::string& address) {
+inline Status connect_and_wait(KvTransport& transport, PeerId peer, const std::string& address) {
   for (;;) {
-    const Result<bool> connected = wire.connect(peer, address);
+    const Result<bool> connected = transport.connect(peer, address);
     if (!connected) return connected.error();
     if (connected.value()) return ok();
     std::this_thread::sleep_for(std::chrono::microseconds(50));

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "allocator/kv_pool.h"
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 #include "allocator/schemes.h"
 #include "base/random.h"
 #include "experiments/tally.h"
@@ -29,7 +29,7 @@ Result<std::unique_ptr<Contestant>> Contestant::create(const std::string& scheme
   made->block_bytes_ = row.block_bytes(kv);
   made->memory_ = row.make(made->pool_, kv);
   if (kv.tiers.on()) {
-    Result<std::unique_ptr<KvMemory>> tiered = make_tiered(std::move(made->memory_), kv);
+    Result<std::unique_ptr<KvMemory>> tiered = make_offloaded(std::move(made->memory_), kv);
     if (!tiered) return tiered.error();
     made->memory_ = std::move(tiered).value();
   }
@@ -72,7 +72,7 @@ bool Contestant::adopt(std::vector<int32_t> prompt, int max_tokens, const KvView
         for (int t = done; t < done + n; ++t)
           for (int h = 0; h < shape.n_kv_heads; ++h)
             std::memcpy(view.row(layer, kv, t, h), source.row(layer, kv, t, h), shape.row_bytes());
-    memory_->written(handle, std::span<const int32_t>(prompt).subspan(size_t(done), size_t(n)));
+    memory_->commit(handle, std::span<const int32_t>(prompt).subspan(size_t(done), size_t(n)));
   }
   SequencePtr sequence = make(std::move(prompt), max_tokens);
   sequence->kv = handle;

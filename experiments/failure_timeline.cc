@@ -19,7 +19,7 @@
 #include "base/files.h"
 #include "disagg/processes/process_cluster.h"
 #include "experiments/experiment.h"
-#include "server/stack.h"
+#include "server/build.h"
 
 namespace xpyd::experiments::failure_timeline_experiment {
 namespace {
@@ -168,15 +168,15 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   words.push_back("--processes");
   Result<Options> options = Options::parse(option_table(), "serve", words, 1);
   if (!options) return options.error();
-  Result<std::unique_ptr<Stack>> stack = prepare_stack(options.value());
-  if (!stack) return stack.error();
-  Clock& clock = stack.value()->clock;
+  Result<std::unique_ptr<Build>> build = prepare_build(options.value());
+  if (!build) return build.error();
+  Clock& clock = build.value()->clock;
   const PrivateFolder folder;
   if (folder.path().empty()) return Error{ErrorCode::io, "no temporary folder can be made"};
-  ProcessClusterOptions cluster_options{.conductor = conductor_options(stack.value()->options),
-                                        .limits = limits(stack.value()->options),
+  ProcessClusterOptions cluster_options{.conductor = conductor_options(build.value()->options),
+                                        .limits = limits(build.value()->options),
                                         .listen = "unix:" + folder.path() + "/conductor",
-                                        .fingerprint = fingerprint(*stack.value())};
+                                        .fingerprint = fingerprint(*build.value())};
   cluster_options.conductor.lease_s = kLease;
   auto made = ProcessCluster::create(std::move(cluster_options), clock);
   if (!made) return made.error();

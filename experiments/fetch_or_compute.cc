@@ -244,7 +244,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     look("flipped", std::move(done).value());
   }
   tell("hindsight", best, runs);
-  Result<Done> free = search.run(rules[1].second, kNoWire);
+  Result<Done> free = search.run(rules[1].second, kNoTransferTime);
   if (!free) return free.error();
   tell("free", free.value(), 1);
   return found;
@@ -592,7 +592,7 @@ const char* pool_model(const Setting& setting) {
   return setting.tiny ? "experiments/models/llama-tiny" : "experiments/models/llama-micro";
 }
 
-Result<std::unique_ptr<Stack>> open_pool(const Setting& setting, const std::vector<std::string>& more) {
+Result<std::unique_ptr<Build>> open_pool(const Setting& setting, const std::vector<std::string>& more) {
   std::vector<std::string> words = {pool_model(setting), "--load-format", "dummy", "--transport", "shm"};
   words.insert(words.end(), {"--kv-bytes", setting.tiny ? "4MiB" : "16MiB", "--max-batch", "8", "--threads", "1"});
   if (!setting.tiny) words.insert(words.end(), {"--max-model-len", "512"});
@@ -600,16 +600,16 @@ Result<std::unique_ptr<Stack>> open_pool(const Setting& setting, const std::vect
   Result<Options> parsed = Options::parse(option_table(), "serve", words, 1);
   if (!parsed) return parsed.error();
   if (Status status = check_options(parsed.value(), "serve"); !status) return status.error();
-  Result<std::unique_ptr<Stack>> made = prepare_stack(parsed.value());
+  Result<std::unique_ptr<Build>> made = prepare_build(parsed.value());
   if (!made) return made;
-  Stack& stack = *made.value();
-  stack.options.transport = &held_back();
-  if (Status status = open_backend(stack); !status) return status.error();
-  Result<std::unique_ptr<Cluster>> cluster = Cluster::create(stack.options, stack.clock);
+  Build& build = *made.value();
+  build.options.transport = &held_back();
+  if (Status status = open_backend(build); !status) return status.error();
+  Result<std::unique_ptr<Cluster>> cluster = Cluster::create(build.options, build.clock);
   if (!cluster) return cluster.error();
-  stack.cluster = cluster.value().get();
-  stack.runtime = std::move(cluster).value();
-  if (Status status = stack.cluster->start(); !status) return status.error();
+  build.cluster = cluster.value().get();
+  build.runtime = std::move(cluster).value();
+  if (Status status = build.cluster->start(); !status) return status.error();
   return made;
 }
 
@@ -623,22 +623,22 @@ struct One {
 class Pool {
  public:
   Pool(const Setting& setting, const std::vector<std::string>& options) : made_(open_pool(setting, options)) {}
-  Stack& stack() { return *made_.value(); }
+  Build& build() { return *made_.value(); }
   Status opened() const { return made_ ? ok() : Status(made_.error()); }
   One ask(const BenchRequest& request) {
-    Run run = run_load(stack(), {request}, {});
+    Run run = run_load(build(), {request}, {});
     if (!run.wrong.empty() && wrong.empty()) wrong = run.wrong;
     return run.ttft_ms.empty() ? One{} : One{run.ttft_ms[0], run.hit_share, run.logits_hash};
   }
   int64_t sum(int64_t FetchStats::*of) {
     int64_t sum = 0;
-    for (const auto& instance : stack().cluster->instances()) sum += instance->stats().fetch.*of;
+    for (const auto& instance : build().cluster->instances()) sum += instance->stats().fetch.*of;
     return sum;
   }
   std::string wrong;
 
  private:
-  Result<std::unique_ptr<Stack>> made_;
+  Result<std::unique_ptr<Build>> made_;
 };
 
 Values row(const char* arm, double x, int sample, double ms, double hit_share, int64_t given_up = 0) {
@@ -727,7 +727,7 @@ Result<Finding> caches(const Setting& setting) {
     uint64_t hash = 0;
     for (size_t arm = 0; arm < pools.size(); ++arm) {
       const size_t at = (arm + size_t(sample)) % pools.size();
-      Run run = run_load(pools[at]->stack(), requests, due);
+      Run run = run_load(pools[at]->build(), requests, due);
       if (!run.wrong.empty()) return Finding{{}, run.wrong};
       if (std::exchange(hash, run.logits_hash) != run.logits_hash && arm > 0)
         return Finding{{}, "other logits by where prompts went"};

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/stats.h"
-#include "server/stack.h"
+#include "server/build.h"
 
 namespace xpyd::experiments {
 namespace {
@@ -41,15 +41,15 @@ void sleep_until(Clock& clock, double time_s) {
 
 }  // namespace
 
-Run run_load(Stack& stack, const std::vector<BenchRequest>& requests, const std::vector<double>& due) {
+Run run_load(Build& build, const std::vector<BenchRequest>& requests, const std::vector<double>& due) {
   static std::atomic<uint64_t> next_id{1};  // unique in this process, as Request requires
-  Cluster& cluster = *stack.cluster;
+  Cluster& cluster = *build.cluster;
   const size_t n = requests.size();
   std::vector<std::shared_ptr<Request>> made;
   for (const BenchRequest& r : requests) {
     auto request = std::make_shared<Request>();
     request->id = next_id.fetch_add(1);
-    request->prompt = prompt_tokens(r, stack.config.vocab);
+    request->prompt = prompt_tokens(r, build.config.vocab);
     request->sampling.temperature = 0;
     request->max_tokens = r.output_tokens;
     request->ignore_eos = true;
@@ -59,12 +59,12 @@ Run run_load(Stack& stack, const std::vector<BenchRequest>& requests, const std:
   std::vector<std::shared_ptr<Recorder>> sinks;
   const uint64_t hash_before = cluster.logits_hash();
   Run run;
-  const double start = stack.clock.now();
+  const double start = build.clock.now();
   for (size_t i = 0; i < n; ++i) {
     RequestRecord& record = records[i];
-    record.due_s = due.empty() ? stack.clock.now() : start + due[i];
-    sleep_until(stack.clock, record.due_s);
-    record.sent_s = made[i]->arrival_s = stack.clock.now();
+    record.due_s = due.empty() ? build.clock.now() : start + due[i];
+    sleep_until(build.clock, record.due_s);
+    record.sent_s = made[i]->arrival_s = build.clock.now();
     record.input_tokens = requests[i].input_tokens;
     record.has_usage = true;
     sinks.push_back(std::make_shared<Recorder>(record));
@@ -77,7 +77,7 @@ Run run_load(Stack& stack, const std::vector<BenchRequest>& requests, const std:
     run.wrong = "requests are still running after " + std::to_string(int(kPatience)) + " s";
     return run;
   }
-  run.result = summarize_bench(records, start, stack.clock.now() - start, {});
+  run.result = summarize_bench(records, start, build.clock.now() - start, {});
   run.logits_hash = cluster.logits_hash() - hash_before;
   double cached = 0;
   for (size_t i = 0; i < n; ++i) {
@@ -106,16 +106,16 @@ Run run_load(Stack& stack, const std::vector<BenchRequest>& requests, const std:
 
 Bed::Bed(const Setting& setting, std::vector<std::string> common) : setting_(setting), common_(std::move(common)) {}
 
-Result<std::unique_ptr<Stack>> Bed::build(const std::vector<std::string>& options) const {
+Result<std::unique_ptr<Build>> Bed::make(const std::vector<std::string>& options) const {
   std::vector<std::string> words = common_;
   words.insert(words.end(), {"--device", setting_.device, "--load-format", "dummy"});
   words.insert(words.end(), options.begin(), options.end());
   Result<Options> parsed = Options::parse(option_table(), "serve", words, 1);
   if (!parsed) return parsed.error();
   if (Status status = check_options(parsed.value(), "serve"); !status) return status.error();
-  Result<std::unique_ptr<Stack>> stack = build_stack(parsed.value());
-  if (stack) (void)stack.value()->cluster->start();  // with threads it cannot fail
-  return stack;
+  Result<std::unique_ptr<Build>> build = make_build(parsed.value());
+  if (build) (void)build.value()->cluster->start();  // with threads it cannot fail
+  return build;
 }
 
 Result<std::string> Bed::open(const std::vector<std::string>& options) {
@@ -123,24 +123,24 @@ Result<std::string> Bed::open(const std::vector<std::string>& options) {
   std::vector<BenchRequest> questions = shared_prefix_load(6, 3, 70, 27, 9, 1).requests;
   const std::vector<double> together(questions.size(), 0.0);
   if (!has_plain_) {
-    stack_.reset();
-    auto plain = build({"--topology", "1C", "--allocator", "contiguous", "--max-model-len", "256", "--batching",
-                        "prefill_first", "--prefix-cache", "off", "--max-batch", "4"});
+    build_.reset();
+    auto plain = make({"--topology", "1C", "--allocator", "contiguous", "--max-model-len", "256", "--batching",
+                       "prefill_first", "--prefix-cache", "off", "--max-batch", "4"});
     if (!plain) return plain.error();
     Run run = run_load(*plain.value(), questions, {});
     if (!run.wrong.empty()) return "the plainest cluster: " + run.wrong;
     plain_hash_ = run.logits_hash;
     has_plain_ = true;
   }
-  if (!stack_ || options != options_) {
-    stack_.reset();
-    auto stack = build(options);
-    if (!stack) return stack.error();
-    stack_ = std::move(stack).value();
+  if (!build_ || options != options_) {
+    build_.reset();
+    auto made = make(options);
+    if (!build) return build.error();
+    build_ = std::move(build).value();
     options_ = options;
   }
-  Run run = run_load(*stack_, questions, together);
-  for (const auto& instance : stack_->cluster->instances()) instance->memory().clear_prefix_cache();
+  Run run = run_load(*build_, questions, together);
+  for (const auto& instance : build_->cluster->instances()) instance->memory().clear_prefix_cache();
   if (!run.wrong.empty()) return run.wrong;
   if (run.logits_hash == plain_hash_) return std::string();
   char text[80];
@@ -151,8 +151,8 @@ Result<std::string> Bed::open(const std::vector<std::string>& options) {
 
 Result<double> Bed::capacity(const std::vector<BenchRequest>& requests) {
   if (capacity_ > 0) return capacity_;
-  stack_.reset();
-  auto plain = build({"--topology", "1C", "--prefix-cache", "off"});
+  build_.reset();
+  auto plain = make({"--topology", "1C", "--prefix-cache", "off"});
   if (!plain) return plain.error();
   const std::vector<double> together(requests.size(), 0.0);
   run_load(*plain.value(), {requests.front()}, {});  // the first use of memory

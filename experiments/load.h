@@ -9,7 +9,7 @@
 #include "experiments/experiment.h"
 #include "experiments/load/bench.h"
 #include "experiments/load/datasets.h"
-#include "server/stack.h"
+#include "server/build.h"
 
 namespace xpyd::experiments {
 
@@ -25,7 +25,7 @@ struct Run {
 };
 
 // With an empty `due`, sends each request when the one before has ended. Else sends requests[i] at due[i] seconds.
-Run run_load(Stack& stack, const std::vector<BenchRequest>& requests, const std::vector<double>& due);
+Run run_load(Build& build, const std::vector<BenchRequest>& requests, const std::vector<double>& due);
 
 // Clusters over one model and device, of which one is open at a time. Before timing, each is compared with the plainest
 // cluster: 1C, whole prompts, contiguous memory, no prefix cache.
@@ -36,18 +36,18 @@ class Bed {
   // Opens a cluster with these options and the common ones, or keeps it if it is open. Returns an error, or a message
   // if its logits are wrong, or "".
   Result<std::string> open(const std::vector<std::string>& options);
-  Stack& stack() { return *stack_; }
-  void close() { stack_.reset(); }  // until the next open()
+  Build& build() { return *build_; }
+  void close() { build_.reset(); }  // until the next open()
   // Requests per second that one colocated instance with every core completes when all `requests` are present at once:
   // the unit of `load`. The first call measures it and closes the open cluster.
   Result<double> capacity(const std::vector<BenchRequest>& requests);
 
  private:
-  Result<std::unique_ptr<Stack>> build(const std::vector<std::string>& options) const;
+  Result<std::unique_ptr<Build>> make(const std::vector<std::string>& options) const;
 
   Setting setting_;
   std::vector<std::string> common_, options_;
-  std::unique_ptr<Stack> stack_;
+  std::unique_ptr<Build> build_;
   uint64_t plain_hash_ = 0;
   bool has_plain_ = false;
   double capacity_ = 0;

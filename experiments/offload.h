@@ -51,6 +51,6 @@ inline std::string hash_text(uint64_t hash) {
   return text;
 }
 
-inline KvTierStats tier_stats(Bed& bed) { return bed.stack().cluster->instances()[0]->memory().stats().tiers; }
+inline OffloadStats tier_stats(Bed& bed) { return bed.build().cluster->instances()[0]->memory().stats().tiers; }
 
 }  // namespace xpyd::experiments

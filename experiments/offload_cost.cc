@@ -54,9 +54,9 @@ Measure open(const Setting& setting) {
     for (int round = 0; round < (setting.tiny ? 1 : 3); ++round) {
       // The last token is always computed, because its logits are needed.
       const std::vector<BenchRequest> prompt = {document(setting.seed, (*asked)++, n + 1, 1)};
-      Run computed = run_load(bed->stack(), prompt, {});
+      Run computed = run_load(bed->build(), prompt, {});
       if (times > 0) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // while it is copied out
-      Run fetched = run_load(bed->stack(), prompt, {});
+      Run fetched = run_load(bed->build(), prompt, {});
       for (const Run* run : {&computed, &fetched})
         if (!run->wrong.empty()) return Finding{{}, run->wrong};
       if (fetched.logits_hash != computed.logits_hash)
@@ -65,7 +65,7 @@ Measure open(const Setting& setting) {
       prefill.push_back(computed.ttft_ms[0]);
       reuse.push_back(fetched.ttft_ms[0]);
     }
-    auto swapper = Swapper::create(kv_shape(bed->stack().config, Dtype::f32), KvOrder::layer_major, kBlock, n, true,
+    auto swapper = Swapper::create(kv_shape(bed->build().config, Dtype::f32), KvOrder::layer_major, kBlock, n, true,
                                    std::stod(gbps.value()), setting.seed);
     if (!swapper) return swapper.error();
     std::string unequal;
@@ -360,11 +360,11 @@ class Scene {
                               {"end_ms", 1e3 * (span.end_s - start)},
                               {"tokens", span.tokens}});
     };
-    const KvTierStats before = with_->memory().stats().tiers;
+    const OffloadStats before = with_->memory().stats().tiers;
     part("without", *without_, 1);
     part("computed", *with_, 1);
     part("swapped in", *with_, 3);
-    const KvTierStats after = with_->memory().stats().tiers;
+    const OffloadStats after = with_->memory().stats().tiers;
     const uint64_t one = std::exchange(without_hash_, without_->logits_hash()),
                    four = std::exchange(with_hash_, with_->logits_hash());
     if (with_hash_ - four != 4 * (without_hash_ - one))

@@ -26,7 +26,7 @@ std::vector<std::string> common_options(const Setting& setting, int max_model_le
           "--max-batch",          std::to_string(max_batch)};
 }
 
-Values row_of(const Run& run, const KvTierStats& before, const KvTierStats& after) {
+Values row_of(const Run& run, const OffloadStats& before, const OffloadStats& after) {
   return {{"requests_per_s", run.result.request_throughput},
           {"seconds", run.result.duration_s},
           {"mean_ttft_ms", run.result.ttft_ms.mean},
@@ -74,10 +74,10 @@ Measure hits_open(const Setting& setting) {
       }
       const std::vector<double> together(prompts.size(), 0.0);
       if (known > 0 && point["cache"] != "none")
-        if (Run first = run_load(bed->stack(), beginnings, together); !first.wrong.empty())
+        if (Run first = run_load(bed->build(), beginnings, together); !first.wrong.empty())
           return Finding{{}, first.wrong};
-      const KvTierStats before = tier_stats(*bed);
-      Run run = run_load(bed->stack(), prompts, together);
+      const OffloadStats before = tier_stats(*bed);
+      Run run = run_load(bed->build(), prompts, together);
       if (!run.wrong.empty()) return Finding{{}, run.wrong};
       Values row = {{"hits", kHits[i]}, {"copy_gbps", std::stod(gbps.value())}};
       row.update(row_of(run, before, tier_stats(*bed)));
@@ -147,8 +147,8 @@ Measure rounds_open(const Setting& setting) {
     // Without a cache both rounds are equal, so of two only the last runs.
     const int first = scene.rounds == 2 && point["cache"] == "none" ? 2 : 1;
     for (int round = first; round <= scene.rounds; ++round) {
-      const KvTierStats before = tier_stats(*bed);
-      Run run = run_load(bed->stack(), prompts, together);
+      const OffloadStats before = tier_stats(*bed);
+      Run run = run_load(bed->build(), prompts, together);
       if (!run.wrong.empty()) return Finding{{}, run.wrong};
       Values row = {{"round", round}, {"tokens", scene.tokens}, {"copy_gbps", std::stod(gbps.value())}};
       row.update(row_of(run, before, tier_stats(*bed)));

@@ -85,7 +85,7 @@ Measure open(const Setting& setting) {
     }
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
-    const KvTierStats before = tier_stats(pair->with);
+    const OffloadStats before = tier_stats(pair->with);
     uint64_t hash[2] = {};
     Finding found;
     for (int turn = 0; turn < turns; ++turn) {
@@ -95,7 +95,7 @@ Measure open(const Setting& setting) {
       for (int i = 0; i < 2; ++i) {
         const int tiers = (turn + i) % 2;
         Bed& bed = tiers ? pair->with : pair->without;
-        Run run = run_load(bed.stack(), prompts, {});
+        Run run = run_load(bed.build(), prompts, {});
         if (!run.wrong.empty()) return Finding{{}, run.wrong};
         now[tiers] = run.result.duration_s;
         hash[tiers] += run.logits_hash;
@@ -109,7 +109,7 @@ Measure open(const Setting& setting) {
                             {"ratio", now[0] / now[1]}});
     }
     if (hash[0] != hash[1]) return Finding{{}, "other logits with tiers than without"};
-    const KvTierStats after = tier_stats(pair->with);
+    const OffloadStats after = tier_stats(pair->with);
     const double n = turns * n_prompts, out = double(after.bytes_out - before.bytes_out);
     for (Values& row : found.rows)
       row.update({{"bytes_out_share", out / (n * n_tokens * token_bytes)},

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "allocator/kv_pool.h"
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 #include "base/device/device.h"
 #include "base/random.h"
 #include "batch/engine/engine.h"
@@ -116,7 +116,7 @@ class Bench {
     if (tier) {
       kv.device = b->device_.get();
       kv.tiers = {.host_bytes = kv.pool_bytes, .block_tokens = kBlock};
-      Result<std::unique_ptr<KvMemory>> tiered = make_tiered(std::move(b->memory_), kv);
+      Result<std::unique_ptr<KvMemory>> tiered = make_offloaded(std::move(b->memory_), kv);
       if (!tiered) return tiered.error();
       b->memory_ = std::move(tiered).value();
     }

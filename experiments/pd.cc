@@ -82,7 +82,7 @@ Measure open(const Setting& setting) {
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
     const double rate = double(point["load"]) * capacity.value();
-    Run run = run_load(bed->stack(), load, arrival_times(sizes.n_requests, rate, false, 1, setting.seed));
+    Run run = run_load(bed->build(), load, arrival_times(sizes.n_requests, rate, false, 1, setting.seed));
     if (!run.wrong.empty()) return Finding{{}, run.wrong};
     Values values = {{"rate", rate}, {"capacity", capacity.value()}};
     values.update(run_values(run));

@@ -195,7 +195,7 @@ Measure open(const Setting& setting) {
   const auto run_split = [setting](const std::string& topology, const Trace& trace) -> Result<Simulation> {
     const double share = topology == "1C" ? 1 : .5;
     SimulationOptions options = simulated_h100(topology, trace, share);
-    options.hardware.link_bytes_per_s = kNoWire;
+    options.hardware.link_bytes_per_s = kNoTransferTime;
     set_step_tokens(options, 512);
     options.kv_tokens = setting.tiny ? 8000 : 200000;
     Result<Simulation> run = simulate(options, trace);

@@ -45,7 +45,7 @@ Measure open(const Setting& setting) {
     const int prompt = setting.tiny ? 128 : 1024, n = setting.tiny ? 4 : 24;
     const int shared = int(double(point["share"]) * prompt);
     const std::vector<BenchRequest> load = shared_prefix_load(n, 2, shared, prompt - shared, 2, setting.seed).requests;
-    Run run = run_load(bed->stack(), load, {});
+    Run run = run_load(bed->build(), load, {});
     if (!run.wrong.empty()) return Finding{{}, run.wrong};
     char hash[20];
     std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(run.logits_hash));
@@ -184,7 +184,7 @@ struct Cache {
     const KvReservation r = kv->reserve(tokens.first(size_t(prompt)), 0).value();
     const std::span<const int32_t> rest = tokens.subspan(size_t(r.cached_tokens));
     XPYD_CHECK(kv->append(r.handle, int(rest.size())));
-    kv->written(r.handle, rest);
+    kv->commit(r.handle, rest);
     kv->free(r.handle);
     return r.cached_tokens;
   }

@@ -22,7 +22,7 @@
 #include "base/device/device.h"
 #include "base/random.h"
 #include "base/stats.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 #include "experiments/experiment.h"
 
 namespace xpyd::experiments::rdma_experiment {
@@ -60,11 +60,11 @@ class Pair {
         wrong = made.error().message;
         return;
       }
-      end->wire = std::move(made).value();
+      end->transport = std::move(made).value();
     }
     for (bool there = false, here = false; !there || !here;) {
-      const Result<bool> a = poster_.wire->connect(kOwner, owner_.wire->address()),
-                         b = owner_.wire->connect(kPoster, poster_.wire->address());
+      const Result<bool> a = poster_.transport->connect(kOwner, owner_.transport->address()),
+                         b = owner_.transport->connect(kPoster, poster_.transport->address());
       if (!a || !b) {
         wrong = (a ? b : a).error().message;
         return;
@@ -72,7 +72,7 @@ class Pair {
       there = a.value(), here = b.value();
     }
     const MemoryRange all(owner_.memory.get(), bytes);
-    window_ = owner_.wire->open(kPoster, KvOp::write, {&all, 1}).value();
+    registration_ = owner_.transport->open(kPoster, KvOp::write, {&all, 1}).value();
     Random random(5);
     auto* words = reinterpret_cast<uint64_t*>(poster_.memory.get());
     for (size_t i = 0; i < bytes / 8; ++i) words[i] = random.next();
@@ -82,18 +82,18 @@ class Pair {
   TransferId post(const std::vector<size_t>& places, size_t piece) {
     TransferPlan plan;
     for (size_t at : places)
-      plan.copies.push_back({poster_.memory.get() + at, poster_.wire->remote(kOwner, 0) + at, piece});
+      plan.copies.push_back({poster_.memory.get() + at, poster_.transport->remote(kOwner, 0) + at, piece});
     plan.bytes = places.size() * piece;
     ++posts_;
-    return poster_.wire->post({kOwner, KvOp::write, window_, 0}, plan);
+    return poster_.transport->post({kOwner, KvOp::write, registration_, 0}, plan);
   }
   // Waits until the owner has counted all posts and they are done. A post advances when it is polled, so both ends are
   // polled.
   void wait(std::vector<TransferId> ids) {
     const double until = clock.now() + 60;
-    while (wrong.empty() && (owner_.wire->arrived(window_) < posts_ || !ids.empty())) {
+    while (wrong.empty() && (owner_.transport->arrived(registration_) < posts_ || !ids.empty())) {
       std::erase_if(ids, [&](TransferId id) {
-        const TransferState state = poster_.wire->poll(id);
+        const TransferState state = poster_.transport->poll(id);
         if (state != TransferState::in_flight && state != TransferState::done) wrong = "a transfer failed";
         return state != TransferState::in_flight;
       });
@@ -110,10 +110,10 @@ class Pair {
  private:
   struct End {
     std::shared_ptr<std::byte> memory;
-    std::unique_ptr<KvTransport> wire;
+    std::unique_ptr<KvTransport> transport;
   };
   End poster_, owner_;
-  WindowKey window_;
+  RemoteKey registration_;
   int posts_ = 0;
 };
 

@@ -139,7 +139,7 @@ REGISTER_EXPERIMENT("rejection", "cpu", points, each<run>);
 // Expected: without it, a request that waits for D waits between two tokens, beyond 100 ms. With it, the request waits
 // before the first token, where 30 s are allowed: 1.2 to 4 times as many within both, throughput .95 to 1.05. reuse:
 // LRU with clients in turn loses each prefix before it is used again: 1 to 1.6 times at .7 and .9; at 1.1 .98 to 1.02.
-namespace escrow {
+namespace reserve_blocks {
 
 constexpr Objectives kObjectives = {30, 0.1};
 constexpr int kDraws = 3;
@@ -218,7 +218,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   SimulationOptions o = options_of(point, trace.value());
   o.conductor.objectives = kObjectives;
   o.conductor.admission = find_admission_policy(std::string(point["admission"]));
-  o.conductor.escrow = point["reservation"] == "escrow";
+  o.conductor.reserve_blocks = point["reservation"] == "escrow";
   const Result<Simulation> run = simulate(o, trace.value());
   if (!run) return run.error();
   Finding found;
@@ -237,7 +237,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
 
 REGISTER_EXPERIMENT("rejection/reservation", "cpu", points, each<run>);
 
-}  // namespace escrow
+}  // namespace reserve_blocks
 
 }  // namespace
 }  // namespace xpyd::experiments::rejection_experiment

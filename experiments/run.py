@@ -6,7 +6,7 @@
                               every table of the notes and papers (tables.py); fails where something differs for no reason given
     run.py readme             rewrite CLAIMS.md, ranges.csv and the tables in README.md (--check: only say whether they are up
                               to date); refuses a range that was changed after a run without an amendment
-    run.py log                offload_cost/trace's spans as an event log (disagg/life.h), for `xpyd trace FILE`: steps, and copies as wires
+    run.py log                offload_cost/trace's spans as an event log (disagg/request_trace.h), for `xpyd trace FILE`: steps, and copies as wires
     run.py list               names, devices, the minutes that their last run took, and the sum
 
 A point that is in the result file is not measured again: files are stamped with hashes of the sources that

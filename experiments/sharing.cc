@@ -89,7 +89,7 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
         for (int head : {0, 7})
           for (int side : {0, 1})
             std::memset(view.row(layer, side, t, head), prompt[size_t(t)] + layer, o.shape.row_bytes());
-    kv->written(r.value().handle, std::span<const int32_t>(prompt).subspan(size_t(r.value().cached_tokens)));
+    kv->commit(r.value().handle, std::span<const int32_t>(prompt).subspan(size_t(r.value().cached_tokens)));
     donors.push_back(r.value().handle);
   }
   if (way == "takeover")
@@ -105,7 +105,7 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
     if (!r || r.value().cached_tokens != prefix) return Finding{{}, "the prefix was not found"};
     if (!kv->append(r.value().handle, kOwn)) return Finding{{}, "no room"};
     if (way != "takeover") wrong += differences(kv->view(donors[0]), kv->view(r.value().handle), prefix);
-    kv->written(r.value().handle, std::span<const int32_t>(prompt).last(kOwn));
+    kv->commit(r.value().handle, std::span<const int32_t>(prompt).last(kOwn));
     sharers.push_back(r.value().handle);
   }
   for (KvHandle s : sharers)  // after the donors have ended, each other's
@@ -136,8 +136,8 @@ Result<Finding> serve(Bed& bed, const std::string& way, int prefix, const Settin
   if (!wrong.value().empty()) return Finding{{}, wrong.value()};
   const int own = setting.tiny ? 16 : 128;
   const auto all = shared_prefix_load(5, 1, prefix, own, 2, setting.seed).requests;
-  Run first = run_load(bed.stack(), {all[0]}, {});
-  Run rest = run_load(bed.stack(), {all.begin() + 1, all.end()}, std::vector<double>(4, 0.0));
+  Run first = run_load(bed.build(), {all[0]}, {});
+  Run rest = run_load(bed.build(), {all.begin() + 1, all.end()}, std::vector<double>(4, 0.0));
   for (const std::string& w : {first.wrong, rest.wrong})
     if (!w.empty()) return Finding{{}, w};
   char hash[20];

@@ -18,12 +18,12 @@ void set_step_tokens(disagg::SimulationOptions& options, int tokens);
 // One H100, or a `share` of it, that reaches half of its FLOP/s and 0.8 of its bandwidth, with Llama-3.1-8B in bf16,
 // blocks of 16 tokens and 64 sequences. Requests go to the instance with the shortest queue. A step has no fixed cost.
 disagg::SimulationOptions simulated_h100(const std::string& topology, const disagg::Trace& trace, double share = 1);
-inline constexpr double kNoWire = 1e15;  // bytes/s: transfers take no time
+inline constexpr double kNoTransferTime = 1e15;  // bytes/s: transfers take no time
 
 // Adds a request that shares no block with another one.
 void add_request(disagg::Trace& trace, double arrival_s, int prompt, int output);
 // The requests [first, first + n), or as many as there are. None of them waits for another one's end.
-disagg::Trace window(const disagg::Trace& trace, size_t first, size_t n);
+disagg::Trace registration(const disagg::Trace& trace, size_t first, size_t n);
 disagg::Trace faster(disagg::Trace trace, double times);
 // How many instances the prompts keep busy, if no cache finds anything.
 double prefill_load(const disagg::SimulationOptions& options, const disagg::Trace& trace);

@@ -89,8 +89,8 @@ Result<Finding> converse(Bed& bed, const Sizes& sizes, const Values& point, cons
   Result<std::string> wrong = bed.open({"--topology", "1C", "--allocator", point["allocator"]});
   if (!wrong) return wrong.error();
   if (!wrong.value().empty()) return Finding{{}, wrong.value()};
-  Stack& stack = bed.stack();
-  const uint64_t hash_before = stack.cluster->logits_hash();
+  Build& build = bed.build();
+  const uint64_t hash_before = build.cluster->logits_hash();
   Random random(setting.seed);
   const int n = point["conversations"], history = point["history"];
   std::vector<std::vector<int32_t>> said(static_cast<size_t>(n));
@@ -99,7 +99,7 @@ Result<Finding> converse(Bed& bed, const Sizes& sizes, const Values& point, cons
   for (int turn = 0; turn < kTurns; ++turn)
     for (size_t c = 0; c < said.size(); ++c) {
       for (int i = turn == 0 ? history : sizes.fresh; i > 0; --i)
-        said[c].push_back(int32_t(random.below(uint64_t(stack.config.vocab))));
+        said[c].push_back(int32_t(random.below(uint64_t(build.config.vocab))));
       auto request = std::make_shared<Request>();
       request->id = next_id.fetch_add(1);
       request->prompt = said[c];
@@ -107,9 +107,9 @@ Result<Finding> converse(Bed& bed, const Sizes& sizes, const Values& point, cons
       request->sampling.temperature = 0;
       request->max_tokens = kReply;
       request->ignore_eos = true;
-      request->arrival_s = stack.clock.now();
+      request->arrival_s = build.clock.now();
       auto answer = std::make_shared<Answer>();
-      if (Status status = stack.cluster->submit(request, answer); !status) return status.error();
+      if (Status status = build.cluster->submit(request, answer); !status) return status.error();
       if (!answer->wait()) return Finding{{}, "a turn did not get its tokens"};
       said[c].insert(said[c].end(), answer->tokens.begin(), answer->tokens.end());
       if (turn == 0) continue;
@@ -117,11 +117,11 @@ Result<Finding> converse(Bed& bed, const Sizes& sizes, const Values& point, cons
       cached += answer->cached;
       prompts += double(request->prompt.size());
     }
-  stack.cluster->wait_idle(60);
-  stack.cluster->instances()[0]->memory().clear_prefix_cache();
+  build.cluster->wait_idle(60);
+  build.cluster->instances()[0]->memory().clear_prefix_cache();
   char hash[24];
   std::snprintf(hash, sizeof hash, "%016llx",
-                static_cast<unsigned long long>(stack.cluster->logits_hash() - hash_before));
+                static_cast<unsigned long long>(build.cluster->logits_hash() - hash_before));
   return Finding{{{{"ttft_ms", summarize(ttft_ms).mean},
                    {"cached_share", cached / prompts},
                    {"turns", ttft_ms.size()},
@@ -191,7 +191,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     Conversation& who = conversations[c];
     const auto fresh = std::span<const int32_t>(who.said).last(size_t(n));
     if (!memory->append(who.kv, n)) return false;
-    memory->written(who.kv, fresh);
+    memory->commit(who.kv, fresh);
     rows[size_t(memory->view(who.kv).slot)] = {int(c), int(who.said.size())};
     return true;
   };

@@ -22,7 +22,7 @@ IMPLEMENTED = {
     "attention/attention.h": ["attention/variants.cc"],
     "attention/cuda/attention_cuda_kernel.h": ["attention/cuda/" + kernel + ".cu" for kernel in (
         "attention_naive", "decode_mma", "decode_split", "prefill_mma", "prefill_wgmma_sm90")],
-    "attention/cpu/kernels.h": ["attention/cpu/walk.cc"],
+    "attention/cpu/kernels.h": ["attention/cpu/tiled_attention.cc"],
     "base/copy.h": ["base/memory.cc"],
     "base/wait_word.h": ["base/thread_team.cc"],
     "disagg/instance/cluster.h": ["disagg/instance/build_instance.cc"],
@@ -43,14 +43,14 @@ IMPLEMENTED = {
     "server/http/http.h": ["server/http/boost_impl.cc", "server/http/http_parser.cc"],
     "server/workers/local_workers.h": ["server/workers/etcd_registry.cc"],
     "server/main.cc": ["server/cli/" + command + ".cc" for command in ("tour", "serve", "commands", "info")],
-    "server/stack.h": ["server/backend.cc", "server/backend_cuda.cu", "server/cli/options.cc"],
+    "server/build.h": ["server/backend.cc", "server/backend_cuda.cu", "server/cli/options.cc"],
 }
 
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))
 NAMESPACE = re.compile(rb"\bnamespace ([\w:]+) \{")
 FLAGS = re.compile(r"(_avx2\.cc|\.cu)?$")  # those that the Makefile compiles otherwise
 TABLES = {  # whose rows stand in files of their names, below this folder
-    "disagg/transport/wires.h": (re.compile(rb"\bmake_(\w+)_transport\("), "disagg/transport/"),
+    "disagg/transport/transports.h": (re.compile(rb"\bmake_(\w+)_transport\("), "disagg/transport/"),
     "allocator/schemes.cc": (re.compile(rb"^KvScheme (\w+)_scheme\(\);", re.M), "allocator/"),
 }
 REGISTERED = re.compile(r'^REGISTER_EXPERIMENT\("([\w/]+)",\s*"(\w+)"', re.M)

@@ -1,6 +1,6 @@
 #include "experiments/subcommands.h"
 
-#include "server/stack.h"
+#include "server/build.h"
 
 namespace xpyd::server {
 

@@ -23,7 +23,7 @@ std::vector<OptionRow> prefix_stats_options();
 std::vector<OptionRow> simulate_options();
 std::vector<OptionRow> event_log_options();  // replay, explain
 
-// The rows of the server's table (server/stack.h) and of these.
+// The rows of the server's table (server/build.h) and of these.
 std::span<const OptionRow> all_options();
 
 }  // namespace xpyd::server

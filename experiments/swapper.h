@@ -11,7 +11,7 @@
 
 #include "allocator/kv_memory.h"
 #include "allocator/kv_pool.h"
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 #include "base/random.h"
 #include "base/stats.h"
 
@@ -44,7 +44,7 @@ class Swapper {
     if (!pool) return pool.error();
     std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), options);
     if (scattered) scatter(*memory, s->random_);
-    Result<std::unique_ptr<KvMemory>> tiered = make_tiered(std::move(memory), options);
+    Result<std::unique_ptr<KvMemory>> tiered = make_offloaded(std::move(memory), options);
     if (!tiered) return tiered.error();
     s->memory_ = std::move(tiered).value();
     return s;
@@ -56,7 +56,7 @@ class Swapper {
     memory_->clear_prefix_cache();
     std::vector<int32_t> tokens;
     for (int i = 0; i <= n_tokens_; ++i) tokens.push_back(int32_t(random_.below(1 << 16)));
-    const KvTierStats before = memory_->stats().tiers;
+    const OffloadStats before = memory_->stats().tiers;
 
     Result<KvReservation> first = memory_->reserve(tokens, salt);
     if (!first || !memory_->append(first.value().handle, n_tokens_)) return "no room in the pool";
@@ -68,7 +68,7 @@ class Swapper {
     const int piece = std::max(1, n_tokens_ / 8);
     for (int at = 0; at < n_tokens_; at += piece) {
       const double start = clock_.now();
-      memory_->written(source, std::span(tokens).subspan(size_t(at), size_t(std::min(piece, n_tokens_ - at))));
+      memory_->commit(source, std::span(tokens).subspan(size_t(at), size_t(std::min(piece, n_tokens_ - at))));
       swap.engine_out_s += clock_.now() - start;
       wait();
       swap.out_s += clock_.now() - start;
@@ -89,7 +89,7 @@ class Swapper {
       for (size_t i = 0; i < words; ++i) same &= row[i] == word(salt, at + i);
     });
     memory_->free(second.value().handle);
-    const KvTierStats after = memory_->stats().tiers;
+    const OffloadStats after = memory_->stats().tiers;
     swap.bytes = after.bytes_out - before.bytes_out;
     swap.copies_out = after.copies_out - before.copies_out;
     swap.copies_in = after.copies_in - before.copies_in;

@@ -58,7 +58,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   options.kv_tokens = 16000;
   Finding found;
   // Without `behind`: no transfer takes time, and P is idle.
-  const double without = first_gap_s(options, trace, kNoWire, found.wrong);
+  const double without = first_gap_s(options, trace, kNoTransferTime, found.wrong);
   if (!found.wrong.empty()) return found;
   const double bytes_per_s = double(point["gbps"]) * 1e9 / 8;
   if (point["behind"] == "yes") add_request(trace, 1e-3, prompt, 4);
@@ -93,9 +93,9 @@ std::vector<Values> points(const Setting&) {
 }
 
 // A stage's NIC sends pieces in the order in which they are ready.
-class Wire {
+class MeasuredTransport {
  public:
-  explicit Wire(double bytes_per_s) : bytes_per_s_(bytes_per_s) {}
+  explicit MeasuredTransport(double bytes_per_s) : bytes_per_s_(bytes_per_s) {}
   void send(double ready, double bytes) { free_ = std::max(free_, ready) + bytes / bytes_per_s_; }
   double arrived() const { return free_ + kLatency; }  // when the last piece arrives
 
@@ -110,16 +110,16 @@ double tail_s(const PipelineTimes& times, const std::vector<Chunk>& chunks, int 
   const double end = times.left(last, kStages - 1);
   double arrived = 0;
   for (int s = 0; s < kStages; ++s) {
-    Wire wire(bytes_per_s);
+    MeasuredTransport transport(bytes_per_s);
     for (int i = 0; i <= last; ++i) {
       const double begun = times.begun(i, s), left = times.left(i, s), bytes = chunks[size_t(i)].x * token_bytes;
       if (grain == "layer")
         for (int layer = 1; layer <= stage_layers; ++layer)
-          wire.send(begun + (left - begun) * layer / stage_layers, bytes / stage_layers);
+          transport.send(begun + (left - begun) * layer / stage_layers, bytes / stage_layers);
       else
-        wire.send(grain == "chunk" ? left : end, bytes);
+        transport.send(grain == "chunk" ? left : end, bytes);
     }
-    arrived = std::max(arrived, wire.arrived());
+    arrived = std::max(arrived, transport.arrived());
   }
   return arrived - end;
 }
@@ -177,7 +177,7 @@ Result<Finding> run(const Values& point, const Setting&) {
   set_step_tokens(options, point["prompt"]);
   options.hardware.link_s = 0;
   Finding found;
-  const double without = first_gap_s(options, trace, kNoWire, found.wrong);
+  const double without = first_gap_s(options, trace, kNoTransferTime, found.wrong);
   if (!found.wrong.empty()) return found;
   const double gb_per_s = point["gb_per_s"], tokens = point["prompt"];
   const double store_s = first_gap_s(options, trace, 1e9 * gb_per_s, found.wrong) - without;

@@ -45,8 +45,8 @@ void use(SimulationOptions& o, const Calibration& calibration) {
     o.hardware.link_bytes_per_s = calibration.link_bytes_per_s, o.hardware.link_s = 0;
 }
 
-SimulationOptions simulation_of(Stack& stack, const std::string& topology, const Trace& trace) {
-  const ClusterOptions& live = stack.options;
+SimulationOptions simulation_of(Build& build, const std::string& topology, const Trace& trace) {
+  const ClusterOptions& live = build.options;
   SimulationOptions o = simulated("a800", "llama-3-8b", topology, trace).value();
   const KvShape& shape = live.kv.shape;
   o.model.n_layers = shape.n_layers;
@@ -99,17 +99,17 @@ Measure open(const Setting& setting) {
       const std::vector<double> due = arrival_times(sizes.n_requests, rate, false, 1, seed);
       Result<std::string> wrong = bed->open({"--topology", topology, "--event-log", logs.back()});
       if (!wrong) return wrong.error();
-      const Run run = run_load(bed->stack(), requests, due);
+      const Run run = run_load(bed->build(), requests, due);
       for (const std::string& one : {wrong.value(), run.wrong})
         if (!one.empty()) return Finding{{}, one};
       if (!measured) continue;
       std::ranges::copy(run.ttft_ms, std::back_inserter(live["ttft"]));
       std::ranges::copy(run.gaps_ms, std::back_inserter(live["tbt"]));
       Trace& trace = traces.emplace_back();
-      trace.block_tokens = bed->stack().options.kv.block_tokens;
+      trace.block_tokens = bed->build().options.kv.block_tokens;
       for (size_t k = 0; k < requests.size(); ++k)
         add_request(trace, due[k], requests[k].input_tokens, requests[k].output_tokens);
-      if (!options) options = simulation_of(bed->stack(), topology, trace);
+      if (!options) options = simulation_of(bed->build(), topology, trace);
     }
     bed->close();  // completes the logs
     const Result<Calibration> calibration = calibrate(calibrated_logs);

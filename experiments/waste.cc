@@ -475,7 +475,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     const std::span<const int32_t> ids(prompt.data(), size_t(length));
     Result<KvReservation> reserved = real->reserve(ids, 0);
     if (!reserved || !real->append(reserved.value().handle, length)) break;
-    real->written(reserved.value().handle, ids);
+    real->commit(reserved.value().handle, ids);
     held += int64_t(real->blocks(reserved.value().handle).size());
     ++batch;
   }
@@ -535,7 +535,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     if (!first) return first.error();
     choices.push_back(first.value().handle);
     if (!memory->append(choices[0], one.prompt)) return Finding{{}, "a prompt does not fit"};
-    memory->written(choices[0], prompt);
+    memory->commit(choices[0], prompt);
     while (int(choices.size()) < n) {
       const auto fork = memory->fork(choices[0]);
       if (!fork) return fork.error();
@@ -544,7 +544,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     for (int i = 1; i <= one.output; ++i) {
       for (KvHandle choice : choices) {
         if (!memory->append(choice, 1)) return Finding{{}, "a token does not fit"};
-        memory->written(choice, next);
+        memory->commit(choice, next);
       }
     }
     held_at_end += memory->stats().active, alone_at_end += n * ((one.prompt + one.output + kBlock - 1) / kBlock);

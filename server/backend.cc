@@ -5,7 +5,7 @@
 #include "base/peak/peak.h"
 #include "base/progress.h"
 #include "base/table.h"
-#include "server/stack.h"
+#include "server/build.h"
 
 namespace xpyd::server {
 namespace {
@@ -16,7 +16,7 @@ Error no_cuda() {
           "--device cuda: this build has no CUDA: it is compiled in where nvcc (12.4 to 13) and a "
           "card are found, and by `make cuda`"};
 }
-Result<std::unique_ptr<Backend>> open_no_cuda(const Stack&) { return no_cuda(); }
+Result<std::unique_ptr<Backend>> open_no_cuda(const Build&) { return no_cuda(); }
 Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
 Result<std::unique_ptr<Device>> no_cuda_alone() { return no_cuda(); }
 #endif
@@ -33,12 +33,12 @@ struct Threads {
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const Stack& stack, std::shared_ptr<const Weights> weights, std::vector<Threads> threads)
+  CpuBackend(const Build& build, std::shared_ptr<const Weights> weights, std::vector<Threads> threads)
       : weights_(std::move(weights)),
-        max_step_tokens_(stack.max_step_tokens()),
-        max_batch_(stack.options.max_batch),
-        window_(stack.options.pipeline_window),
-        kernels_(stack.backend_options.kernels),
+        max_step_tokens_(build.max_step_tokens()),
+        max_batch_(build.options.max_batch),
+        window_(build.options.pipeline_window),
+        kernels_(build.backend_options.kernels),
         threads_(std::move(threads)) {
     for (const Threads& t : threads_)
       teams_.push_back(t.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(t.of_rank, t.cpus) : nullptr);
@@ -90,40 +90,40 @@ Dtype find_dtype(const std::string& name) {
   return {};
 }
 
-Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack) {
+Result<std::shared_ptr<const Weights>> load_host_weights(const Build& build) {
   ThreadTeam loaders(std::max(1, int(std::thread::hardware_concurrency())));
   RealClock clock;
-  Progress bar("weights", 1000, clock, !stack.processes);  // of several processes none draws a progress bar
-  LoadOptions load = stack.backend_options.load;
+  Progress bar("weights", 1000, clock, !build.processes);  // of several processes none draws a progress bar
+  LoadOptions load = build.backend_options.load;
   load.progress = [&bar](double share) { bar.update(int64_t(share * 1000)); };
-  return load_weights(stack.model_dir, stack.config, load, loaders);
+  return load_weights(build.model_dir, build.config, load, loaders);
 }
 
-Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack) try {
-  const std::vector<Role>& instances = stack.options.topology;
+Result<std::unique_ptr<Backend>> open_cpu_backend(const Build& build) try {
+  const std::vector<Role>& instances = build.options.topology;
   const int cores = std::max(1, int(std::thread::hardware_concurrency()));
-  int threads = stack.backend_options.threads;
+  int threads = build.backend_options.threads;
   if (threads == 0) threads = std::max(1, cores / int(instances.size()));
   // Ranks share an instance's threads; each has at least one.
   std::vector<Threads> of_instances;
   int total = 0;
   for (size_t i = 0; i < instances.size(); ++i) {
-    const KvShards shards = stack.options.shards(instances[i]);
-    const int n_cpus = stack.options.cpus.empty() ? 0 : int(stack.options.cpus[i].size());
+    const KvShards shards = build.options.shards(instances[i]);
+    const int n_cpus = build.options.cpus.empty() ? 0 : int(build.options.cpus[i].size());
     Threads& own = of_instances.emplace_back(
         Threads{shards, std::max(1, (n_cpus ? n_cpus : threads) / shards.n_ranks())});
     if (n_cpus && own.total() > n_cpus)
       return invalid("--cpus: " + std::to_string(n_cpus) + " cores for an instance of " +
                      std::to_string(shards.n_ranks()) + " ranks");
-    if (n_cpus) own.cpus = stack.options.cpus[i];
-    for (int t = 0; stack.backend_options.pin && !n_cpus && t < own.total(); ++t) own.cpus.push_back(total + t);
+    if (n_cpus) own.cpus = build.options.cpus[i];
+    for (int t = 0; build.backend_options.pin && !n_cpus && t < own.total(); ++t) own.cpus.push_back(total + t);
     total += own.total();
   }
-  if (stack.backend_options.pin && total > cores)
+  if (build.backend_options.pin && total > cores)
     return invalid("--pin on: " + std::to_string(instances.size()) + " instances need " + std::to_string(total) +
                    " threads, more than the " + std::to_string(cores) + " cores here");
   return std::unique_ptr<Backend>(
-      std::make_unique<CpuBackend>(stack, need(load_host_weights(stack)), std::move(of_instances)));
+      std::make_unique<CpuBackend>(build, need(load_host_weights(build)), std::move(of_instances)));
 } catch (const Error& error) {
   return error;
 }

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "model/cuda/model_cuda.h"
 #include "model/cuda/peak_cuda.h"
-#include "server/stack.h"
+#include "server/build.h"
 
 namespace xpyd::server {
 namespace {
@@ -53,9 +53,9 @@ CudaSharing parse_split(const std::string& text, const cuda::Card& card) {
 
 }  // namespace
 
-Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack) try {
-  const ClusterOptions& o = stack.options;
-  const BackendOptions& b = stack.backend_options;
+Result<std::unique_ptr<Backend>> open_cuda_backend(const Build& build) try {
+  const ClusterOptions& o = build.options;
+  const BackendOptions& b = build.backend_options;
   // A kernel that is loaded at its first launch waits for running kernels, and NCCL's kernels wait for a peer. So
   // modules are loaded eagerly.
   if (o.transport->name == std::string("nccl")) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
@@ -64,7 +64,7 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack) try {
            card.major, card.minor, card.n_sms, card.free_bytes >> 20, card.memory_bytes >> 20);
   CudaSharing sharing = parse_split(b.gpu_split, card);
   const bool contiguous = o.kv_scheme->contiguous;
-  CudaModelOptions model{.max_step_tokens = stack.max_step_tokens(),
+  CudaModelOptions model{.max_step_tokens = build.max_step_tokens(),
                          .max_logits = o.max_batch,
                          .max_seqs = o.max_batch,
                          .max_kv_length = o.max_model_len,
@@ -74,13 +74,13 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack) try {
                          .graphs = b.cuda_graphs == "on"};
   const int block_tokens = contiguous ? o.max_model_len : o.kv_scheme->block_tokens(o.kv);
   if (!contiguous) model.max_table_entries = (o.max_model_len + block_tokens - 1) / block_tokens;
-  if (o.kv.shape.dtype == Dtype::int4 && stack.config.head_dim % 4 != 0)
-    return invalid("--kv-dtype int4 on CUDA: head_dim is " + std::to_string(stack.config.head_dim) +
+  if (o.kv.shape.dtype == Dtype::int4 && build.config.head_dim % 4 != 0)
+    return invalid("--kv-dtype int4 on CUDA: head_dim is " + std::to_string(build.config.head_dim) +
                    ", expected a multiple of 4");
   const KvLayout layout{o.kv.shape, o.kv.order, block_tokens, 1};
-  need(check_cuda_attention(model, stack.config, b.load.dtype, layout, contiguous, card));
+  need(check_cuda_attention(model, build.config, b.load.dtype, layout, contiguous, card));
   cuda::Stream stream;
-  const std::shared_ptr<const Weights> host = need(load_host_weights(stack));
+  const std::shared_ptr<const Weights> host = need(load_host_weights(build));
   return std::unique_ptr<Backend>(
       std::make_unique<CudaBackend>(card, need(upload_weights(*host, stream)), std::move(model), std::move(sharing)));
 } catch (const Error& error) {

@@ -20,8 +20,8 @@
 #include "base/table.h"
 #include "base/version.h"
 #include "experiments/subcommands.h"
+#include "server/build.h"
 #include "server/cli/commands.h"
-#include "server/stack.h"
 
 namespace xpyd::server {
 namespace {

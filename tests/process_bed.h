@@ -18,7 +18,7 @@
 #include "disagg/processes/process_cluster.h"
 #include "experiments/event_log/replay.h"
 #include "experiments/event_log/trace_view.h"
-#include "server/stack.h"
+#include "server/build.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
@@ -79,19 +79,19 @@ class Bed {
     Words words = more_;
     words.insert(words.end(), {"--processes", "--topology", topology});
     options_ = Options::parse(option_table(), "serve", words, 0).value();
-    stack_ = prepare_stack(*options_).value();
-    ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
-                                  .limits = limits(stack_->options),
+    build_ = prepare_build(*options_).value();
+    ProcessClusterOptions cluster{.conductor = conductor_options(build_->options),
+                                  .limits = limits(build_->options),
                                   .listen = "unix:" + dir_.path + "/conductor",
-                                  .fingerprint = fingerprint(*stack_)};
+                                  .fingerprint = fingerprint(*build_)};
     if (const std::string& file = options_->text("cluster-key-file"); !file.empty())
       cluster.key = ClusterKey::from_file(file).value();
     cluster.conductor.lease_s = lease_s;
     // However often a busy machine makes instances look silent.
     cluster.conductor.max_tries = cluster.conductor.max_crashes = 1000;
     cluster.conductor.patience_s = 120;
-    cluster.pool = pool_ = make_handoff_pool(stack_->options).value();
-    cluster_ = ProcessCluster::create(std::move(cluster), stack_->clock).value();
+    cluster.pool = pool_ = make_handoff_pool(build_->options).value();
+    cluster_ = ProcessCluster::create(std::move(cluster), build_->clock).value();
   }
   ~Bed() {
     if (cluster_) cluster_->stop();
@@ -99,7 +99,7 @@ class Bed {
   }
 
   ProcessCluster& cluster() { return *cluster_; }
-  Clock& clock() { return stack_->clock; }
+  Clock& clock() { return build_->clock; }
   size_t start(const std::string& role, const Words& other = {}, const Words& before = {}) {
     return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other, before);
   }
@@ -154,7 +154,7 @@ class Bed {
     for (size_t i = 0; i < words.size(); i += 2)
       if (!words[i].empty()) plain.insert(plain.end(), {words[i], words[i + 1]});
     plain.insert(plain.end(), {"--topology", "1C"});
-    auto alone = build_stack(Options::parse(option_table(), "serve", plain, 0).value()).value();
+    auto alone = make_build(Options::parse(option_table(), "serve", plain, 0).value()).value();
     auto said = std::make_shared<Recorder>();
     std::map<std::array<int, 3>, uint64_t> known;
     for (const auto& [id, a] : asked_) {
@@ -183,7 +183,7 @@ class Bed {
       if (child.runs()) child.end(SIGTERM);
     children_.clear();
     cluster_.reset();
-    stack_.reset();
+    build_.reset();
     std::vector<std::string> paths;
     for (const auto& entry : std::filesystem::directory_iterator(dir_.path))
       if (entry.path().filename().string().starts_with("events")) paths.push_back(entry.path().string());
@@ -196,9 +196,9 @@ class Bed {
     REQUIRE(counts.ok());
     std::map<std::string, int64_t> decisions{{"files", int64_t(paths.size())}};
     for (const auto& [kind, count] : counts.value()) decisions[kind] = count.decisions;
-    const auto lives = read_lives(paths);
+    const auto lives = read_traces(paths);
     REQUIRE(lives.ok());
-    for (const RequestLife& life : lives.value()) decisions["decoding"] += life.decoding > 0;
+    for (const RequestTrace& life : lives.value()) decisions["decoding"] += life.decoding > 0;
     decisions["lives"] = int64_t(lives.value().size());
     return decisions;
   }
@@ -228,7 +228,7 @@ class Bed {
   TempDir dir_;
   Words more_;
   std::optional<Options> options_;
-  std::unique_ptr<Stack> stack_;
+  std::unique_ptr<Build> build_;
   std::shared_ptr<HandoffPool> pool_;
   std::unique_ptr<ProcessCluster> cluster_;
   std::vector<Child> children_;

@@ -50,7 +50,7 @@ std::string TinySetup::describe() const {
   return topology + " layers " + std::to_string(layers) + " " + scheme + " block " + std::to_string(block_tokens) +
          (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
          " step " + std::to_string(step_tokens) + " " + chunk_policy + " " + transport + " stream " +
-         std::to_string(int(stream_kv)) + (escrow ? " escrow" : "") +
+         std::to_string(int(stream_kv)) + (reserve_blocks ? " escrow" : "") +
          (!prefix_cache ? " no prefix cache"
           : radix       ? " radix cache"
                         : " prefix cache") +
@@ -109,7 +109,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.disagg = find_disagg_policy(setup.disagg);
   options.disagg_options = setup.disagg_options;
   options.stream_kv = setup.stream_kv;
-  options.escrow = setup.escrow;
+  options.reserve_blocks = setup.reserve_blocks;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
   options.chunks = setup.chunks;
@@ -140,10 +140,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.make_model = [this, max_step, shards, setup, kernels, weights](int i, DeviceQueue&) {
     const KvShards& own = shards[size_t(i)];
     if (own.n_ranks() > 1)
-      return make_sharded_llama(weights,
-                                {.shards = own,
-                                 .threads_per_rank = setup.threads,
-                                 .window = setup.window},
+      return make_sharded_llama(weights, {.shards = own, .threads_per_rank = setup.threads, .window = setup.window},
                                 max_step, setup.max_batch, kernels);
     return make_llama(weights, *teams[size_t(i)], max_step, setup.max_batch, kernels);
   };

@@ -30,7 +30,7 @@ struct TinySetup {
   Dtype kv_dtype = Dtype::f32, weight_dtype = Dtype::f32;
   bool exact = false;
   StreamKv stream_kv = StreamKv::layer;
-  bool escrow = false;
+  bool reserve_blocks = false;
   int block_tokens = 16;
   size_t page_group_bytes = 4096;
   bool prefix_cache = true, radix = false;
@@ -47,7 +47,7 @@ struct TinySetup {
   int64_t max_queue_bytes = 256 << 20;
   size_t pool_bytes = 1 << 20;
   bool ahead = true, by_layer = true;
-  KvTierOptions tiers;
+  OffloadOptions tiers;
   std::string admission = "none", fetch = "never";
   Objectives objectives = {};
   std::shared_ptr<EventLog> log = {};

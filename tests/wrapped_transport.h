@@ -9,8 +9,8 @@ namespace xpyd::testing {
 
 class WrappedTransport : public ForwardingTransport {
  public:
-  WrappedTransport(const char* wire, const TransportOptions& options)
-      : ForwardingTransport(find_transport(wire)->make(options).value()) {}
+  WrappedTransport(const char* transport, const TransportOptions& options)
+      : ForwardingTransport(find_transport(transport)->make(options).value()) {}
 };
 
 // The local wire, whose posts are on their way until somebody says what becomes of them.

@@ -14,18 +14,18 @@ int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1
 
 struct PagedSequence : SequenceTokens {
   std::vector<int32_t> table;  // its blocks, one reference each
-  int escrow = 0;              // blocks that are set aside for it
+  int reserved = 0;            // blocks that are set aside for it
   bool maybe_shared = false;   // the block of the next token may have other users
   PrefixChain chain;           // end of the chain of its full blocks
   std::vector<int32_t> tail;   // tokens after the last full block
   void clear() {
     table.clear(), tail.clear();
-    written = room = escrow = 0;
+    written = room = reserved = 0;
     maybe_shared = false, chain = {};
   }
 };
 
-class PagedMemory final : public Pooled<PagedSequence>, public KvEscrow {
+class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
   using Sequence = PagedSequence;
 
  public:
@@ -67,9 +67,9 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvEscrow {
     int wanted = std::max(more, 0) + int(copy);
     if (wanted > 0) {
       int64_t evictions = 0;
-      const int drawn = std::min(wanted, s.escrow);
+      const int drawn = std::min(wanted, s.reserved);
       if (!blocks_.allocate(wanted, s.table, evictions, drawn)) return false;
-      s.escrow -= drawn;
+      s.reserved -= drawn;
       evictions_.fetch_add(evictions, std::memory_order_relaxed);
     }
     if (copy) make_tail_private(s);
@@ -77,23 +77,23 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvEscrow {
     return true;
   }
 
-  bool escrow(KvHandle handle, int n_tokens) override {
+  bool reserve_blocks(KvHandle handle, int n_tokens) override {
     Sequence& s = sequences_[handle];
     check_length(s.written + n_tokens);
     const int more = std::max(0, blocks_for(s.written + n_tokens, block_tokens_) - int(s.table.size())) +
-                     int(n_tokens > 0 && tail_is_shared(s)) - s.escrow;
-    if (!blocks_.escrow(more)) return false;
-    s.escrow += more;
+                     int(n_tokens > 0 && tail_is_shared(s)) - s.reserved;
+    if (!blocks_.reserve(more)) return false;
+    s.reserved += more;
     return true;
   }
-  int escrowed(KvHandle handle) const override { return sequences_[handle].escrow; }
+  int reserved_blocks(KvHandle handle) const override { return sequences_[handle].reserved; }
 
   void free(KvHandle handle) override {
     give_back(sequences_[handle]);
     Pooled::free(handle);
   }
 
-  void written(KvHandle handle, std::span<const int32_t> tokens) override {
+  void commit(KvHandle handle, std::span<const int32_t> tokens) override {
     Sequence& s = sequences_[handle];
     const int before = s.written;
     add_written(s, s.table, tokens.size());
@@ -102,7 +102,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvEscrow {
 
   void keep_private(KvHandle handle) override { sequences_[handle].chain.broken = true; }
 
-  void trim(KvHandle handle) override {
+  void rollback(KvHandle handle) override {
     Sequence& s = sequences_[handle];
     give_back(s);
     size_t keep = size_t(blocks_for(s.written, block_tokens_));
@@ -112,7 +112,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvEscrow {
   }
 
   Result<KvHandle> fork(KvHandle handle) override {
-    trim(handle);  // room in a block that becomes shared is room no more
+    rollback(handle);  // room in a block that becomes shared is room no more
     const KvHandle child_handle = add();
     Sequence& parent = sequences_[handle];
     Sequence& child = sequences_[child_handle];
@@ -147,10 +147,10 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvEscrow {
 
   void check_invariants(bool complete) const override {
     Pooled::check_invariants(complete);
-    int escrowed = 0;
-    sequences_.for_each([&escrowed](const Sequence& s) { escrowed += s.escrow; });
-    const int all = blocks_.stats().escrowed;
-    XPYD_CHECK(complete ? escrowed == all : escrowed <= all, "blocks that are set aside");
+    int reserved_blocks = 0;
+    sequences_.for_each([&reserved_blocks](const Sequence& s) { reserved_blocks += s.reserved; });
+    const int all = blocks_.stats().reserved_blocks;
+    XPYD_CHECK(complete ? reserved_blocks == all : reserved_blocks <= all, "blocks that are set aside");
   }
 
  private:
@@ -164,7 +164,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvEscrow {
   }
 
   void give_back(Sequence& s) {
-    if (s.escrow > 0) XPYD_CHECK(blocks_.escrow(-std::exchange(s.escrow, 0)));
+    if (s.reserved > 0) XPYD_CHECK(blocks_.reserve(-std::exchange(s.reserved, 0)));
   }
 
   // Never the last token, whose logits are wanted.
@@ -231,7 +231,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvEscrow {
   }
 
   void check_sequence(const Sequence& s) const override {
-    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_) && s.escrow >= 0);
+    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_) && s.reserved >= 0);
     if (caching_) XPYD_CHECK(int(s.tail.size()) == s.written % block_tokens_);
     if (s.written % block_tokens_ == 0) return;
     int32_t tail_block = s.table[size_t(s.written / block_tokens_)];

@@ -97,10 +97,10 @@ void BlockPool::shed() {
   while (oldest_ >= 0 && n_blocks_ - n_free() > share_) evict(oldest_);
 }
 
-bool BlockPool::escrow(int n) {
+bool BlockPool::reserve(int n) {
   Lock lock(mutex_);
   if (n > 0 && n > spare()) return false;
-  escrowed_ += n;
+  reserved_ += n;
   return true;
 }
 
@@ -108,7 +108,7 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, i
   const size_t first = out.size(), end = first + size_t(n);
   {
     Lock lock(mutex_);
-    if (escrowed_ > 0 && n - drawn > spare()) return false;
+    if (reserved_ > 0 && n - drawn > spare()) return false;
     source_->claim(n, out);
     size_t claimed = out.size();
     // Of what is cached here, that which others hold, too, gives no room: it stays.
@@ -131,7 +131,7 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, i
       out.resize(first);
       return false;
     }
-    escrowed_ -= drawn;
+    reserved_ -= drawn;
     for (size_t i = first; i < end; ++i) {
       filled_[size_t(out[i])] = 0;
       add_reference(out[i]);
@@ -156,7 +156,7 @@ int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_tok
 
 // A hit takes blocks from those that could be evicted: no more of a prefix than leaves what is set aside.
 int BlockPool::spared(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const {
-  if (escrowed_ == 0) return max_tokens;
+  if (reserved_ == 0) return max_tokens;
   int left = 0, n = 0;
   locked()([&] { left = spare(); });
   PrefixChain chain{.hash = salt};

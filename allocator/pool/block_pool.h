@@ -32,7 +32,7 @@ class BlockPool final : public KvPool {
 
   // Sets n of the blocks that are available aside, or, below 0, gives them back: a number, no blocks. False: fewer are,
   // and nothing has changed. (Another process may take them all the same: then an allocation of them fails.)
-  [[nodiscard]] bool escrow(int n);
+  [[nodiscard]] bool reserve(int n);
 
   [[nodiscard]] bool adopt(const KvHandover& handover) override;
   void discard(const KvHandover& handover) override;
@@ -78,7 +78,7 @@ class BlockPool final : public KvPool {
   void evict(int32_t block);                        // … and given back
   void lost(int32_t block);                         // the index has dropped it already
   void shed();                                      // cached blocks beyond the share
-  int spare() const { return std::min(source_->count_free(), n_free()) + n_cached_ - escrowed_; }
+  int spare() const { return std::min(source_->count_free(), n_free()) + n_cached_ - reserved_; }
   int spared(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
   void poison(int32_t block);
   Block& at(int32_t block) const { return blocks_.as<Block>()[block]; }
@@ -94,7 +94,7 @@ class BlockPool final : public KvPool {
   const int share_;
   std::unique_ptr<PrefixCache> index_;
   int32_t oldest_ = -1, newest_ = -1;  // ends of the LRU list
-  std::atomic<int> escrowed_{0};  // blocks that are set aside, of the free and the cached ones; changed under the lock
+  std::atomic<int> reserved_{0};  // blocks that are set aside, of the free and the cached ones; changed under the lock
   bool poison_;
 };
 

@@ -45,7 +45,7 @@ bool BlockPool::adopt(const KvHandover& handover) {
 KvStats BlockPool::stats() const {
   Lock lock(mutex_);
   KvStats stats = count();
-  stats.escrowed = escrowed_;
+  stats.reserved_blocks = reserved_;
   // Others may have claimed and died between: never more than are not ours.
   stats.free = std::min(source_->count_free(), n_free());
   stats.elsewhere = n_free() - stats.free;
@@ -67,7 +67,7 @@ void BlockPool::check_invariants(std::span<const int32_t> references, std::span<
     XPYD_CHECK(bool(in_lru[size_t(b)]) == (!used && cached(b)), "block " + std::to_string(b));
     if (cached(b)) XPYD_CHECK(filled(b) >= index_->tokens_in(b), "block " + std::to_string(b));
   }
-  XPYD_CHECK(escrowed_ >= 0 && (!complete || source_->member() >= 0 || spare() >= 0),
+  XPYD_CHECK(reserved_ >= 0 && (!complete || source_->member() >= 0 || spare() >= 0),
              "more is set aside than there is");
   source_->check_invariants(held);
   if (index_) index_->check_invariants();

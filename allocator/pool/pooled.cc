@@ -9,8 +9,8 @@
 namespace xpyd::allocator {
 
 PooledMemory::PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
-                           std::optional<KvPlaces> places, KvEscrow* escrow)
-    : KvMemory(name, places ? std::move(*places) : pool->places(), {*this, *this, *this, escrow}),
+                           std::optional<KvPlaces> places, KvBlockReserver* reserver)
+    : KvMemory(name, places ? std::move(*places) : pool->places(), {*this, *this, *this, reserver}),
       pool_(std::move(pool)),
       options_(options),
       queue_(options.queue ? *options.queue : cpu_queue()) {
@@ -56,7 +56,7 @@ void PooledMemory::unpin(KvLease lease) {
 }
 
 KvHandover PooledMemory::hand_over(KvHandle handle) {
-  trim(handle);  // room without tokens does not travel
+  rollback(handle);  // room without tokens does not travel
   const bool alone = !tail_shared(handle);
   const std::span<const int32_t> table = blocks(handle);
   KvHandover handover{{table.begin(), table.end()}, written_tokens(handle)};

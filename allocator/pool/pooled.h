@@ -67,7 +67,7 @@ class PooledMemory : public KvMemory, public KvHandoff, public KvLeases, public 
  public:
   // `places`: of the views, where it is not the pool. `escrow`: of a scheme that counts room which is set aside.
   PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
-               std::optional<KvPlaces> places = {}, KvEscrow* escrow = nullptr);
+               std::optional<KvPlaces> places = {}, KvBlockReserver* reserver = nullptr);
   ~PooledMemory() override;
 
   void free(KvHandle handle) override;

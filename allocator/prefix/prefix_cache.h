@@ -1,7 +1,7 @@
 // PrefixCache: finds the blocks that hold the KV of a prefix, for a pool (BlockPool) and for the tiers below it
-// (KvTiers). Two classes implement it: PrefixIndex, by the hash of whole blocks, and RadixTree, by a tree of tokens,
-// whose prefixes may end within a block. The owner locks what it has found, by its own counts, and says
-// who is evicted.
+// (OffloadTiers). Two classes implement it: PrefixIndex, by the hash of whole blocks, and RadixTree, by a tree of
+// tokens, whose prefixes may end within a block. The owner locks what it has found, by its own counts, and says who is
+// evicted.
 //
 // Thread safety: none. match() and insert() are given `locked`, which calls a function under the owner's lock, so that
 // hashes are computed without it; all else is called under that lock.

@@ -61,19 +61,19 @@ class SlotsMemory final : public Pooled<SlotSequence> {
     return true;
   }
 
-  void written(KvHandle handle, std::span<const int32_t> tokens) override {
+  void commit(KvHandle handle, std::span<const int32_t> tokens) override {
     SlotSequence& s = sequences_[handle];
     add_written(s, {&s.slot, 1}, tokens.size());
     if (keep_) contents_.add(s.slot, tokens);
   }
 
-  void trim(KvHandle handle) override {
+  void rollback(KvHandle handle) override {
     SlotSequence& s = sequences_[handle];
     s.room = s.written;
   }
 
   Result<KvHandle> fork(KvHandle handle) override {
-    trim(handle);
+    rollback(handle);
     const KvHandle child_handle = add();
     if (child_handle == kNoKv) return no_slot();
     const SlotSequence& parent = sequences_[handle];

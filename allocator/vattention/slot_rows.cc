@@ -17,7 +17,7 @@ int64_t runs(const std::vector<int32_t>& rows, size_t from) {
 
 }  // namespace
 
-SlotRows::SlotRows(RowPool& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
+SlotRows::SlotRows(PageGroupRows& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
                    bool map_ahead, SlotContents& contents)
     : pool_(pool),
       row_tokens_(pool.layout().block_tokens),
@@ -231,7 +231,8 @@ void SlotRows::count_references(std::vector<int32_t>& busy, std::vector<int32_t>
 
 // ---- The thread that maps.
 
-PageMapper::PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots)
+PageMapper::PageMapper(PageGroupRows& pool, std::span<const std::unique_ptr<VirtualRange>> ranges,
+                       const KvPlaces& slots)
     : pool_(pool), group_bytes_(pool.groups(0).options().group_bytes), n_rows_(pool.layout().n_blocks) {
   for (int rank = 0; rank < int(ranges.size()); ++rank)
     for (int plane = 0; plane < vattention_planes(slots.layout(rank)); ++plane)

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "allocator/prefix/slot_contents.h"
-#include "allocator/vattention/row_pool.h"
+#include "allocator/vattention/page_group_rows.h"
 
 namespace xpyd::allocator {
 
@@ -37,7 +37,7 @@ class PageMapper {
     enum { map, unmap, unmap_and_release } what = map;  // released: idle references
   };
   // `ranges`: the addresses of each rank; `slots`: of the virtual slots. All of it outlives the mapper.
-  PageMapper(RowPool& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots);
+  PageMapper(PageGroupRows& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots);
   ~PageMapper();
 
   // In the background; gives a ticket.
@@ -63,7 +63,7 @@ class PageMapper {
   size_t offset(const Plane& plane, int slot, int row) const;
   void work();
 
-  RowPool& pool_;
+  PageGroupRows& pool_;
   std::vector<Plane> planes_;  // of all ranks
   const size_t group_bytes_;
   const int n_rows_;
@@ -82,8 +82,8 @@ class SlotRows {
  public:
   // `ranges`: the addresses of each rank; `slots`: their layouts, which outlive the rows. What
   // `contents` knows of rows that are given back is truncated.
-  SlotRows(RowPool& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots, bool map_ahead,
-           SlotContents& contents);
+  SlotRows(PageGroupRows& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
+           bool map_ahead, SlotContents& contents);
   ~SlotRows();
 
   std::span<const int32_t> rows(int slot) const { return slots_[size_t(slot)].rows; }
@@ -149,7 +149,7 @@ class SlotRows {
   void give_back_idle();
   int victim(int except, bool live) const;
 
-  RowPool& pool_;
+  PageGroupRows& pool_;
   const int row_tokens_, n_planes_;
   const bool map_ahead_;
   SlotContents& contents_;

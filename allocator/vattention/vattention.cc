@@ -1,6 +1,6 @@
 // vattention: every sequence has contiguous virtual addresses for its longest length, and memory
 // behind the part that it uses (Prabhu et al., ASPLOS'25). Kernels see contiguous memory; what is
-// left of waste is the end of one row of page groups (row_pool.h).
+// left of waste is the end of one row of page groups (page_group_rows.h).
 //
 // A slot is a piece of the virtual range (slot_rows.h). Its rows stay mapped when its sequence ends (deferred
 // reclamation, section 6.1.2), and so does what they hold (slot_contents.h): a sequence that begins alike maps the full
@@ -22,13 +22,13 @@ constexpr int kAheadTokens = 8;    // of a decoding sequence: its next row is ma
 constexpr int kEagerRows = 2;      // kept mapped on one idle slot for the next arrival
 constexpr int kReclaimBelow = 10;  // percent of the rows free: idle slots give rows back
 
-struct RowSequence : SequenceTokens {
+struct SlotSequence : SequenceTokens {
   int32_t slot = -1;  // of virtual addresses
   void clear() { written = room = 0, slot = -1; }
 };
 
-class VattentionMemory final : public Pooled<RowSequence> {
-  using Sequence = RowSequence;
+class VattentionMemory final : public Pooled<SlotSequence> {
+  using Sequence = SlotSequence;
 
  public:
   // `slots`: at the addresses of `ranges`.
@@ -39,7 +39,7 @@ class VattentionMemory final : public Pooled<RowSequence> {
         token_bytes_(slots.layout(0).token_stride()),
         share_(options.prefix_cache ? options.vattention.share : KvShare::off),
         contents_(layout().n_blocks),
-        row_pool_(dynamic_cast<RowPool&>(*pool_)),
+        row_pool_(dynamic_cast<PageGroupRows&>(*pool_)),
         rows_(row_pool_, std::move(ranges), places(), options.vattention.map_ahead, contents_),
         slots_(size_t(layout().n_blocks)) {
     prepare_idle_slot();
@@ -82,20 +82,20 @@ class VattentionMemory final : public Pooled<RowSequence> {
     return true;
   }
 
-  void written(KvHandle handle, std::span<const int32_t> tokens) override {
+  void commit(KvHandle handle, std::span<const int32_t> tokens) override {
     Sequence& s = sequences_[handle];
     add_written(s, rows_.rows(s.slot), tokens.size());
     if (sharing()) contents_.add(s.slot, tokens);
   }
 
-  void trim(KvHandle handle) override {
+  void rollback(KvHandle handle) override {
     Sequence& s = sequences_[handle];
     s.room = s.written;
     set_busy(s.slot, rows_for(s.room));
   }
 
   Result<KvHandle> fork(KvHandle handle) override {
-    trim(handle);
+    rollback(handle);
     const int written = sequences_[handle].written, donor = sequences_[handle].slot;
     const int slot = find_slot(rows_for(written), -1);
     if (slot < 0 || !clone(slot, donor, written, 0)) return Error{ErrorCode::unavailable, "no free KV slot"};
@@ -363,7 +363,7 @@ class VattentionMemory final : public Pooled<RowSequence> {
   const size_t token_bytes_;  // of one token in one plane, on every rank
   const KvShare share_;
   SlotContents contents_;
-  RowPool& row_pool_;
+  PageGroupRows& row_pool_;
   SlotRows rows_;
   std::vector<Slot> slots_;
   std::vector<int> lease_slots_;  // by lease, whose rows are the slot's first ones; -1: there is no such lease

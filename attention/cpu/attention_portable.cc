@@ -124,7 +124,7 @@ constexpr AttentionKernels kPortable = {take_q,  pack_k, scores, scores_in_place
 }  // namespace
 
 void attention_portable(const AttentionArgs& args, ThreadTeam& team) {
-  attention_walk(args, team, kPortable, kPortable, kPortable);
+  tiled_attention(args, team, kPortable, kPortable, kPortable);
 }
 
 }  // namespace xpyd::attention

@@ -1,10 +1,10 @@
-// The arithmetic of CPU attention: the functions that each instruction set supplies. walk.cc, one source for all of
-// them, decides which rows of which blocks meet which queries. The kernels see row pointers and small dense panels
-// alone.
+// The arithmetic of CPU attention: the functions that each instruction set supplies. tiled_attention.cc, one source for
+// all of them, decides which rows of which blocks meet which queries. The kernels see row pointers and small dense
+// panels alone.
 //
 // Every kernel keeps one order of additions. Over f32, bf16 and fp8 each output element is one chain of FMAs (or of
 // multiplications and additions), ascending in d for scores and in the token for values, for any number of rows. Over
-// codes of int8 and int4 (codes_256.h) sums are sums of integers, which are exact in any order.
+// codes of int8 and int4 (quantised_rows.h) sums are sums of integers, which are exact in any order.
 #pragma once
 
 #include <cstddef>
@@ -79,8 +79,8 @@ struct AttentionKernels {
 float exp2_negative(float x);
 
 // Computes attention with three sets of kernels: those for f32, bf16 and fp8 KV, those for int8, and those for int4.
-void attention_walk(const AttentionArgs& args, ThreadTeam& team, const AttentionKernels& floats,
-                    const AttentionKernels& int8, const AttentionKernels& int4);
+void tiled_attention(const AttentionArgs& args, ThreadTeam& team, const AttentionKernels& floats,
+                     const AttentionKernels& int8, const AttentionKernels& int4);
 
 void attention_portable(const AttentionArgs& args, ThreadTeam& team);
 void attention_avx2(const AttentionArgs& args, ThreadTeam& team);

@@ -60,19 +60,19 @@ __device__ inline float to_float(bf16 x) { return to_f32(x); }
 
 // The element types of quantised rows in the kernels' templates.
 template <int kBits>
-struct Codes {};
+struct QuantisedRow {};
 template <class T>
 constexpr int kCodeBits = 0;
 template <int kBits>
-constexpr int kCodeBits<Codes<kBits>> = kBits;
+constexpr int kCodeBits<QuantisedRow<kBits>> = kBits;
 
-// Calls f<T>() with the element type of these arguments' KV: float, bf16, Codes<8> or Codes<4>.
+// Calls f<T>() with the element type of these arguments' KV: float, bf16, QuantisedRow<8> or QuantisedRow<4>.
 template <class F>
 auto for_elements(const CudaAttentionArgs& args, F&& f) {
   switch (args.layout.shape.dtype) {
     case Dtype::f32: return f.template operator()<float>();
-    case Dtype::int8: return f.template operator()<Codes<8>>();
-    case Dtype::int4: return f.template operator()<Codes<4>>();
+    case Dtype::int8: return f.template operator()<QuantisedRow<8>>();
+    case Dtype::int4: return f.template operator()<QuantisedRow<4>>();
     default: return f.template operator()<bf16>();
   }
 }
@@ -85,7 +85,7 @@ struct RowValues {
   __device__ float operator[](int d) const { return to_float(x[d]); }
 };
 template <int kBits>
-struct RowValues<Codes<kBits>> {
+struct RowValues<QuantisedRow<kBits>> {
   const std::byte* row;
   KvScale scale;
   __device__ RowValues(const std::byte* from, int head_dim) : row(from), scale(kv_scale(from + head_dim * kBits / 8)) {}

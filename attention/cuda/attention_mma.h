@@ -64,8 +64,8 @@ struct Tiles {
   }
 };
 
-// Codes of K and V with their scales and zeros; the copies of kStages tiles are in flight. Rows of codes are aligned to
-// 4 bytes, so they are copied word by word.
+// QuantisedRow of K and V with their scales and zeros; the copies of kStages tiles are in flight. Rows of codes are
+// aligned to 4 bytes, so they are copied word by word.
 template <int kBits, int kDim, int kStages>
 struct CodeTiles {
   static constexpr int kWords = kDim * kBits / 32;     // of a row's codes; one word of scale and zero follows
@@ -97,7 +97,7 @@ struct CodeTiles {
 
 // One tile of the codes is kept as bf16. Each warp converts its own tokens after all warps have read the tile before.
 template <int kBits, int kDim, int kStages>
-struct Tiles<Codes<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
+struct Tiles<QuantisedRow<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
   using Kept = CodeTiles<kBits, kDim, kStages>;
   using Kept::codes, Kept::scales, Kept::kKept, Kept::kPitch;
   static constexpr bool kCoded = true;

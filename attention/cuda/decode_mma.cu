@@ -3,9 +3,10 @@
 // tokens of every tile of 64 through shared memory of its own, a tile ahead, so the loop has no barrier. Warps are
 // merged in order at the end, splits by merge_splits.
 //
-// Codes of int8 and int4 are multiplied exactly, as they are, and never stored as bf16. Each lane reads the words that
-// hold the elements which the mma takes from it; the order of dims is permuted, equally for q and the result. Scale and
-// zero of a key are applied to its scores, those of a value to its weights: sum w (s c + z) = sum (w s) c + sum w z.
+// QuantisedRow of int8 and int4 are multiplied exactly, as they are, and never stored as bf16. Each lane reads the
+// words that hold the elements which the mma takes from it; the order of dims is permuted, equally for q and the
+// result. Scale and zero of a key are applied to its scores, those of a value to its weights: sum w (s c + z) = sum (w
+// s) c + sum w z.
 #include "attention/cuda/attention_cuda_kernel.h"
 #include "attention/cuda/attention_mma.h"
 
@@ -56,7 +57,7 @@ struct Wide {  // bf16: rows of KV as stored
 // them: a word of int8, or half a word of int4. Of values, it takes dims [kDim / 8 (l / 4), + kDim / 8) of four tokens.
 template <int kBits, int kDim>
 struct Coded {
-  using T = Codes<kBits>;
+  using T = QuantisedRow<kBits>;
   static constexpr int kAhead = kStages<T> - 1, kWords = kDim * kBits / 32;
   CodeTiles<kBits, kDim, kStages<T>> kept;
   uint32_t a[kDim / 16][1][4];
@@ -144,7 +145,7 @@ struct Form {
   using Type = Wide<kDim>;
 };
 template <int kBits, int kDim>
-struct Form<Codes<kBits>, kDim> {
+struct Form<QuantisedRow<kBits>, kDim> {
   using Type = Coded<kBits, kDim>;
 };
 

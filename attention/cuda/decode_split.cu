@@ -26,7 +26,7 @@ struct Kept {
   static constexpr int kScales = 0;
 };
 template <int kBits>
-struct Kept<Codes<kBits>> {
+struct Kept<QuantisedRow<kBits>> {
   using Unit = uint32_t;
   static constexpr int kTile = 64, kPiece = 8, kPerWord = 32 / kBits;
   __host__ __device__ static constexpr int pitch(int dim) { return dim / kPerWord + 1; }

@@ -56,7 +56,7 @@ void Drafts::add(std::vector<StepEntry>& entries, const StepCost::Terms& cost) {
     const std::vector<int32_t>& drafts = wishes_[i].drafts;
     const int n = int(drafts.size());
     if (drafter_->in_place() && n < wishes_[i].most) {
-      memory_.trim(s.kv);
+      memory_.rollback(s.kv);
       XPYD_CHECK(append_room(memory_, s, entry.n_tokens));
     }
     const int blocks = int(memory_.blocks(s.kv).size());

@@ -129,7 +129,7 @@ void Engine::settle_arrivals(EngineStep& step) {
     s.arrival.reset();
     const int there = memory_.written_tokens(s.kv);
     if (whole) {
-      memory_.written(s.kv, std::span(s.tokens).subspan(size_t(there), size_t(entry.first - there)));
+      memory_.commit(s.kv, std::span(s.tokens).subspan(size_t(there), size_t(entry.first - there)));
       continue;
     }
     entry.ended = true;
@@ -148,7 +148,7 @@ void Engine::kv_in_place(EngineStep& step) {
   for (const StepEntry& entry : step.entries) {
     if (entry.ended) continue;
     Sequence& s = *entry.sequence;
-    memory_.written(s.kv, std::span(s.tokens).subspan(size_t(entry.first), size_t(entry.n_known())));
+    memory_.commit(s.kv, std::span(s.tokens).subspan(size_t(entry.first), size_t(entry.n_known())));
   }
   steps_.tell_layers(step, n_layers_);
 }
@@ -200,12 +200,12 @@ void Engine::choose_checked(const StepEntry& entry, const float* row, double now
     if (drafts_) drafts_->token(right);
     if (take_token(s, at, std::move(sampled), row_hash(row, vocab_), now)) return;
     if (!right) break;
-    memory_.written(s.kv, std::span(s.tokens).subspan(size_t(at), 1));
+    memory_.commit(s.kv, std::span(s.tokens).subspan(size_t(at), 1));
     s.computed = ++at;
     steps_.keep_hidden(entry);
   }
   s.draft_record.saw(entry.n_drafts, at - (entry.first + entry.n_known()));
-  if (at < entry.end()) memory_.trim(s.kv);
+  if (at < entry.end()) memory_.rollback(s.kv);
 }
 
 // Takes token `at`, the sequence's next. On an instance that hands over, the first token is the last one here. True:

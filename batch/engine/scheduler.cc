@@ -108,7 +108,7 @@ SequenceView Scheduler::view_of(const Sequence& s) const {
   view.n_output = s.n_output();
   view.choices = s.stands_for;
   if (s.kv != kNoKv) {
-    view.n_blocks = int(memory_.blocks(s.kv).size()) + memory_.escrowed(s.kv);
+    view.n_blocks = int(memory_.blocks(s.kv).size()) + memory_.reserved_blocks(s.kv);
     view.tail_shared = memory_.tail_shared(s.kv);
   }
   return view;
@@ -339,7 +339,7 @@ bool Scheduler::make_room() {
 
 void Scheduler::preempt(SequencePtr s) {
   s->arrival.reset();
-  if (s->kv != kNoKv) memory_.set_aside(std::exchange(s->kv, kNoKv));
+  if (s->kv != kNoKv) memory_.swap_out(std::exchange(s->kv, kNoKv));
   s->drafts.reset();
   s->computed = 0;
   s->early = s->probed = false;
@@ -358,7 +358,7 @@ void Scheduler::release(Sequence& s) {
 // Gives a waiting sequence its memory before its turn, if a tier has its KV and nobody else needs the blocks now. The
 // KV is then loaded when its turn comes. `cached_tokens`: already in this memory.
 void Scheduler::load_early(Sequence& s, int cached_tokens, double now) {
-  if (s.kv != kNoKv || memory_.promise(s.tokens, s.salt()) <= cached_tokens) return;
+  if (s.kv != kNoKv || memory_.matched_tokens(s.tokens, s.salt()) <= cached_tokens) return;
   const KvStats kv = memory_.stats();
   auto blocks = [&kv](int tokens) { return blocks_for(tokens, kv.block_tokens); };
   int need = blocks(int(s.tokens.size())) - cached_tokens / kv.block_tokens + kv.capacity / 100;

@@ -29,26 +29,26 @@ void Naps::nap() {
   clock.sleep(std::clamp((now - since_s_) / 16, 5e-6, 5e-5));
 }
 
-Result<BoundaryIn> BoundaryIn::make(const TransportRow& wire, int places, size_t floats, bool checksum) {
+Result<BoundaryIn> BoundaryIn::make(const TransportRow& transport, int places, size_t floats, bool checksum) {
   BoundaryIn made;
   made.place_bytes_ = bytes_of_place(floats);
   made.checksum_ = checksum;
   made.taken_.resize(size_t(places));
-  Device& device = wire.pool_device ? wire.pool_device() : cpu_device();
+  Device& device = transport.pool_device ? transport.pool_device() : cpu_device();
   Result<std::shared_ptr<std::byte>> memory = device.allocate(size_t(places) * made.place_bytes_);
   if (!memory) return memory.error();
   made.memory_ = std::move(memory).value();
   return made;
 }
 
-Result<std::vector<WindowKey>> BoundaryIn::open(KvTransport& wire, PeerId from) {
+Result<std::vector<RemoteKey>> BoundaryIn::open(KvTransport& transport, PeerId from) {
   for (size_t place = 0; place < taken_.size(); ++place) {
     const MemoryRange range{memory_.get() + place * place_bytes_, place_bytes_};
-    const Result<WindowKey> window = wire.open(from, KvOp::write, std::span(&range, 1));
-    if (!window) return window.error();
-    windows_.push_back(window.value());
+    const Result<RemoteKey> registration = transport.open(from, KvOp::write, std::span(&range, 1));
+    if (!registration) return registration.error();
+    registrations_.push_back(registration.value());
   }
-  return windows_;
+  return registrations_;
 }
 
 const float* BoundaryIn::take(int place, size_t floats) {
@@ -60,13 +60,13 @@ const float* BoundaryIn::take(int place, size_t floats) {
   return !checksum_ || sent == checksum_of(rows, floats) ? rows : nullptr;
 }
 
-BoundaryOut::BoundaryOut(KvTransport& wire, Clock& clock, PeerId to, size_t floats, bool checksum)
-    : wire_(wire), clock_(clock), to_(to), place_bytes_(bytes_of_place(floats)), checksum_(checksum) {}
+BoundaryOut::BoundaryOut(KvTransport& transport, Clock& clock, PeerId to, size_t floats, bool checksum)
+    : transport_(transport), clock_(clock), to_(to), place_bytes_(bytes_of_place(floats)), checksum_(checksum) {}
 
-void BoundaryOut::post(int slot, const float* rows, size_t floats, int place, const WindowKey& window) {
+void BoundaryOut::post(int slot, const float* rows, size_t floats, int place, const RemoteKey& registration) {
   Slot& s = slots_[slot];
   XPYD_CHECK(s.id < 0 && kHeaderBytes + floats * sizeof(float) <= place_bytes_);
-  std::byte* to = wire_.remote(to_, 0) + size_t(place) * place_bytes_;
+  std::byte* to = transport_.remote(to_, 0) + size_t(place) * place_bytes_;
   s.plan.copies.clear();
   s.plan.bytes = floats * sizeof(float);
   if (checksum_) {
@@ -75,14 +75,15 @@ void BoundaryOut::post(int slot, const float* rows, size_t floats, int place, co
     s.plan.bytes += sizeof s.checksum;
   }
   s.plan.copies.push_back({reinterpret_cast<const std::byte*>(rows), to + kHeaderBytes, floats * sizeof(float)});
-  s.id = wire_.post({.peer = to_, .op = KvOp::write, .window = window, .deadline_s = clock_.now() + kPostSeconds},
-                    s.plan);
+  s.id = transport_.post(
+      {.peer = to_, .op = KvOp::write, .registration = registration, .deadline_s = clock_.now() + kPostSeconds},
+      s.plan);
 }
 
 Result<bool> BoundaryOut::left(int slot) {
   Slot& s = slots_[slot];
   if (s.id < 0) return true;
-  const TransferState state = wire_.poll(s.id);
+  const TransferState state = transport_.poll(s.id);
   if (state == TransferState::in_flight) return false;
   s.id = -1;
   if (state == TransferState::failed) return Error{ErrorCode::io, "what it computed did not arrive"};

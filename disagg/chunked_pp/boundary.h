@@ -29,13 +29,13 @@ class Naps {
 class BoundaryIn {
  public:
   // Of rows of at most `floats` in each of so many places.
-  static Result<BoundaryIn> make(const TransportRow& wire, int places, size_t floats, bool checksum);
+  static Result<BoundaryIn> make(const TransportRow& transport, int places, size_t floats, bool checksum);
   MemoryRange region() const { return {memory_.get(), taken_.size() * place_bytes_}; }
   // Windows of all places, once.
-  Result<std::vector<WindowKey>> open(KvTransport& wire, PeerId from);
+  Result<std::vector<RemoteKey>> open(KvTransport& transport, PeerId from);
   // Rows have come to that place which were not taken.
-  bool arrived(const KvTransport& wire, int place) const {
-    return wire.arrived(windows_[size_t(place)]) != taken_[size_t(place)];
+  bool arrived(const KvTransport& transport, int place) const {
+    return transport.arrived(registrations_[size_t(place)]) != taken_[size_t(place)];
   }
   // Before: they have arrived. They stay until the next ones come; null: they are not as they were sent.
   const float* take(int place, size_t floats);
@@ -44,15 +44,15 @@ class BoundaryIn {
   size_t place_bytes_ = 0;
   bool checksum_ = false;
   std::shared_ptr<std::byte> memory_;
-  std::vector<WindowKey> windows_;  // [places]
-  std::vector<int> taken_;          // [places]
+  std::vector<RemoteKey> registrations_;  // [places]
+  std::vector<int> taken_;                // [places]
 };
 
 class BoundaryOut {
  public:
   // Rows wait in one of two `slots` until they have left.
-  BoundaryOut(KvTransport& wire, Clock& clock, PeerId to, size_t floats, bool checksum);
-  void post(int slot, const float* rows, size_t floats, int place, const WindowKey& window);
+  BoundaryOut(KvTransport& transport, Clock& clock, PeerId to, size_t floats, bool checksum);
+  void post(int slot, const float* rows, size_t floats, int place, const RemoteKey& registration);
   // Nothing of that slot is under way. Error `io`: it did not arrive.
   Result<bool> left(int slot);
 
@@ -62,7 +62,7 @@ class BoundaryOut {
     TransferId id = -1;  // -1: none
     TransferPlan plan;
   };
-  KvTransport& wire_;
+  KvTransport& transport_;
   Clock& clock_;
   const PeerId to_;
   const size_t place_bytes_;

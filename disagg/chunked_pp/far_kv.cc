@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "disagg/transport/meeting.h"
+#include "disagg/transport/bootstrap.h"
 #include "disagg/transport/posting_transport.h"
 
 namespace xpyd::disagg::ranks {
@@ -34,32 +34,32 @@ struct FarPeer {
   bool dead() const { return false; }
 };
 
-struct FarPost {
+struct FarTransfer {
   int stage;
   uint64_t id;
   TransferState state = TransferState::in_flight;
   bool cancelled = false;
 };
 
-struct NoWindows {
-  Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) const {
+struct NoRegistrations {
+  Result<RemoteKey> open(PeerId, KvOp, std::span<const MemoryRange>) const {
     return Error{ErrorCode::unavailable,
                  "the KV of this instance is on the hosts of its ranks, where nobody else reads "
                  "or writes: expected --kv-transfer push, and this instance as P or C"};
   }
-  bool close(const WindowKey&) const { return true; }
-  int arrived(const WindowKey&) const { return 0; }
+  bool close(const RemoteKey&) const { return true; }
+  int arrived(const RemoteKey&) const { return 0; }
   int64_t refused() const { return 0; }
 };
 
-class FarWire final : public PostingTransport<FarPeer, FarPost, const NoWindows> {
+class FarTransport final : public PostingTransport<FarPeer, FarTransfer, const NoRegistrations> {
  public:
-  FarWire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline, const TransportOptions& options)
+  FarTransport(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline, const TransportOptions& options)
       : PostingTransport("far", options), inner_(std::move(inner)), pipeline_(pipeline) {}
   std::string address() const override { return inner_->address(); }
 
  private:
-  struct Meeting {
+  struct Connection {
     std::set<int> stages;  // that are connected
     std::string error;
   };
@@ -67,26 +67,26 @@ class FarWire final : public PostingTransport<FarPeer, FarPost, const NoWindows>
   Result<std::shared_ptr<FarPeer>> connect_peer(PeerId peer, const std::string& address) override {
     const Result<bool> here = inner_->connect(peer, address);
     if (!here) return here.error();
-    if (meetings_.try_emplace(peer).second) tell_all(Meet{uint32_t(peer), address});
+    if (connections_.try_emplace(peer).second) tell_all(ConnectPeer{uint32_t(peer), address});
     hear();
-    const Meeting& meeting = meetings_[peer];
-    const Error error{ErrorCode::unavailable, meeting.error};
-    const bool met = here.value() && int(meeting.stages.size()) == pipeline_.stages();
+    const Connection& connection = connections_[peer];
+    const Error error{ErrorCode::unavailable, connection.error};
+    const bool met = here.value() && int(connection.stages.size()) == pipeline_.stages();
     if (error.message.empty() && !met) return std::shared_ptr<FarPeer>();
-    meetings_.erase(peer);
+    connections_.erase(peer);
     if (!error.message.empty()) return error;
-    return std::make_shared<FarPeer>(FarPeer{address, need(parse_wire_address("tcp", address)).regions});
+    return std::make_shared<FarPeer>(FarPeer{address, need(parse_transport_address("tcp", address)).regions});
   }
   void leave(PeerId peer, const std::shared_ptr<FarPeer>&) override {
     inner_->disconnect(peer);
-    meetings_.erase(peer);
+    connections_.erase(peer);
     tell_all(Leave{uint32_t(peer)});
   }
-  std::shared_ptr<FarPost> begin(TransferId id, const std::shared_ptr<FarPeer>&, const KvTransfer& what,
-                                 const TransferPlan& plan) override {
+  std::shared_ptr<FarTransfer> begin(TransferId id, const std::shared_ptr<FarPeer>&, const KvTransfer& what,
+                                     const TransferPlan& plan) override {
     if (what.op != KvOp::write || plan.copies.empty()) return nullptr;
     const int stage = pipeline_.find(plan.copies[0].source).stage;
-    Post post{.id = uint64_t(id), .peer = uint32_t(what.peer), .window = what.window};
+    Transfer post{.id = uint64_t(id), .peer = uint32_t(what.peer), .registration = what.registration};
     for (size_t i = 0; i < plan.copies.size(); ++i) {
       const Copy& copy = plan.copies[i];
       const RemotePipeline::KvAddress from = pipeline_.find(copy.source);
@@ -97,16 +97,16 @@ class FarWire final : public PostingTransport<FarPeer, FarPost, const NoWindows>
       if (!pipeline_.tell(stage, post)) return nullptr;
       post.pieces.clear();
     }
-    return std::make_shared<FarPost>(FarPost{stage, post.id});
+    return std::make_shared<FarTransfer>(FarTransfer{stage, post.id});
   }
-  TransferState progress(FarPost& post, bool unwanted) override {
+  TransferState progress(FarTransfer& post, bool unwanted) override {
     hear();
     if (unwanted && post.state == TransferState::in_flight && !std::exchange(post.cancelled, true))
       pipeline_.tell(post.stage, Cancel{post.id});
     return post.state;
   }
-  const NoWindows& windows() const override {
-    static constexpr NoWindows kNone;
+  const NoRegistrations& registrations() const override {
+    static constexpr NoRegistrations kNone;
     return kNone;
   }
   int64_t strangers() const override { return inner_->stats().refused; }
@@ -123,7 +123,7 @@ class FarWire final : public PostingTransport<FarPeer, FarPost, const NoWindows>
         const auto at = transfers_.find(TransferId(what.id));
         if (at != transfers_.end() && at->second.transfer && at->second.transfer->stage == stage)
           at->second.transfer->state = what.error.empty() ? TransferState::done : TransferState::failed;
-      } else if (const auto at = meetings_.find(PeerId(what.id)); at != meetings_.end()) {
+      } else if (const auto at = connections_.find(PeerId(what.id)); at != connections_.end()) {
         if (what.error.empty())
           at->second.stages.insert(stage);
         else
@@ -134,14 +134,14 @@ class FarWire final : public PostingTransport<FarPeer, FarPost, const NoWindows>
 
   const std::unique_ptr<KvTransport> inner_;
   RemotePipeline& pipeline_;
-  std::map<PeerId, Meeting> meetings_;
+  std::map<PeerId, Connection> connections_;
 };
 
 }  // namespace
 
-std::unique_ptr<KvTransport> make_far_wire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline,
-                                           const TransportOptions& options) {
-  return std::make_unique<FarWire>(std::move(inner), pipeline, options);
+std::unique_ptr<KvTransport> make_far_transport(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline,
+                                                const TransportOptions& options) {
+  return std::make_unique<FarTransport>(std::move(inner), pipeline, options);
 }
 
 // ---- The stage's half.
@@ -151,25 +151,25 @@ bool inside(const KvBytes& piece, std::span<const MemoryRange> kv) {
 }
 
 Status KvPoster::take(uint16_t type, std::string_view bytes) try {
-  if (type == kType<Meet>) {
-    const Meet meet = need(from_bytes<Meet>(bytes));
-    meeting_[PeerId(meet.peer)] = meet.address;
+  if (type == kType<ConnectPeer>) {
+    const ConnectPeer connect = need(from_bytes<ConnectPeer>(bytes));
+    connecting_[PeerId(connect.peer)] = connect.address;
   } else if (type == kType<Leave>) {
     const auto peer = PeerId(need(from_bytes<Leave>(bytes)).peer);
-    meeting_.erase(peer);
-    wire_->disconnect(peer);
+    connecting_.erase(peer);
+    transport_->disconnect(peer);
   } else if (type == kType<Cancel>) {
     const auto at = posts_.find(need(from_bytes<Cancel>(bytes)).id);
-    if (at != posts_.end()) wire_->cancel(at->second);
+    if (at != posts_.end()) transport_->cancel(at->second);
   } else {
-    post(need(from_bytes<Post>(bytes)));
+    post(need(from_bytes<Transfer>(bytes)));
   }
   return ok();
 } catch (const Error& error) {
   return error;
 }
 
-void KvPoster::post(const Post& post) {
+void KvPoster::post(const Transfer& post) {
   for (const KvBytes& piece : post.pieces) {
     if (!inside(piece, kv_)) throw invalid("a post of bytes that are not its KV");
     plan_.copies.push_back(
@@ -177,23 +177,23 @@ void KvPoster::post(const Post& post) {
     plan_.bytes += piece.bytes;
   }
   if (post.more) return;
-  posts_[post.id] = wire_->post({.peer = PeerId(post.peer), .op = KvOp::write, .window = post.window},
-                                std::exchange(plan_, {}));
+  posts_[post.id] = transport_->post({.peer = PeerId(post.peer), .op = KvOp::write, .registration = post.registration},
+                                     std::exchange(plan_, {}));
 }
 
 bool KvPoster::go_on() {
-  std::erase_if(meeting_, [this](const auto& meeting) {
-    const auto& [peer, address] = meeting;
-    const Result<bool> connected = wire_->connect(peer, address);
+  std::erase_if(connecting_, [this](const auto& connection) {
+    const auto& [peer, address] = connection;
+    const Result<bool> connected = transport_->connect(peer, address);
     if (connected && !connected.value()) return false;
     return say_to(head_, Outcome{false, uint64_t(peer), connected ? "" : connected.error().message}), true;
   });
   std::erase_if(posts_, [this](const auto& post) {
-    const TransferState state = wire_->poll(post.second);
+    const TransferState state = transport_->poll(post.second);
     if (state == TransferState::in_flight) return false;
     return say_to(head_, Outcome{true, post.first, state == TransferState::done ? "" : "it failed"}), true;
   });
-  return !meeting_.empty() || !posts_.empty();
+  return !connecting_.empty() || !posts_.empty();
 }
 
 }  // namespace xpyd::disagg::ranks

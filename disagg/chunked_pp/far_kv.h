@@ -31,8 +31,8 @@ class FarQueue final : public DeviceQueue {
 };
 
 // `inner`: meets the peers for the instance, and reads nothing. A post must be of one stage's rows.
-std::unique_ptr<KvTransport> make_far_wire(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline,
-                                           const TransportOptions& options);
+std::unique_ptr<KvTransport> make_far_transport(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline,
+                                                const TransportOptions& options);
 
 // Whether these bytes are in the stage's KV: they come from another process.
 bool inside(const KvBytes& piece, std::span<const MemoryRange> kv);
@@ -40,22 +40,22 @@ bool inside(const KvBytes& piece, std::span<const MemoryRange> kv);
 // The stage's half.
 class KvPoster {
  public:
-  KvPoster(std::unique_ptr<KvTransport> wire, std::vector<MemoryRange> kv, ChannelPtr head)
-      : wire_(std::move(wire)), kv_(std::move(kv)), head_(std::move(head)) {}
-  // Meet, Leave, Post, Cancel. Error: it is none of these, or of other bytes than the stage's.
+  KvPoster(std::unique_ptr<KvTransport> transport, std::vector<MemoryRange> kv, ChannelPtr head)
+      : transport_(std::move(transport)), kv_(std::move(kv)), head_(std::move(head)) {}
+  // ConnectPeer, Leave, Transfer, Cancel. Error: it is none of these, or of other bytes than the stage's.
   Status take(uint16_t type, std::string_view bytes);
   // Tells the head what has come of them. True: something is under way.
   bool go_on();
 
  private:
-  void post(const Post& post);
+  void post(const Transfer& post);
 
-  const std::unique_ptr<KvTransport> wire_;
+  const std::unique_ptr<KvTransport> transport_;
   const std::vector<MemoryRange> kv_;  // [tp]
   const ChannelPtr head_;
-  std::map<PeerId, std::string> meeting_;  // their addresses
-  std::map<uint64_t, TransferId> posts_;   // by the head's id
-  TransferPlan plan_;                      // of the post that is told in several messages
+  std::map<PeerId, std::string> connecting_;  // their addresses
+  std::map<uint64_t, TransferId> posts_;      // by the head's id
+  TransferPlan plan_;                         // of the post that is told in several messages
 };
 
 }  // namespace xpyd::disagg::ranks

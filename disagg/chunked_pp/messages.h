@@ -10,9 +10,9 @@
 // and where the stages are on other hosts, so that their KV is theirs alone:
 //
 //   head -> stage   Copies                         of blocks, behind the waves before and ahead of those after
-//                   Meet, Leave                    an instance that KV goes to
-//                   Post, Cancel                   a KvTransport's
-//   stage -> head   Outcome                         of a Meet or a Post
+//                   ConnectPeer, Leave                    an instance that KV goes to
+//                   Transfer, Cancel                   a KvTransport's
+//   stage -> head   Outcome                         of a ConnectPeer or a Transfer
 //
 // Thread safety: plain values.
 #pragma once
@@ -40,12 +40,12 @@ struct Start {
   bool checksum = false;  // of activations
   bool far = false;       // on another host: its KV is not shared with the head
   int32_t instance = 0;
-  std::string wire;  // of activations, and of KV that leaves
+  std::string transport;  // of activations, and of KV that leaves
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Start> s) {
   auto& [tp, pp, places, step_tokens, max_logits, dtype, kv_dtype, kv_order, block_tokens, n_blocks, checksum, far,
-         instance, wire] = s;
+         instance, transport] = s;
   a.number("tp", tp, 1, kMaxRanks);
   a.number("pp", pp, 1, kMaxRanks);
   a.number("places", places, 1, kMaxPlaces);
@@ -58,7 +58,7 @@ void fields(A& a, typename A::template Ref<Start> s) {
   a.number("n_blocks", n_blocks, 1, 1 << 30);
   XPYD_EACH(a, checksum, far);
   a.number("instance", instance, 0, INT32_MAX);
-  XPYD_EACH(a, wire);
+  XPYD_EACH(a, transport);
 }
 
 struct Ready {
@@ -73,12 +73,12 @@ struct Peers {
 XPYD_FIELDS(Peers, previous, next)
 
 struct Connected {
-  std::vector<WindowKey> windows;  // [places]; of the first stage none
+  std::vector<RemoteKey> registrations;  // [places]; of the first stage none
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Connected> s) {
-  auto& [windows] = s;
-  a.list("windows", windows, kMaxPlaces);
+  auto& [registrations] = s;
+  a.list("windows", registrations, kMaxPlaces);
 }
 
 // StepInput without what differs from rank to rank.
@@ -86,7 +86,7 @@ struct Wave {
   uint32_t number = 0;
   bool by_layer = false;    // Progress is wanted after each layer
   bool contiguous = false;  // views have no block table
-  WindowKey result;         // where this stage's activations go, or the logits
+  RemoteKey result;         // where this stage's activations go, or the logits
   std::vector<int32_t> token_ids, q_offsets, kv_lengths, logit_rows;
   std::vector<int32_t> blocks;  // of one sequence after another; or the slot of each
 };
@@ -108,7 +108,7 @@ void fields(A& a, typename A::template Ref<Progress> s) {
 struct KvBytes {
   uint32_t rank = 0;  // of its tensor ranks
   uint64_t at = 0;    // in that rank's memory
-  uint64_t to = 0;    // there, too; of a Post: the peer's address
+  uint64_t to = 0;    // there, too; of a Transfer: the peer's address
   uint64_t bytes = 0;
 };
 XPYD_FIELDS(KvBytes, rank, at, to, bytes)
@@ -123,28 +123,28 @@ void fields(A& a, typename A::template Ref<Copies> s) {
   a.list("pieces", pieces, kMaxPieces);
 }
 
-struct Meet {
+struct ConnectPeer {
   uint32_t peer = 0;
   std::string address;
 };
-XPYD_FIELDS(Meet, peer, address)
+XPYD_FIELDS(ConnectPeer, peer, address)
 
 struct Leave {
   uint32_t peer = 0;
 };
 XPYD_FIELDS(Leave, peer)
 
-struct Post {
+struct Transfer {
   uint64_t id = 0;  // the head's
   uint32_t peer = 0;
-  WindowKey window;
-  bool more = false;  // another Post of this id follows, with the next pieces
+  RemoteKey registration;
+  bool more = false;  // another Transfer of this id follows, with the next pieces
   std::vector<KvBytes> pieces;
 };
 template <class A>
-void fields(A& a, typename A::template Ref<Post> s) {
-  auto& [id, peer, window, more, pieces] = s;
-  XPYD_EACH(a, id, peer, window, more);
+void fields(A& a, typename A::template Ref<Transfer> s) {
+  auto& [id, peer, registration, more, pieces] = s;
+  XPYD_EACH(a, id, peer, registration, more);
   a.list("pieces", pieces, kMaxPieces);
 }
 
@@ -155,13 +155,14 @@ XPYD_FIELDS(Cancel, id)
 
 struct Outcome {
   bool of_post = false;
-  uint64_t id = 0;    // of the Post; else the peer
+  uint64_t id = 0;    // of the Transfer; else the peer
   std::string error;  // empty: it is posted, or connected
 };
 XPYD_FIELDS(Outcome, of_post, id, error)
 
 // Frames are numbered in this order.
-using All = std::tuple<Start, Ready, Peers, Connected, Wave, Progress, Copies, Meet, Leave, Post, Cancel, Outcome>;
+using All =
+    std::tuple<Start, Ready, Peers, Connected, Wave, Progress, Copies, ConnectPeer, Leave, Transfer, Cancel, Outcome>;
 
 template <class T, size_t i = 0>
 constexpr uint16_t type_of() {

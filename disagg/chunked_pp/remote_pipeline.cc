@@ -39,8 +39,8 @@ RemotePipeline::RemotePipeline(HeadOptions options, const PoolPlan& plan, Clock&
     : options_(std::move(options)),
       clock_(clock),
       shards_(plan.shards),
-      window_(options_.window > 0 ? options_.window : 2 * plan.shards.pp),
-      places_(std::bit_ceil(uint32_t(window_))),
+      registration_(options_.registration > 0 ? options_.registration : 2 * plan.shards.pp),
+      places_(std::bit_ceil(uint32_t(registration_))),
       waves_(places_),
       kv_memory_(size_t(plan.shards.n_ranks())),
       stages_(size_t(plan.shards.pp)) {
@@ -61,13 +61,13 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
     kv_bytes_.push_back(layout.pool_bytes());
   }
   const size_t most_logits = size_t(options_.max_logits) * size_t(o.config.vocab);
-  in_ = need(BoundaryIn::make(*options_.wire, int(places_), most_logits, options_.checksum));
-  wire_ = need(options_.wire->make({.regions = {in_->region()},
-                                    .queue = &cpu_queue(),
-                                    .clock = &clock_,
-                                    .self = shards_.pp,
-                                    .host = options_.wire_host,
-                                    .connections = 1}));
+  in_ = need(BoundaryIn::make(*options_.transport, int(places_), most_logits, options_.checksum));
+  transport_ = need(options_.transport->make({.regions = {in_->region()},
+                                              .queue = &cpu_queue(),
+                                              .clock = &clock_,
+                                              .self = shards_.pp,
+                                              .host = options_.transport_host,
+                                              .connections = 1}));
   const auto log = [](const std::string& text) { log_line(LogLevel::warning, "xpyd worker: %s", text.c_str()); };
   loop_ = std::make_unique<ControlLoop>(
       clock_, ChannelLimits{.silence_timeout_s = o.silence_s, .max_files = size_t(o.far ? 0 : shards_.tp)}, log);
@@ -90,18 +90,18 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
                     .checksum = options_.checksum,
                     .far = o.far,
                     .instance = o.instance,
-                    .wire = options_.wire->name};
+                    .transport = options_.transport->name};
   need(wait_for("joined", [](const StageEnd& stage) { return stage.channel != nullptr; }));
   for (StageEnd& stage : stages_) say_to(stage.channel, start);
   need(wait_for("loaded its part of the model", [](const StageEnd& stage) { return !stage.address.empty(); }));
   for (size_t s = 0; s < stages_.size(); ++s)
     say_to(stages_[s].channel, Peers{s > 0 ? stages_[s - 1].address : "",
-                                     s + 1 < stages_.size() ? stages_[s + 1].address : wire_->address()});
-  for (Naps naps; !need(wire_->connect(shards_.pp - 1, stages_.back().address)); naps.nap()) {
+                                     s + 1 < stages_.size() ? stages_[s + 1].address : transport_->address()});
+  for (Naps naps; !need(transport_->connect(shards_.pp - 1, stages_.back().address)); naps.nap()) {
     if (std::lock_guard lock(mutex_); !failed_.empty()) return Error{ErrorCode::unavailable, failed_};
   }
   need(wait_for("connected", [](const StageEnd& stage) { return stage.connected; }));
-  windows_ = need(in_->open(*wire_, shards_.pp - 1));
+  registrations_ = need(in_->open(*transport_, shards_.pp - 1));
   std::lock_guard lock(mutex_);
   serves_ = failed_.empty();
   return serves_ ? ok() : Error{ErrorCode::unavailable, failed_};
@@ -203,7 +203,7 @@ RemotePipeline::KvAddress RemotePipeline::find(const std::byte* address) const {
 
 void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* logits) {
   check_step(step, config(), options_.step_tokens, options_.max_logits, 0, shards_.n_ranks());
-  XPYD_CHECK(int(begun_ - first_) < window_);
+  XPYD_CHECK(int(begun_ - first_) < registration_);
   const size_t n_seqs = step.kv_lengths.size(), place = begun_ % places_;
   UnderWay& under_way = wave_of(begun_);
   under_way.watched = step.watched;
@@ -234,7 +234,7 @@ void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* 
   ++begun_;
   said_.store(begun_, std::memory_order_release);
   for (size_t stage = 0; stage < stages_.size(); ++stage) {
-    wave.result = stage + 1 < stages_.size() ? stages_[stage + 1].windows[place] : windows_[place];
+    wave.result = stage + 1 < stages_.size() ? stages_[stage + 1].registrations[place] : registrations_[place];
     say_to(stages_[stage].channel, wave);  // to one that is gone: its channel says so
   }
 }
@@ -272,11 +272,11 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
     if (type == kType<Ready>) return on_ready(stage, need(from_bytes<Ready>(bytes)));
     if (type == kType<Connected>) {
       const Connected connected = need(from_bytes<Connected>(bytes));
-      if (connected.windows.size() != (stage > 0 ? places_ : 0)) return invalid("its windows are not all");
+      if (connected.registrations.size() != (stage > 0 ? places_ : 0)) return invalid("its windows are not all");
       std::lock_guard lock(mutex_);
       StageEnd& from = stages_[size_t(stage)];
       if (from.address.empty() || from.connected) return invalid("it has connected already");
-      from.windows = connected.windows;
+      from.registrations = connected.registrations;
       from.connected = true;
       changed_.notify_all();
       return ok();

@@ -49,11 +49,11 @@ struct HeadOptions {
 
   // build_instance()'s:
   int32_t instance = 0;
-  int window = 0;  // ShardOptions
+  int registration = 0;  // ShardOptions
   int step_tokens = 0, max_logits = 0;
   bool checksum = false;
-  const TransportRow* wire = nullptr;
-  std::string wire_host;
+  const TransportRow* transport = nullptr;
+  std::string transport_host;
 };
 
 class RemotePipeline final : public Model {
@@ -81,7 +81,7 @@ class RemotePipeline final : public Model {
   Mailbox<KvNews>& kv_news() { return kv_news_; }
 
   const ModelConfig& config() const override { return options_.config; }
-  int window() const override { return window_; }
+  int registration() const override { return registration_; }
   int stages() const override { return shards_.pp; }
   void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override;
   bool wait() override;
@@ -104,8 +104,8 @@ class RemotePipeline final : public Model {
   };
   struct StageEnd {
     ChannelPtr channel;
-    std::string address;             // of its wire; empty: it is not ready
-    std::vector<WindowKey> windows;  // [places]
+    std::string address;                   // of its wire; empty: it is not ready
+    std::vector<RemoteKey> registrations;  // [places]
     bool connected = false;
     uint32_t next_done = 0;  // the wave that it ends next: the channels' thread's
   };
@@ -127,13 +127,13 @@ class RemotePipeline final : public Model {
   const HeadOptions options_;
   Clock& clock_;
   const KvShards shards_;
-  const int window_;
+  const int registration_;
   const uint32_t places_;         // a power of two: numbers of waves begin anew after 2^32
   std::vector<UnderWay> waves_;   // [places]
   std::optional<BoundaryIn> in_;  // logits
-  std::unique_ptr<KvTransport> wire_;
-  std::vector<WindowKey> windows_;  // [places]
-  Mailbox<KvNews> kv_news_;         // of stages that are far
+  std::unique_ptr<KvTransport> transport_;
+  std::vector<RemoteKey> registrations_;  // [places]
+  Mailbox<KvNews> kv_news_;               // of stages that are far
   std::vector<std::shared_ptr<std::byte>> kv_memory_;
   std::vector<size_t> kv_bytes_;  // [n_ranks]
   size_t weight_bytes_ = 0, scratch_bytes_ = 0;

@@ -60,7 +60,7 @@ struct Stage::Parts {
   std::unique_ptr<ThreadTeam> team;  // [tp]
   std::vector<float> logits;         // [kSlots, max_logits, vocab], of the last stage
   std::optional<BoundaryIn> in;
-  std::unique_ptr<KvTransport> wire;
+  std::unique_ptr<KvTransport> transport;
   std::optional<BoundaryOut> out;
   std::optional<KvPoster> poster;  // where the head is on another host; the channel's thread's
   std::vector<MemoryRange> kv() const {
@@ -143,7 +143,7 @@ Status Stage::serve() {
   const auto on_open = [this](const ChannelPtr& channel) -> ChannelEvents {
     return {[this, channel](uint16_t type, std::string_view bytes) {
               KvPoster* poster = poster_;
-              if (poster && type >= kType<Meet> && type <= kType<Cancel>) {
+              if (poster && type >= kType<ConnectPeer> && type <= kType<Cancel>) {
                 if (Status taken = poster->take(type, bytes); !taken)
                   channel->close("refused: it said " + taken.error().message);
                 return;
@@ -220,36 +220,40 @@ void Stage::set_up(Parts& p) {
     p.pools.push_back(need(shared_pool_memory(p.layouts.back().pool_bytes())));
     files.push_back(need(shared_file({p.pools.back().get(), p.layouts.back().pool_bytes()})).fd);
   }
-  const TransportRow* wire = find_transport(start.wire);
-  if (!wire) throw invalid("no wire " + start.wire);
+  const TransportRow* transport = find_transport(start.transport);
+  if (!transport) throw invalid("no wire " + start.transport);
   const size_t width = size_t(c.hidden), most_logits = size_t(start.max_logits) * size_t(c.vocab);
-  p.in = need(BoundaryIn::make(*wire, stage > 0 ? start.places : 1, stage > 0 ? size_t(start.step_tokens) * width : 0,
-                               start.checksum));
-  const TransportOptions wire_options{.regions = {p.in->region()},
-                                      .queue = &cpu_queue(),
-                                      .clock = &clock_,
-                                      .self = stage,
-                                      .host = options_.wire_host,
-                                      .connections = 1};
-  p.wire = need(wire->make(wire_options));
-  if (options_.faults) p.wire = make_fault_transport(std::move(p.wire), *options_.faults, wire_options);
+  p.in = need(BoundaryIn::make(*transport, stage > 0 ? start.places : 1,
+                               stage > 0 ? size_t(start.step_tokens) * width : 0, start.checksum));
+  const TransportOptions transport_options{.regions = {p.in->region()},
+                                           .queue = &cpu_queue(),
+                                           .clock = &clock_,
+                                           .self = stage,
+                                           .host = options_.transport_host,
+                                           .connections = 1};
+  p.transport = need(transport->make(transport_options));
+  if (options_.faults) p.transport = make_fault_transport(std::move(p.transport), *options_.faults, transport_options);
   if (p.last) p.logits.resize(kSlots * most_logits);
-  const Ready ready{p.wire->address(), p.built.weight_bytes, p.built.ranks->scratch_bytes()};
+  const Ready ready{p.transport->address(), p.built.weight_bytes, p.built.ranks->scratch_bytes()};
   if (start.far)
     say_to(p.channel, ready);
   else
     p.channel->send_files(kType<Ready>, to_bytes(ready), files);
 
   const Peers peers = expect<Peers>();
-  if (stage > 0) wait_until([&] { return need(p.wire->connect(stage - 1, peers.previous)); });
-  wait_until([&] { return need(p.wire->connect(stage + 1, peers.next)); });
-  p.out.emplace(*p.wire, clock_, stage + 1, p.last ? most_logits : size_t(start.step_tokens) * width, start.checksum);
+  if (stage > 0) wait_until([&] { return need(p.transport->connect(stage - 1, peers.previous)); });
+  wait_until([&] { return need(p.transport->connect(stage + 1, peers.next)); });
+  p.out.emplace(*p.transport, clock_, stage + 1, p.last ? most_logits : size_t(start.step_tokens) * width,
+                start.checksum);
   Connected connected;
-  if (stage > 0) connected.windows = need(p.in->open(*p.wire, stage - 1));
+  if (stage > 0) connected.registrations = need(p.in->open(*p.transport, stage - 1));
   if (start.far) {
-    const TransportOptions kv_wire{
-        .regions = p.kv(), .queue = &cpu_queue(), .clock = &clock_, .self = start.instance, .host = options_.wire_host};
-    poster_ = &p.poster.emplace(need(wire->make(kv_wire)), p.kv(), p.channel);
+    const TransportOptions kv_transport{.regions = p.kv(),
+                                        .queue = &cpu_queue(),
+                                        .clock = &clock_,
+                                        .self = start.instance,
+                                        .host = options_.transport_host};
+    poster_ = &p.poster.emplace(need(transport->make(kv_transport)), p.kv(), p.channel);
   }
   say_to(p.channel, connected);
   p.observer.channel = p.channel;
@@ -283,7 +287,7 @@ Status Stage::compute(Parts& p, const Wave& wave) {
   const float* x_in = nullptr;
   Progress done{wave.number, uint32_t(p.shards.layers(options_.stage).end), true};
   if (options_.stage > 0) {
-    wait_until([&] { return p.in->arrived(*p.wire, place); });
+    wait_until([&] { return p.in->arrived(*p.transport, place); });
     x_in = p.in->take(place, wave.token_ids.size() * hidden);
     if (!x_in) return Error{ErrorCode::io, "the activations of a wave are not what the stage before has sent"};
   }

@@ -36,7 +36,7 @@ struct StageOptions {
   double silence_s = 3;                 // ChannelLimits
   ModelConfig config;
   Dtype dtype = Dtype::f32;
-  std::string wire_host = "127.0.0.1";
+  std::string transport_host = "127.0.0.1";
   std::optional<FaultOptions> faults;  // of the activations' wire, on purpose
   struct Built {
     std::unique_ptr<StageRanks> ranks;

@@ -22,7 +22,7 @@ AttemptId AttemptTable::add(const Attempt& attempt) {
 void AttemptTable::charge_prompt(Attempt& attempt, Member& prefill) {
   attempt.prefill = prefill.info.id;
   attempt.queued = attempt.prompting = true;
-  requests_.at(attempt.request).life.prefill = prefill.info.name;
+  requests_.at(attempt.request).trace.prefill = prefill.info.name;
   cluster_.board().placed(prefill, attempt.prompt, context_.clock.now());
 }
 
@@ -120,7 +120,7 @@ void AttemptTable::blame(InstanceId id, const std::vector<AttemptId>& attempts) 
           !choice.ended && ++choice.crashes >= context_.options.max_crashes)
         often.push_back(attempt.request);
   }
-  if (!often.empty() && std::ranges::count(often, often[0]) == long(often.size())) requests_.at(often[0]).guilty = true;
+  if (!often.empty() && std::ranges::count(often, often[0]) == long(often.size())) requests_.at(often[0]).poison = true;
 }
 
 bool AttemptTable::suspect(uint64_t request, int choice) const {

@@ -5,8 +5,8 @@
 
 namespace xpyd::disagg {
 
-Conductor::Conductor(ConductorOptions options, Clock& clock, Post& post)
-    : context_{.options = std::move(options), .clock = clock, .post = post, .random = Random(options.seed)},
+Conductor::Conductor(ConductorOptions options, Clock& clock, MessageBus& bus)
+    : context_{.options = std::move(options), .clock = clock, .post = bus, .random = Random(options.seed)},
       cluster_(context_),
       requests_(context_),
       attempts_(context_, cluster_, requests_),
@@ -178,7 +178,7 @@ ServicePicture Conductor::picture() const {
   all.t = context_.clock.now();
   for (const auto& [id, member] : cluster_.members())
     if (auto map = member.probe->block_map()) all.maps[member.info.name] = std::move(map);
-  all.lives = requests_.lives();
+  all.traces = requests_.traces();
   return all;
 }
 

@@ -32,7 +32,7 @@ namespace xpyd::disagg {
 
 class Conductor final : public Service {
  public:
-  Conductor(ConductorOptions options, Clock& clock, Post& post);
+  Conductor(ConductorOptions options, Clock& clock, MessageBus& bus);
 
   InstanceId new_id();  // the number of the next instance; never given twice
   // Adds an instance and announces it to all others. Waiting choices are placed at once.

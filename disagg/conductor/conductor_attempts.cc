@@ -19,17 +19,17 @@ void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
   const double now = context_.clock.now();
   Entry& entry = requests_.at(attempt->request);
   if (grants) {
-    requests_.mark(entry, &RequestLife::granted);
+    requests_.mark(entry, &RequestTrace::granted);
   } else if (at_decode) {
     attempt->joins_s = now;
-    requests_.mark(entry, &RequestLife::joined);
+    requests_.mark(entry, &RequestTrace::joined);
   } else if (message.stage == AttemptProgress::prompt_done) {
     attempts_.uncharge_prompt(*attempt);
-    requests_.mark(entry, &RequestLife::prompt_done);
+    requests_.mark(entry, &RequestTrace::prompt_done);
     if (!refused_late(message.attempt, out)) attempt->joins_s = now;
   } else if (attempts_.begin_prompt(*attempt)) {
     requests_.begin(entry);
-    requests_.mark(entry, &RequestLife::started);
+    requests_.mark(entry, &RequestTrace::started);
     jobs_.dispatch();
   }
 }
@@ -135,13 +135,13 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
   Entry& entry = requests_.at(attempt.request);
   const bool late = entry.request->deadline_s > 0 && context_.clock.now() > entry.request->deadline_s;
   const bool hopeless = ++entry.tries > options.max_tries * int(entry.choices.size());
-  if (entry.guilty || hopeless) {
+  if (entry.poison || hopeless) {
     const std::vector<int32_t>& prompt = entry.request->prompt;
     const std::string_view bytes(reinterpret_cast<const char*>(prompt.data()), prompt.size() * sizeof prompt[0]);
     log_line(LogLevel::error,
              "xpyd: request %llu is given up: %d %s it; its prompt has %zu tokens and the hash %016llx",
-             static_cast<unsigned long long>(entry.request->id), entry.guilty ? options.max_crashes : entry.tries,
-             entry.guilty ? "instances in a row ended while they computed" : "attempts failed at", prompt.size(),
+             static_cast<unsigned long long>(entry.request->id), entry.poison ? options.max_crashes : entry.tries,
+             entry.poison ? "instances in a row ended while they computed" : "attempts failed at", prompt.size(),
              static_cast<unsigned long long>(siphash({}, bytes)));
   }
   bool begun = false;
@@ -153,10 +153,10 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
     choice.attempt = 0;
     if (choice.ended) continue;
     ++context_.totals.replaced_choices;
-    if (entry.aborted || late || entry.guilty || hopeless)
+    if (entry.aborted || late || entry.poison || hopeless)
       requests_.give_up(
           entry, c, late,
-          (entry.guilty ? "given up: instances ended while they computed it: " : "given up after many attempts: ") +
+          (entry.poison ? "given up: instances ended while they computed it: " : "given up after many attempts: ") +
               why,
           out);
   }

@@ -51,7 +51,7 @@ struct ConductorOptions {
   uint64_t seed = 0;
   int step_tokens = 512;  // token budget of one engine step
   StreamKv stream_kv = StreamKv::layer;
-  bool escrow = false;  // see InstanceOptions
+  bool reserve_blocks = false;  // see InstanceOptions
   const FetchPolicy* fetch = find_fetch_policy("never");
   const ReplicationPolicy* replication = find_replication_policy("side_effect");
   double kv_bytes_scale = 1;     // factor on KV bytes in the event log (a simulation's KV is small)
@@ -71,7 +71,7 @@ struct ConductorOptions {
 struct ConductorContext {
   const ConductorOptions options;
   Clock& clock;
-  Post& post;
+  MessageBus& bus;
   Random random;  // for policies; the order of decisions is the order of draws
   ConductorStats totals = {};
 

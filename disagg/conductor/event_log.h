@@ -5,8 +5,9 @@
 //   {"xpyd_event_log":1,"options":{...}}
 //   {"t":0.25,"e":"place","policy":"mooncake","request":7,"view":{...},"options":{...},"answer":{...}}
 //
-// Decisions are the lines that replay.cc has a row for. life.h has the lines "step", "fetch", "transfer" and "request".
-// Each process writes its own file. A worker's file has the plans, steps, evictions and transfers of its instances.
+// Decisions are the lines that replay.cc has a row for. request_trace.h has the lines "step", "fetch", "transfer" and
+// "request". Each process writes its own file. A worker's file has the plans, steps, evictions and transfers of its
+// instances.
 //
 // Thread safety: any thread.
 #pragma once
@@ -52,13 +53,13 @@ class EventLog {
     json.close('}');
     write(json.take());
   }
-  // Logs a trace that is not a decision (life.h).
+  // Logs a trace that is not a decision (request_trace.h).
   template <class Life>
-  void happened(const char* kind, const Life& life) {
+  void happened(const char* kind, const Life& trace) {
     JsonText json;
     json.open('{').add("e", kind);
     JsonOut out(json);
-    columns(out, life);
+    columns(out, trace);
     write(json.close('}').take());
   }
   void write(std::string line);  // one JSON object, without a newline

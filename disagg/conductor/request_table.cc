@@ -77,7 +77,7 @@ void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEven
   if (event.finish != FinishReason::none) {
     choice.ended = true;
     --entry.left;
-    entry.life.finish = finish_reason_name(event.finish);
+    entry.trace.finish = finish_reason_name(event.finish);
   }
   emit(entry, std::move(event), out);
 }
@@ -98,7 +98,7 @@ void RequestTable::end_choice(Entry& entry, int at, FinishReason reason, const s
   event.time_s = context_.clock.now();
   choice.ended = true;
   --entry.left;
-  entry.life.finish = finish_reason_name(reason);
+  entry.trace.finish = finish_reason_name(reason);
   emit(entry, std::move(event), out);
 }
 
@@ -124,7 +124,7 @@ void RequestTable::forget_if_over(Entry& entry) {
   ended_.push_front(life_of(entry));
   ended_.front().ended = context_.clock.now();
   if (EventLog* const log = context_.options.log.get()) {
-    RequestLife whole = ended_.front();
+    RequestTrace whole = ended_.front();
     whole.gaps = entry.choices[0].times.gaps;
     log->happened("request", whole);
   }
@@ -144,44 +144,44 @@ void RequestTable::end_all(const std::string& why, SinkEvents& out) {
 
 // ---- Request traces, for the log and the demo page.
 
-bool RequestTable::mark(Entry& entry, double RequestLife::*when) {
+bool RequestTable::mark(Entry& entry, double RequestTrace::*when) {
   if (!entry.choices[0].times.gaps.empty()) return false;
-  entry.life.*when = context_.clock.now();
+  entry.trace.*when = context_.clock.now();
   return true;
 }
 
 void RequestTable::mark_placed(Entry& entry, const InstanceInfo& decode) {
-  if (!mark(entry, &RequestLife::placed)) return;
-  RequestLife& life = entry.life;
-  life.started = life.prompt_done = life.granted = life.joined = 0;  // times of an earlier attempt
-  life.kv_token_bytes = context_.options.kv_bytes_scale * double(decode.layout.shape.token_bytes());
-  life.prefill = "", life.decode = decode.name;
+  if (!mark(entry, &RequestTrace::placed)) return;
+  RequestTrace& trace = entry.trace;
+  trace.started = trace.prompt_done = trace.granted = trace.joined = 0;  // times of an earlier attempt
+  trace.kv_token_bytes = context_.options.kv_bytes_scale * double(decode.layout.shape.token_bytes());
+  trace.prefill = "", trace.decode = decode.name;
 }
 
 // Describes the first choice. Retries show in `attempts`.
-RequestLife RequestTable::life_of(const Entry& entry) {
+RequestTrace RequestTable::life_of(const Entry& entry) {
   const Choice& choice = entry.choices[0];
-  RequestLife life = entry.life;
-  life.request = entry.request->id;
-  life.t = entry.request->arrival_s;
-  life.first = std::max(0.0, choice.times.first_s);
-  life.second = choice.times.gaps.empty() ? 0 : life.first + double(choice.times.gaps[0]);
-  life.prompt = int(entry.request->prompt.size());
-  life.cached = std::max(0, choice.cached_tokens);
-  life.output = int(choice.output.size());
-  life.attempts = entry.tries + 1;
-  return life;
+  RequestTrace trace = entry.trace;
+  trace.request = entry.request->id;
+  trace.t = entry.request->arrival_s;
+  trace.first = std::max(0.0, choice.times.first_s);
+  trace.second = choice.times.gaps.empty() ? 0 : trace.first + double(choice.times.gaps[0]);
+  trace.prompt = int(entry.request->prompt.size());
+  trace.cached = std::max(0, choice.cached_tokens);
+  trace.output = int(choice.output.size());
+  trace.attempts = entry.tries + 1;
+  return trace;
 }
 
-std::vector<RequestLife> RequestTable::lives() const {
+std::vector<RequestTrace> RequestTable::traces() const {
   constexpr size_t kMostRunning = 16;
-  std::vector<RequestLife> lives;
+  std::vector<RequestTrace> traces;
   for (const auto& [id, entry] : requests_) {
-    if (lives.size() == kMostRunning) break;
-    lives.push_back(life_of(entry));
+    if (traces.size() == kMostRunning) break;
+    traces.push_back(life_of(entry));
   }
-  lives.insert(lives.end(), ended_.begin(), ended_.end());
-  return lives;
+  traces.insert(traces.end(), ended_.begin(), ended_.end());
+  return traces;
 }
 
 }  // namespace xpyd::disagg

@@ -13,7 +13,7 @@
 
 #include "disagg/conductor/conductor_options.h"
 #include "disagg/conductor/token_times.h"
-#include "disagg/life.h"
+#include "disagg/request_trace.h"
 
 namespace xpyd::disagg {
 
@@ -50,8 +50,8 @@ class RequestTable {
     int tries = 0;
     bool aborted = false;
     bool begun = false;   // false: the request counts in queued_bytes_
-    bool guilty = false;  // instances that compute it end
-    RequestLife life;     // the part that life_of() cannot derive
+    bool poison = false;  // instances that compute it end
+    RequestTrace trace;   // the part that life_of() cannot derive
   };
 
   explicit RequestTable(ConductorContext& context) : context_(context) {}
@@ -85,22 +85,22 @@ class RequestTable {
 
   // Sets `when` in the request's trace to the present time. Returns false after the second token, because the log does
   // not follow later attempts.
-  bool mark(Entry& entry, double RequestLife::*when);
+  bool mark(Entry& entry, double RequestTrace::*when);
   // Begins the trace of a new attempt, whose choices decode on `decode`.
   void mark_placed(Entry& entry, const InstanceInfo& decode);
 
   // Returns some running requests and the last that ended, newest first, without their gaps.
-  std::vector<RequestLife> lives() const;
+  std::vector<RequestTrace> traces() const;
   // Returns the sum of the logits hashes of the choices that ended by stop or length. The order does not matter.
   uint64_t logits_hash() const { return logits_hash_; }
 
  private:
-  static RequestLife life_of(const Entry& entry);
+  static RequestTrace life_of(const Entry& entry);
   static void emit(Entry& entry, TokenEvent event, SinkEvents& out) { out.push_back({entry.sink, std::move(event)}); }
 
   ConductorContext& context_;
   std::unordered_map<uint64_t, Entry> requests_;
-  std::deque<RequestLife> ended_;  // the last ones, newest first, without gaps
+  std::deque<RequestTrace> ended_;  // the last ones, newest first, without gaps
   int64_t queued_bytes_ = 0;
   uint64_t logits_hash_ = 0;
 };

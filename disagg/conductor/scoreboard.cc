@@ -104,7 +104,7 @@ ClusterView Scoreboard::look(PromptHashes& prompt, double now_s) {
       refresh(row, view, now_s);
     }
     block_tokens = row.block_tokens;
-    if (const std::optional<int> known = row.member->probe->promise(prompt.tokens(), prompt.salt())) {
+    if (const std::optional<int> known = row.member->probe->matched_tokens(prompt.tokens(), prompt.salt())) {
       view.cached_tokens = *known;
     } else {
       if (found_of != block_tokens) found = directory_.find(prompt.of(found_of = block_tokens));

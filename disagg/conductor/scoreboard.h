@@ -27,7 +27,7 @@ class InstanceProbe {
   virtual InstanceStats stats() const = 0;
   virtual KvStats kv() const = 0;
   // Returns the prompt tokens that it need not compute; none: its cache is in another process and is known by reports.
-  virtual std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const = 0;
+  virtual std::optional<int> matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const = 0;
   // Returns the seconds that fetching one token's KV from `source` would take now, beside the present load of the
   // links; none: the links cannot be observed.
   virtual std::optional<double> fetch_s_per_token(InstanceId) const { return {}; }

@@ -32,7 +32,7 @@ class SilentSink final : public EventSink {
 
 }  // namespace
 
-void InstanceParts::tell(InstanceId to, Message message) { post.send(self, to, std::move(message)); }
+void InstanceParts::tell(InstanceId to, Message message) { bus.send(self, to, std::move(message)); }
 
 int InstanceParts::post_end(int layer) const {
   int stage = 0;
@@ -45,10 +45,10 @@ double InstanceParts::new_deadline() {
 }
 
 double InstanceParts::post_deadline(double until_s, size_t bytes) const {
-  constexpr double kPatience = 5;       // seconds, where no lease says
-  constexpr double kSlowestWire = 1e8;  // bytes/s; a wire of 1 Gb/s does more
+  constexpr double kPatience = 5;            // seconds, where no lease says
+  constexpr double kSlowestTransport = 1e8;  // bytes/s; a wire of 1 Gb/s does more
   const double now = clock.now();
-  const double patience = (lease_s > 0 ? lease_s : kPatience) + double(bytes) / kSlowestWire;
+  const double patience = (lease_s > 0 ? lease_s : kPatience) + double(bytes) / kSlowestTransport;
   return now + (until_s > 0 ? std::min(patience, (until_s - now) / 2) : patience);
 }
 

@@ -19,7 +19,7 @@ namespace xpyd::disagg {
 // What a byte costs on an instance's wire, over its last posts: from each post to its end, time in
 // which several are under way counted once. The end is when the poster sees it; where that is
 // between two layers of the next prompt, up to a layer's computation too late.
-class WireRate {
+class TransportRate {
  public:
   void done(double post_s, double end_s, size_t bytes) {
     const double busy_s = end_s - std::max(post_s, last_end_s_);
@@ -58,9 +58,9 @@ struct Moved {
 struct InstanceParts {
   InstanceId self = -1;
   KvMemory& memory;
-  KvTransport& wire;
+  KvTransport& transport;
   Clock& clock;
-  Post& post;
+  MessageBus& bus;
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
   DisaggOrder remote = DisaggOrder::push;      // of all prompts whose KV changes hands (kv_room.h)
@@ -69,13 +69,13 @@ struct InstanceParts {
   bool checksum = false;               // of every block that crosses
   handover::Visits* visits = nullptr;  // of a test
   std::function<void(const Moved& moved)> moved = {};  // null: nobody asks
-  WireRate rate = {};                                  // of its own posts
+  TransportRate rate = {};                             // of its own posts
   struct {                                             // cumulative, of them; planning and posting
     int64_t transfers = 0, bytes = 0, descriptors = 0;
     double seconds = 0;
   } posted = {};
   FetchStats fetch = {};
-  Peers peers{memory, wire};
+  Peers peers{memory, transport};
 
   void tell(InstanceId to, Message message);
   double new_deadline();          // Clock seconds

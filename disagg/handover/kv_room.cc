@@ -30,7 +30,7 @@ bool KvRoom::leave(Sequence& s, bool alone) const {
   if (!memory_.ready(s.kv)) return false;  // those who came later wait, too
   const int written = memory_.written_tokens(s.kv);
   if (!s.arrival) s.computed = written;
-  const bool all = memory_.escrow(s.kv, int(s.tokens.size()) - written);
+  const bool all = memory_.reserve_blocks(s.kv, int(s.tokens.size()) - written);
   if (!all && !s.arrival) give_back(s);
   return all;
 }
@@ -44,7 +44,7 @@ void KvRoom::give_back(Sequence& s) const {
 
 void KvRoom::check_asks(const KvMemory& memory, const Sequence& s) {
   const KvStats kv = memory.stats();
-  const int held = s.kv == kNoKv ? INT_MIN : int(memory.blocks(s.kv).size()) + memory.escrowed(s.kv);
+  const int held = s.kv == kNoKv ? INT_MIN : int(memory.blocks(s.kv).size()) + memory.reserved_blocks(s.kv);
   XPYD_CHECK(held + kv.available() >= blocks_for(s.given, kv.block_tokens), "D is asked before P has room");
 }
 

@@ -34,7 +34,7 @@ struct Place {
   KvHandle kv = kNoKv;  // kNoKv: nothing is held, or the wire is zero-copy
   KvLease lease = kNoLease;
   int cached_tokens = 0;             // there already
-  WindowKey window;                  // the peer may write
+  RemoteKey registration;            // the peer may write
   TransferId reading = kNoTransfer;  // pull: on its way here
 };
 

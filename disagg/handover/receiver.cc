@@ -22,7 +22,7 @@ void Receiver::on(Incoming& in, Event event, With with) {
       return parts_.tell(kConductor, PrefillJob{in.attempt, in.request, in.choices[0], parts_.self});
     case Action::accept: return accept(in, *with.delivered);
     case Action::give_back: return give_back(with.from, in.attempt, with.delivered->handover);
-    case Action::adopt: return adopt(in, parts_.wire.zero_copy() || is_whole(in));
+    case Action::adopt: return adopt(in, parts_.transport.zero_copy() || is_whole(in));
     case Action::recompute: return adopt(in, false);
     case Action::drop: break;
     case Action::end: end(in); break;
@@ -116,7 +116,7 @@ void Receiver::handle(InstanceId from, KvOffered message) {
 }
 
 void Receiver::handle(InstanceId from, KvDelivered message) {
-  if (!parts_.wire.zero_copy()) message.handover.reset();  // it comes from another process
+  if (!parts_.transport.zero_copy()) message.handover.reset();  // it comes from another process
   Incoming* in = find(from, message.attempt);
   if (!in) return give_back(from, message.attempt, message.handover);  // given up meanwhile
   Event event = Event::delivered;

@@ -17,7 +17,7 @@ int Receiver::promised() const {
 }
 
 bool Receiver::grant(Incoming& in) {
-  const auto got = parts_.wire.zero_copy()
+  const auto got = parts_.transport.zero_copy()
                        ? KvRoom::Got::all
                        : room_.arrive(in.place, in.tokens, kv_salt(*in.request, in.attempt), promised());
   if (got == KvRoom::Got::loading && in.state == State::remote_prefilling) on(in, Event::loads);
@@ -35,14 +35,15 @@ bool Receiver::grant(Incoming& in) {
 // Tells the prefill instance where to write.
 void Receiver::promise(Incoming& in) {
   KvReserved answer{.attempt = in.attempt};
-  if (!parts_.wire.zero_copy()) {
+  if (!parts_.transport.zero_copy()) {
     Place& place = in.place;
-    Result<WindowKey> window = parts_.wire.open(
+    Result<RemoteKey> registration = parts_.transport.open(
         in.from, KvOp::write, rows_of(parts_.memory, place.kv, place.cached_tokens, int(in.tokens.size())));
-    if (!window)
-      return on(in, Event::no_window, {AttemptFailure::refused, "no window for it: " + window.error().message});
-    place.window = window.value();
-    answer.destination = place_of(parts_.memory, place.kv, place.window, place.cached_tokens);
+    if (!registration)
+      return on(in, Event::no_registration,
+                {AttemptFailure::refused, "no window for it: " + registration.error().message});
+    place.registration = registration.value();
+    answer.destination = place_of(parts_.memory, place.kv, place.registration, place.cached_tokens);
   }
   in.deadline_s = parts_.new_deadline();
   parts_.tell(in.from, std::move(answer));
@@ -56,8 +57,8 @@ void Receiver::read(Incoming& in) {
   in.checksums = in.source.checksums;
   in.read_s = parts_.clock.now();
   in.read_bytes = plan_.bytes;
-  in.place.reading = parts_.wire.post(
-      {in.from, KvOp::read, in.source.window, parts_.post_deadline(in.request->deadline_s, plan_.bytes)}, plan_);
+  in.place.reading = parts_.transport.post(
+      {in.from, KvOp::read, in.source.registration, parts_.post_deadline(in.request->deadline_s, plan_.bytes)}, plan_);
   ++parts_.posted.transfers;
   parts_.posted.bytes += int64_t(plan_.bytes);
   parts_.posted.descriptors += int64_t(plan_.copies.size());
@@ -67,13 +68,13 @@ void Receiver::read(Incoming& in) {
 // ---- KV that comes.
 
 bool Receiver::all_arrived(const Incoming& in) const {
-  return in.place.window == WindowKey{} || parts_.wire.arrived(in.place.window) >= in.posts;
+  return in.place.registration == RemoteKey{} || parts_.transport.arrived(in.place.registration) >= in.posts;
 }
 
 // How far what was delivered, or is read, has come.
 void Receiver::look(Incoming& in) {
   if (in.state == State::reading) {
-    const TransferState read = parts_.wire.poll(in.place.reading);
+    const TransferState read = parts_.transport.poll(in.place.reading);
     if (read == TransferState::in_flight) return;
     in.place.reading = kNoTransfer;
     if (read == TransferState::done) {
@@ -124,7 +125,7 @@ void Receiver::adopt(Incoming& in, bool whole) {
     }
   } else if (kv != kNoKv) {
     memory.unpin(in.place.lease);
-    memory.written(kv, tokens.subspan(size_t(std::min(in.place.cached_tokens, n_tokens))));
+    memory.commit(kv, tokens.subspan(size_t(std::min(in.place.cached_tokens, n_tokens))));
   }
   std::vector<SequencePtr> sequences;
   if (in.sequence) {
@@ -164,17 +165,17 @@ void Receiver::give_back(InstanceId from, AttemptId attempt, std::optional<KvHan
 
 // True: nobody writes there any more.
 bool Receiver::close(Place& place) {
-  if (place.window == WindowKey{}) return true;
-  if (!parts_.wire.close(place.window)) return false;
-  place.window = {};
+  if (place.registration == RemoteKey{}) return true;
+  if (!parts_.transport.close(place.registration)) return false;
+  place.registration = {};
   return true;
 }
 
 // The KV is not wanted. Its blocks come back once nobody can touch them any more.
 void Receiver::give_up(Place& place) {
   if (place.kv == kNoKv) return;
-  const bool somebody_inside = place.window != WindowKey{} || place.reading != kNoTransfer;
-  if (place.reading != kNoTransfer) parts_.wire.cancel(place.reading);
+  const bool somebody_inside = place.registration != RemoteKey{} || place.reading != kNoTransfer;
+  if (place.reading != kNoTransfer) parts_.transport.cancel(place.reading);
   if (!somebody_inside && place.lease != kNoLease) parts_.memory.unpin(place.lease);
   parts_.memory.free(place.kv);
   place.kv = kNoKv;
@@ -183,7 +184,7 @@ void Receiver::give_up(Place& place) {
 
 bool Receiver::sweep() {
   return std::erase_if(quarantine_, [this](Place& place) {
-           if (place.reading != kNoTransfer && parts_.wire.poll(place.reading) == TransferState::in_flight)
+           if (place.reading != kNoTransfer && parts_.transport.poll(place.reading) == TransferState::in_flight)
              return false;
            place.reading = kNoTransfer;
            if (!close(place)) return false;

@@ -33,7 +33,7 @@ void Sender::on(Outgoing& out, Event event, With with) {
     case Action::fail: parts_.tell(kConductor, AttemptFailed{out.attempt, with.reason, std::move(with.why)}); break;
     case Action::end: end(out); break;
     case Action::cancel_posts:
-      for (const Flight& flight : out.in_flight) parts_.wire.cancel(flight.id);
+      for (const Flight& flight : out.in_flight) parts_.transport.cancel(flight.id);
       break;
     case Action::free: free(out); break;
     case Action::free_and_tell: free(out); [[fallthrough]];
@@ -67,7 +67,7 @@ void Sender::prefill_started(const Sequence& sequence) {
 }
 
 void Sender::ask(const Sequence& sequence) {
-  if (!parts_.wire.zero_copy()) KvRoom::check_asks(parts_.memory, sequence);
+  if (!parts_.transport.zero_copy()) KvRoom::check_asks(parts_.memory, sequence);
   Outgoing& out = outgoing_.at(sequence.attempt);
   out.n_tokens = sequence.given;
   out.until_s = sequence.request->deadline_s;
@@ -76,7 +76,8 @@ void Sender::ask(const Sequence& sequence) {
 
 // D's answer comes while the first step runs: the layers that are left need not wait for the step's
 // end. Nor need what has left in an earlier step. A prompt of one step whose grant were read at the step's end would
-// leave after it: 4,096 tokens of Llama-3.1-8B at 100 Gb/s wait 43 ms for D, and not 1.3 (transfer_exposed, by request).
+// leave after it: 4,096 tokens of Llama-3.1-8B at 100 Gb/s wait 43 ms for D, and not 1.3 (transfer_exposed, by
+// request).
 void Sender::layer_ended() {
   if (outgoing_.empty()) return;
   for (auto& [from, reserved] : leases_.take_reserved()) handle(from, std::move(reserved));
@@ -134,7 +135,7 @@ void Sender::peer_gone(InstanceId peer, const std::string& why) {
 // ---- What is done.
 
 void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, int token_end) {
-  if (parts_.wire.zero_copy()) return;
+  if (parts_.transport.zero_copy()) return;
   const double start = parts_.clock.now();
   for (int layer = layer_begin; layer < layer_end;) {
     const int token_begin = out.sent[size_t(layer)];
@@ -149,9 +150,9 @@ void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, in
       if (out.bytes == 0) out.first_post_s = post_s;
       out.bytes += int64_t(plan_.bytes);
       ++out.posts;
-      const TransferId id = parts_.wire.post(
-          {out.peer, KvOp::write, out.destination.window, parts_.post_deadline(out.until_s, plan_.bytes)}, plan_);
-      const TransferState state = parts_.wire.poll(id);
+      const TransferId id = parts_.transport.post(
+          {out.peer, KvOp::write, out.destination.registration, parts_.post_deadline(out.until_s, plan_.bytes)}, plan_);
+      const TransferState state = parts_.transport.poll(id);
       if (state == TransferState::in_flight) out.in_flight.push_back({id, parts_.memory.pin(kv), post_s, plan_.bytes});
       if (state == TransferState::done) ended(out, post_s, plan_.bytes);
       if (state == TransferState::failed) on(out, Event::post_failed);
@@ -169,10 +170,11 @@ void Sender::ended(Outgoing& out, double post_s, size_t bytes) {
 
 void Sender::offer(Outgoing& out) {
   const Sequence& first = *out.choices[0];
-  Result<WindowKey> window = parts_.wire.open(out.peer, KvOp::read, rows_of(parts_.memory, out.kv, 0, first.given));
-  if (!window) return on(out, Event::no_window, {AttemptFailure::refused, window.error().message});
-  out.window = window.value();
-  KvPlace source = place_of(parts_.memory, out.kv, out.window, 0);
+  Result<RemoteKey> registration = parts_.transport.open(out.peer, KvOp::read,
+                                                         rows_of(parts_.memory, out.kv, 0, first.given));
+  if (!registration) return on(out, Event::no_registration, {AttemptFailure::refused, registration.error().message});
+  out.registration = registration.value();
+  KvPlace source = place_of(parts_.memory, out.kv, out.registration, 0);
   if (parts_.checksum) source.checksums = kv_checksums(parts_.memory, out.kv, 0, first.given);
   KvOffered offered{out.attempt, first.request, {}, std::move(source)};
   for (const SequencePtr& choice : out.choices) offered.choices.push_back(state_of(*choice));
@@ -187,7 +189,7 @@ void Sender::deliver(Outgoing& out) {
   KvDelivered delivered{.attempt = out.attempt, .kv_arrived = whole, .posts = out.posts};
   if (parts_.remote != DisaggOrder::decode_first)
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
-  if (parts_.wire.zero_copy()) {
+  if (parts_.transport.zero_copy()) {
     delivered.handover = parts_.memory.handoff().hand_over(std::exchange(out.kv, kNoKv));
     if (delivered.handover->between_processes()) {
       out.given = *delivered.handover;
@@ -224,7 +226,8 @@ bool Sender::tick() {
     moved |= poll(out);
     if (kHolding.has(out.state) && over(out) != FinishReason::none) on(out, Event::request_over);
     // (A peer may be reading.)
-    if (kQuiet.has(out.state) && out.in_flight.empty() && (out.window == WindowKey{} || parts_.wire.close(out.window)))
+    if (kQuiet.has(out.state) && out.in_flight.empty() &&
+        (out.registration == RemoteKey{} || parts_.transport.close(out.registration)))
       on(out, Event::quiet);
     const bool finished = out.state == State::gone;
     moved |= finished;
@@ -238,9 +241,9 @@ bool Sender::tick() {
 
 bool Sender::poll(Outgoing& out) {
   if (kOver.has(out.state))
-    for (const Flight& flight : out.in_flight) parts_.wire.cancel(flight.id);
+    for (const Flight& flight : out.in_flight) parts_.transport.cancel(flight.id);
   return std::erase_if(out.in_flight, [&](const Flight& flight) {
-           const TransferState state = parts_.wire.poll(flight.id);
+           const TransferState state = parts_.transport.poll(flight.id);
            if (state == TransferState::in_flight) return false;
            if (state == TransferState::failed) on(out, Event::post_failed);
            if (state == TransferState::done) ended(out, flight.post_s, flight.bytes);

@@ -98,7 +98,7 @@ class Sender final : public EngineHooks {
     int64_t bytes = 0;                        // posted
     KvHandle kv = kNoKv;                      // once the prompt is done
     std::vector<SequencePtr> choices;         // … until they are delivered
-    WindowKey window;                         // pull: the peer may read
+    RemoteKey registration;                   // pull: the peer may read
     KvHandover given;                         // lent
   };
   // What an event brings.

@@ -47,7 +47,7 @@ enum class SenderEvent : uint8_t {
   peer_gone,        // and the conductor knows
   connection_lost,  // and it does not
   lends,            // the blocks stay this process's until they are taken
-  no_window,        // the wire opens none to read
+  no_registration,  // the wire opens none to read
   post_failed,      // wire
   quiet,            // wire: nothing is under way, and the window closed
   silent,           // tick: the peer, for a lease
@@ -96,7 +96,7 @@ enum class ReceiverEvent : uint8_t {
   cancelled,        // P: ReservationCancelled
   peer_gone,        // and the conductor knows
   connection_lost,  // and it does not
-  no_window,        // the wire opens none to write
+  no_registration,  // the wire opens none to write
   counted,          // wire: all posts have arrived
   closed,           // wire: the window is
   read_done,        // wire
@@ -233,7 +233,7 @@ constexpr SenderMachine sender_table() {
       {kDelivered | kClosing, {E::cancelled, E::connection_lost, E::peer_gone}, closing, A::nothing},
 
       {prefill_sending, E::lends, lent, A::nothing},
-      {offered, E::no_window, closing, A::end_or_fail},
+      {offered, E::no_registration, closing, A::end_or_fail},
       {{writing, writing_short}, E::post_failed, writing_short, A::nothing},
       {prefill_sending, E::post_failed, closing, A::tell},
       {kWithdrawing | kClosing, E::post_failed, kStays, A::nothing},
@@ -278,7 +278,7 @@ constexpr ReceiverMachine receiver_table() {
       {{closing, incomplete}, {E::cancelled, E::peer_gone, E::connection_lost}, kStays, A::nothing},
       {reading, E::cancelled, kStays, A::nothing},
 
-      {granted, E::no_window, gone, A::fail},
+      {granted, E::no_registration, gone, A::fail},
       {finished_prefills, E::counted, closing, A::nothing},
       {closing, E::closed, finished_transfers, A::nothing},
       {reading, E::read_done, finished_transfers, A::nothing},

@@ -72,9 +72,9 @@ void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, 
 
 // ---- Places.
 
-KvPlace place_of(const KvMemory& memory, KvHandle kv, const WindowKey& window, int cached_tokens) {
+KvPlace place_of(const KvMemory& memory, KvHandle kv, const RemoteKey& registration, int cached_tokens) {
   const KvView view = memory.view(kv);
-  KvPlace place{.window = window, .slot = view.slot, .cached_tokens = cached_tokens};
+  KvPlace place{.registration = registration, .slot = view.slot, .cached_tokens = cached_tokens};
   const auto blocks = memory.blocks(kv);
   if (!view.contiguous()) place.blocks.assign(blocks.begin(), blocks.end());
   return place;
@@ -117,7 +117,7 @@ Status Peers::add(PeerId peer, const KvLayout& layout, const KvShards& shards) {
 }
 
 Status Peers::check_place(PeerId peer, const KvPlace& place, int n_tokens) const {
-  if (wire_.zero_copy()) return ok();
+  if (transport_.zero_copy()) return ok();
   const KvLayout& layout = known_.at(peer).layout;
   const auto error = [](const std::string& text) { return invalid("its place for KV: " + text); };
   if (place.cached_tokens < 0 || place.cached_tokens > n_tokens)
@@ -137,7 +137,7 @@ std::vector<KvView> Peers::views(PeerId peer, const KvPlace& place) const {
   std::vector<KvView> views;
   const std::vector<KvLayout>& of_ranks = known_.at(peer).of_ranks;
   for (size_t rank = 0; rank < of_ranks.size(); ++rank)
-    views.push_back({wire_.remote(peer, int(rank)), &of_ranks[rank],
+    views.push_back({transport_.remote(peer, int(rank)), &of_ranks[rank],
                      place.blocks.empty() ? nullptr : place.blocks.data(), place.slot});
   return views;
 }

@@ -48,7 +48,7 @@ void plan_sharded_transfer(const ShardMap& map, std::span<const KvView> source, 
                            const KvRegion& region, TransferPlan& plan);
 
 // The blocks, or the slot, that lie behind the window.
-KvPlace place_of(const KvMemory& memory, KvHandle kv, const WindowKey& window, int cached_tokens);
+KvPlace place_of(const KvMemory& memory, KvHandle kv, const RemoteKey& registration, int cached_tokens);
 // The bytes of tokens [token_begin, token_end), all layers, of every rank, in as few pieces as the
 // layout allows: what a window opens.
 std::vector<MemoryRange> rows_of(const KvMemory& memory, KvHandle kv, int token_begin, int token_end);
@@ -71,7 +71,7 @@ KvShards shards_of(const KvMemory& memory);
 // The instances that this one exchanges KV with, and what planning transfers with each takes.
 class Peers {
  public:
-  Peers(const KvMemory& memory, const KvTransport& wire) : memory_(memory), wire_(wire) {}
+  Peers(const KvMemory& memory, const KvTransport& transport) : memory_(memory), transport_(transport) {}
   // The error: it has another model, or an impossible shape.
   Status add(PeerId peer, const KvLayout& layout, const KvShards& shards);
   void erase(PeerId peer) { known_.erase(peer); }
@@ -95,7 +95,7 @@ class Peers {
   std::vector<KvView> views(PeerId peer, const KvPlace& place) const;  // of each rank
 
   const KvMemory& memory_;
-  const KvTransport& wire_;
+  const KvTransport& transport_;
   std::unordered_map<PeerId, Peer> known_;
 };
 

@@ -1,5 +1,5 @@
 // Builds an instance part by part: inherited memory, stages, memory, model, transport.
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 #include "allocator/schemes.h"
 #include "disagg/chunked_pp/far_kv.h"
 #include "disagg/conductor/event_log.h"
@@ -53,7 +53,7 @@ KvOptions memory_options(const ClusterOptions& o, const Welcome& as, const Insta
 std::unique_ptr<ranks::RemotePipeline> make_pipeline(const ClusterOptions& o, const Welcome& as, const PoolPlan& plan,
                                                      Clock& clock) {
   ranks::HeadOptions head = *o.ranks;
-  head.window = o.pipeline_window;
+  head.registration = o.pipeline_window;
   head.step_tokens = std::max(o.step_tokens, o.max_batch);
   head.max_logits = o.max_batch;
   head.checksum = o.kv_checksum;
@@ -63,8 +63,8 @@ std::unique_ptr<ranks::RemotePipeline> make_pipeline(const ClusterOptions& o, co
     throw invalid("--ranks remote: KV is not read from ranks on other hosts: expected --kv-transfer push");
   head.instance = as.id;
   head.silence_s = std::max(head.silence_s, as.lease_s);
-  head.wire = o.transport;
-  head.wire_host = o.wire_host;
+  head.transport = o.transport;
+  head.transport_host = o.transport_host;
   return need(ranks::RemotePipeline::make(std::move(head), plan, clock));
 }
 
@@ -94,29 +94,29 @@ void make_memory(const ClusterOptions& o, const KvShards& shards, const KvOption
     if (!of_stages) own.pool = pool;
   }
   std::unique_ptr<KvMemory> memory = o.kv_scheme->make(std::move(pool), kv);
-  if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) memory = need(make_tiered(std::move(memory), kv));
+  if (o.kv.tiers.on() || !o.kv.tiers.disk_dir.empty()) memory = need(make_offloaded(std::move(memory), kv));
   own.memory = std::move(memory);
 }
 
 // `far`: the stages on other hosts that hold the KV; null: it is here.
-std::unique_ptr<KvTransport> make_wire(const ClusterOptions& o, const Welcome& as, const InstanceMemory& own,
-                                       ranks::RemotePipeline* far, Clock& clock) {
+std::unique_ptr<KvTransport> make_transport(const ClusterOptions& o, const Welcome& as, const InstanceMemory& own,
+                                            ranks::RemotePipeline* far, Clock& clock) {
   std::vector<MemoryRange> regions;  // one for each rank
   for (int rank = 0; rank < own.memory->n_ranks(); ++rank) {
     KvLayout layout = own.memory->layout();
     layout.shape = rank_shape(layout.shape, o.shards(as.role), rank);
     regions.push_back({own.memory->base(rank), layout.pool_bytes()});
   }
-  const TransportOptions wire_options{.regions = std::move(regions),
-                                      .queue = own.queue.get(),
-                                      .clock = &clock,
-                                      .self = as.id,
-                                      .host = o.wire_host,
-                                      .nics = o.nics};
-  std::unique_ptr<KvTransport> wire = need(o.transport->make(wire_options), "--transport: ");
-  if (o.faults) wire = make_fault_transport(std::move(wire), *o.faults, wire_options);
-  if (far) wire = ranks::make_far_wire(std::move(wire), *far, wire_options);
-  return wire;
+  const TransportOptions transport_options{.regions = std::move(regions),
+                                           .queue = own.queue.get(),
+                                           .clock = &clock,
+                                           .self = as.id,
+                                           .host = o.transport_host,
+                                           .nics = o.nics};
+  std::unique_ptr<KvTransport> transport = need(o.transport->make(transport_options), "--transport: ");
+  if (o.faults) transport = make_fault_transport(std::move(transport), *o.faults, transport_options);
+  if (far) transport = ranks::make_far_transport(std::move(transport), *far, transport_options);
+  return transport;
 }
 
 InstanceOptions instance_options(const ClusterOptions& o, const Welcome& as, bool far) {
@@ -125,7 +125,7 @@ InstanceOptions instance_options(const ClusterOptions& o, const Welcome& as, boo
                           .role = as.role,
                           .remote = as.remote,
                           .stream_kv = o.stream_kv,
-                          .escrow = o.escrow,
+                          .reserve_blocks = o.reserve_blocks,
                           .cost = first_cost(o.prior),
                           .lease_s = as.lease_s,
                           .checksum = o.kv_checksum && !far,  // stages on other hosts: this process cannot read the KV
@@ -148,7 +148,8 @@ InstanceOptions instance_options(const ClusterOptions& o, const Welcome& as, boo
 }  // namespace
 
 Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as, int model_index,
-                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left) try {
+                                     std::shared_ptr<KvPool> pool, Clock& clock, MessageBus& bus,
+                                     InstanceMemory left) try {
   BuiltInstance built{.memory = take_over(std::move(left), o, as)};
   InstanceMemory& own = built.memory;
   KvOptions kv = memory_options(o, as, own, pool != nullptr, clock);
@@ -177,9 +178,9 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
     model = need(o.make_model(model_index, *own.queue));
     if (o.peak_flops) options.peak_tflops = 1e-12 * o.peak_flops(model_index);
   }
-  std::unique_ptr<KvTransport> wire = make_wire(o, as, own, far, clock);
-  built.instance = std::make_unique<Instance>(std::move(options), std::move(model), own.memory, std::move(wire), clock,
-                                              post);
+  std::unique_ptr<KvTransport> transport = make_transport(o, as, own, far, clock);
+  built.instance = std::make_unique<Instance>(std::move(options), std::move(model), own.memory, std::move(transport),
+                                              clock, bus);
   return built;
 } catch (const Error& error) {
   return error;

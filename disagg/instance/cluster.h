@@ -47,15 +47,15 @@ struct ClusterOptions : ConductorOptions {
   ChunkOptions chunks;                   // without what follows from the role's shards
   SpeculationOptions speculation;
   const TransportRow* transport = nullptr;
-  KvEventsOptions kv_events;            // an instance adds its number to `rank`
-  std::optional<FaultOptions> faults;   // faults injected into the transport
-  std::string wire_host = "127.0.0.1";  // address at which transports listen
-  std::vector<std::string> nics;        // rdma: see TransportOptions
-  bool kv_checksum = false;             // checksums over all KV that crosses
-  int max_batch = 64;                   // sequences of an instance's batch
-  int vocab = INT_MAX;                  // number of token ids
-  bool ahead = true;                    // plan a step while the model computes the one before
-  bool kv_by_layer = true;              // see EngineOptions::by_layer
+  KvEventsOptions kv_events;                 // an instance adds its number to `rank`
+  std::optional<FaultOptions> faults;        // faults injected into the transport
+  std::string transport_host = "127.0.0.1";  // address at which transports listen
+  std::vector<std::string> nics;             // rdma: see TransportOptions
+  bool kv_checksum = false;                  // checksums over all KV that crosses
+  int max_batch = 64;                        // sequences of an instance's batch
+  int vocab = INT_MAX;                       // number of token ids
+  bool ahead = true;                         // plan a step while the model computes the one before
+  bool kv_by_layer = true;                   // see EngineOptions::by_layer
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   Device* device = &cpu_device();
@@ -100,10 +100,11 @@ struct BuiltInstance {
   std::unique_ptr<Instance> instance;
 };
 Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as, int model_index,
-                                     std::shared_ptr<KvPool> pool, Clock& clock, Post& post, InstanceMemory left = {});
+                                     std::shared_ptr<KvPool> pool, Clock& clock, MessageBus& bus,
+                                     InstanceMemory left = {});
 Result<JoinedPool> join_pool(const ClusterOptions& options, const Welcome& as);
 
-class Cluster final : public Runtime, private Post {
+class Cluster final : public Runtime, private MessageBus {
  public:
   // Allocates and touches all KV memory. The error names the option that cannot be met.
   static Result<std::unique_ptr<Cluster>> create(ClusterOptions options, Clock& clock);
@@ -149,8 +150,8 @@ class LocalProbe final : public InstanceProbe {
   InstanceStats stats() const override { return instance_.stats(); }
   KvStats kv() const override { return instance_.memory().stats(); }
   std::shared_ptr<const BlockMap> block_map() const override { return instance_.block_map(); }
-  std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const override {
-    return instance_.memory().promise(tokens, salt);
+  std::optional<int> matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const override {
+    return instance_.memory().matched_tokens(tokens, salt);
   }
   const std::atomic<uint64_t>* version() const override { return &instance_.published(); }
 

@@ -6,15 +6,15 @@
 namespace xpyd::disagg {
 
 Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::shared_ptr<KvMemory> memory,
-                   std::unique_ptr<KvTransport> transport, Clock& clock, Post& post)
+                   std::unique_ptr<KvTransport> transport, Clock& clock, MessageBus& bus)
     : options_(std::move(options)),
       model_(std::move(model)),
       memory_(std::move(memory)),
       transport_(std::move(transport)),
-      post_(post),
+      bus_(bus),
       parts_{.self = options_.id,
              .memory = *memory_,
-             .wire = *transport_,
+             .transport = *transport_,
              .clock = clock,
              .post = post_,
              .tokenizer = options_.engine.tokenizer,
@@ -88,7 +88,7 @@ bool Instance::turn() {
   // These attempts stand now, and stand until the step is over.
   if (options_.lease_s > 0) leases_.update(kv_.shared());
   status_.charge_transfers();
-  if (!engine_.in_waves()) post_.hold();  // a step of waves may block after it has sent first tokens
+  if (!engine_.in_waves()) bus_.hold();  // a step of waves may block after it has sent first tokens
   moved |= engine_.step();
   if (const std::optional<StepCosts::Took> took = costs_.turn()) {
     status_.saw(*took);
@@ -97,8 +97,8 @@ bool Instance::turn() {
   status_.report_cache();
   status_.publish(costs_.terms());
   const bool became_idle = status_.became_idle(idle());
-  const bool tell_counters = options_.lease_s > 0 && (post_.has_answers() || became_idle);
-  post_.release(options_.id, tell_counters ? std::optional<Message>(Report{stats()}) : std::nullopt);
+  const bool tell_counters = options_.lease_s > 0 && (bus_.has_answers() || became_idle);
+  bus_.release(options_.id, tell_counters ? std::optional<Message>(Report{stats()}) : std::nullopt);
   status_.draw_map();
   return moved;
 }
@@ -141,7 +141,7 @@ void Instance::compute(SequencePtr sequence, bool leaves, InstanceId decode) {
   sequence->prompt_ticket = kv_.attempts.ticket(attempt, AttemptProgress::prompt_done);
   sequence->leaves = leaves;
   if (leaves) sender_.expect(attempt, decode);
-  if (leaves && options_.escrow) return kv_.reservations.start(std::move(sequence), decode);
+  if (leaves && options_.reserve_blocks) return kv_.reservations.start(std::move(sequence), decode);
   engine_.submit(std::move(sequence));
 }
 
@@ -182,8 +182,8 @@ void Instance::handle(InstanceId, PeerBroken message) {
 void Instance::renew_leases() {
   handover::SharedAttempts of_peer;
   if (!leases_.renew(of_peer)) return;
-  for (auto& [peer, attempts] : of_peer) post_.send_now(options_.id, peer, KvRenewed{std::move(attempts)});
-  post_.send_now(options_.id, kConductor, Report{stats()});
+  for (auto& [peer, attempts] : of_peer) bus_.send_now(options_.id, peer, KvRenewed{std::move(attempts)});
+  bus_.send_now(options_.id, kConductor, Report{stats()});
 }
 
 void Instance::shut_down(FinishReason reason, const std::string& error) {

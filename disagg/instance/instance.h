@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "batch/engine/engine.h"
-#include "disagg/handover/held_post.h"
+#include "disagg/handover/held_messages.h"
 #include "disagg/handover/leases.h"
 #include "disagg/handover/sender.h"
 #include "disagg/instance/instance_options.h"
@@ -29,7 +29,7 @@ class Instance final {
  public:
   // `memory` may outlive the instance (see build_instance()).
   Instance(InstanceOptions options, std::unique_ptr<Model> model, std::shared_ptr<KvMemory> memory,
-           std::unique_ptr<KvTransport> transport, Clock& clock, Post& post);
+           std::unique_ptr<KvTransport> transport, Clock& clock, MessageBus& bus);
 
   InstanceInfo info() const;
   void send(InstanceId from, Message message);  // puts it into the inbox; never blocks
@@ -85,7 +85,7 @@ class Instance final {
   std::unique_ptr<Model> model_;
   std::shared_ptr<KvMemory> memory_;
   std::unique_ptr<KvTransport> transport_;
-  HeldPost post_;
+  HeldMessages post_;
   InstanceParts parts_;
   handover::Leases leases_;
   handover::Sender sender_;

@@ -1,7 +1,7 @@
 // Instance: the lines that it writes into the event log.
 #include "disagg/conductor/event_log.h"
 #include "disagg/instance/instance.h"
-#include "disagg/life.h"
+#include "disagg/request_trace.h"
 
 namespace xpyd::disagg {
 
@@ -16,53 +16,54 @@ void Instance::watch() {
                           "instance", options_.name);
   });
   engine_.watch_loads([this](const Sequence& s) {
-    options_.log->happened("fetch", FetchLife{.instance = options_.name,
-                                              .request = s.request->id,
-                                              .t = s.load_s,
-                                              .seconds = parts_.clock.now() - s.load_s,
-                                              .tokens = s.computed});
+    options_.log->happened("fetch", FetchTrace{.instance = options_.name,
+                                               .request = s.request->id,
+                                               .t = s.load_s,
+                                               .seconds = parts_.clock.now() - s.load_s,
+                                               .tokens = s.computed});
   });
   kv_.fetcher.ended = [this](const pool::Fetched& f) {
-    options_.log->happened("fetch", FetchLife{.instance = options_.name,
-                                              .request = f.request,
-                                              .t = f.begin_s,
-                                              .seconds = f.end_s - f.begin_s,
-                                              .tokens = f.tokens,
-                                              .from = peers_.name_of(f.from),
-                                              .worth_s = f.worth_s,
-                                              .bytes = double(f.bytes) * options_.bytes_scale});
+    options_.log->happened("fetch", FetchTrace{.instance = options_.name,
+                                               .request = f.request,
+                                               .t = f.begin_s,
+                                               .seconds = f.end_s - f.begin_s,
+                                               .tokens = f.tokens,
+                                               .from = peers_.name_of(f.from),
+                                               .worth_s = f.worth_s,
+                                               .bytes = double(f.bytes) * options_.bytes_scale});
   };
   parts_.moved = [this](const Moved& moved) {
-    options_.log->happened("transfer", TransferLife{.from = peers_.name_of(moved.from),
-                                                    .to = peers_.name_of(moved.to),
-                                                    .request = moved.request,
-                                                    .t = moved.begin_s,
-                                                    .seconds = moved.end_s - moved.begin_s,
-                                                    .tokens = moved.tokens,
-                                                    .bytes = double(moved.bytes) * options_.bytes_scale});
+    options_.log->happened("transfer", TransferTrace{.from = peers_.name_of(moved.from),
+                                                     .to = peers_.name_of(moved.to),
+                                                     .request = moved.request,
+                                                     .t = moved.begin_s,
+                                                     .seconds = moved.end_s - moved.begin_s,
+                                                     .tokens = moved.tokens,
+                                                     .bytes = double(moved.bytes) * options_.bytes_scale});
   };
 }
 
 void Instance::log_step(const StepCosts::Took& took) {
   const StepShape& step = took.step;
   const KvStats kv = memory_->stats();
-  options_.log->happened("step", StepLife{.instance = options_.name,
-                                          .t = took.end_s - took.seconds,
-                                          .seconds = took.seconds,
-                                          .steps = int(step.steps),
-                                          .tokens = int(step.tokens),
-                                          .prefix = step.prefix,
-                                          .attended = step.attended,
-                                          .decodes = int(step.decodes / step.steps),
-                                          .context = int64_t(step.decode_context / step.steps),
-                                          .running = engine_.running(),
-                                          .waiting = engine_.waiting(),
-                                          .free = kv.free,
-                                          .active = kv.active,
-                                          .cached = kv.cached,
-                                          .in_transfer = kv.in_transfer,
-                                          .evicted = int(kv.evictions - std::exchange(logged_evictions_, kv.evictions)),
-                                          .wire_s_per_byte = parts_.rate.s_per_byte() / options_.bytes_scale});
+  options_.log->happened("step",
+                         StepTrace{.instance = options_.name,
+                                   .t = took.end_s - took.seconds,
+                                   .seconds = took.seconds,
+                                   .steps = int(step.steps),
+                                   .tokens = int(step.tokens),
+                                   .prefix = step.prefix,
+                                   .attended = step.attended,
+                                   .decodes = int(step.decodes / step.steps),
+                                   .context = int64_t(step.decode_context / step.steps),
+                                   .running = engine_.running(),
+                                   .waiting = engine_.waiting(),
+                                   .free = kv.free,
+                                   .active = kv.active,
+                                   .cached = kv.cached,
+                                   .in_transfer = kv.in_transfer,
+                                   .evicted = int(kv.evictions - std::exchange(logged_evictions_, kv.evictions)),
+                                   .wire_s_per_byte = parts_.rate.s_per_byte() / options_.bytes_scale});
 }
 
 }  // namespace xpyd::disagg

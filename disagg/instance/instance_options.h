@@ -24,7 +24,7 @@ struct InstanceOptions {
   Role role = Role::colocated;
   DisaggOrder remote = DisaggOrder::push;  // Welcome
   StreamKv stream_kv = StreamKv::layer;
-  bool escrow = false;  // see handover/reservation.h
+  bool reserve_blocks = false;  // see handover/reservation.h
   EngineOptions engine;
   StepCost cost;            // initial step cost
   bool cost_known = false;  // the cost is exact (simulation)

@@ -24,7 +24,7 @@ bool PeerLinks::connect() {
     const InstanceInfo& info = peer.info;
     const auto next = std::next(at);
     if (now >= peer.again_s) {
-      const Result<bool> connected = parts_.wire.connect(info.id, info.address);
+      const Result<bool> connected = parts_.transport.connect(info.id, info.address);
       if (!connected) {  // until it succeeds, attempts that both share are placed anew
         if (std::exchange(peer.calling, false))
           log_line(LogLevel::warning, "xpyd: %s cannot reach %s: %s", options_.name.c_str(), info.name.c_str(),
@@ -61,7 +61,7 @@ bool PeerLinks::waits(const Envelope& envelope, const Attempts& attempts) const 
 }
 
 void PeerLinks::disconnect(InstanceId peer) {
-  parts_.wire.disconnect(peer);
+  parts_.transport.disconnect(peer);
   pending_.erase(peer);
 }
 

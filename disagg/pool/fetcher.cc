@@ -93,7 +93,8 @@ void Fetcher::read(Fetch& fetch, Part& part, KvLent& lent) {
   for (int layer = 0; layer < parts_.n_layers; layer += layers) {
     parts_.peers.plan_read(part.holder, part.source, fetch.kv, {part.begin, part.end, layer, layer + layers}, plan_);
     part.bytes += plan_.bytes;
-    part.reads.push_back(parts_.wire.post({part.holder, KvOp::read, part.source.window, fetch.until_s}, plan_));
+    part.reads.push_back(
+        parts_.transport.post({part.holder, KvOp::read, part.source.registration, fetch.until_s}, plan_));
     parts_.posted.descriptors += int64_t(plan_.copies.size());
   }
   ++parts_.posted.transfers;
@@ -105,7 +106,7 @@ void Fetcher::look(Fetch& fetch, Part& part) {
   if (part.state != Part::reading) return;
   for (TransferId& id : part.reads) {
     if (id < 0) continue;
-    const TransferState state = parts_.wire.poll(id);
+    const TransferState state = parts_.transport.poll(id);
     if (state == TransferState::in_flight) continue;
     id = -1;
     if (state == TransferState::failed) return lose(fetch, part);
@@ -144,7 +145,7 @@ void Fetcher::peer_gone(InstanceId peer) {
 bool Fetcher::tick() {
   const size_t late = quarantine_.size();
   std::erase_if(quarantine_, [this](Late& l) {
-    std::erase_if(l.reads, [this](TransferId id) { return parts_.wire.poll(id) != TransferState::in_flight; });
+    std::erase_if(l.reads, [this](TransferId id) { return parts_.transport.poll(id) != TransferState::in_flight; });
     if (!l.reads.empty()) return false;
     if (l.kv != kNoKv) parts_.memory.free(l.kv);
     if (l.lease >= 0) parts_.memory.unpin(l.lease);
@@ -220,9 +221,9 @@ void Fetcher::finish(Fetch& fetch) {
     return quarantine_.push_back(std::move(late));
   }
   if (has > fetch.here)
-    memory.written(fetch.kv, std::span(fetch.tokens).subspan(size_t(fetch.here), size_t(has - fetch.here)));
+    memory.commit(fetch.kv, std::span(fetch.tokens).subspan(size_t(fetch.here), size_t(has - fetch.here)));
   if (late.reads.empty()) {
-    memory.trim(fetch.kv);
+    memory.rollback(fetch.kv);
     return begin_(std::move(fetch.message), fetch.kv, has, nullptr);
   }
   quarantine_.push_back(std::move(late));
@@ -234,7 +235,7 @@ std::vector<TransferId> Fetcher::cancel(Fetch& fetch) {
   std::vector<TransferId> reads;
   for (Part& part : fetch.parts) {
     for (TransferId id : part.reads)
-      if (id >= 0) parts_.wire.cancel(id), reads.push_back(id);
+      if (id >= 0) parts_.transport.cancel(id), reads.push_back(id);
     if (part.state < Part::here) lose(fetch, part);
   }
   return reads;

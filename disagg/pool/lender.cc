@@ -20,7 +20,7 @@ void Lender::handle(InstanceId from, FetchKv message) {
             .end = int(message.tokens.size()) - 1,
             .deadline_s = parts_.new_deadline()};
   if (lent_.size() < kMost && parts_.peers.contains(from) && message.begin < lent.end &&
-      parts_.memory.promise(message.tokens, message.salt) > message.begin) {
+      parts_.memory.matched_tokens(message.tokens, message.salt) > message.begin) {
     const Result<KvReservation> reserved = parts_.memory.reserve_loaded(message.tokens, message.salt);
     if (reserved) lent.kv = reserved.value().handle;
   }
@@ -46,13 +46,13 @@ void Lender::answer(Lent& lent) {
   KvMemory& memory = parts_.memory;
   lent.answered = true;
   KvLent said{.attempt = lent.attempt, .tokens = std::min(memory.written_tokens(lent.kv), lent.end), .source = {}};
-  Result<WindowKey> window = said.tokens > lent.begin
-                                 ? parts_.wire.open(lent.to, KvOp::read,
-                                                    rows_of(memory, lent.kv, lent.begin, said.tokens))
-                                 : Result<WindowKey>(Error{ErrorCode::unavailable, ""});
-  if (window) {
-    lent.window = window.value();
-    said.source = place_of(memory, lent.kv, lent.window, lent.begin);
+  Result<RemoteKey> registration = said.tokens > lent.begin
+                                       ? parts_.transport.open(lent.to, KvOp::read,
+                                                               rows_of(memory, lent.kv, lent.begin, said.tokens))
+                                       : Result<RemoteKey>(Error{ErrorCode::unavailable, ""});
+  if (registration) {
+    lent.registration = registration.value();
+    said.source = place_of(memory, lent.kv, lent.registration, lent.begin);
     if (parts_.checksum) said.source.checksums = kv_checksums(memory, lent.kv, lent.begin, said.tokens);
     ++parts_.fetch.lent;
     parts_.fetch.lent_tokens += said.tokens - lent.begin;
@@ -66,7 +66,7 @@ void Lender::answer(Lent& lent) {
 
 // Returns false if the reader may still be inside the window.
 bool Lender::give_back(Lent& lent) {
-  if (lent.window != WindowKey{} && !parts_.wire.close(lent.window)) return false;
+  if (lent.registration != RemoteKey{} && !parts_.transport.close(lent.registration)) return false;
   parts_.memory.free(lent.kv);
   return true;
 }

@@ -38,7 +38,7 @@ class Lender {
     AttemptId attempt = 0;
     int begin = 0, end = 0;  // tokens requested
     KvHandle kv = kNoKv;
-    WindowKey window;
+    RemoteKey registration;
     bool answered = false, over = false;
     double deadline_s = 0;  // Clock: lease of a reader that says nothing
   };

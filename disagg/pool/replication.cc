@@ -9,7 +9,8 @@ namespace xpyd::disagg {
 namespace {
 
 constexpr ReplicationPolicy kReplications[] = {
-    {"side_effect", [](const ReplicationView&) { return true; }, false, "Mooncake (FAST '25), Algorithm 1, lines 20-22"},
+    {"side_effect", [](const ReplicationView&) { return true; }, false,
+     "Mooncake (FAST '25), Algorithm 1, lines 20-22"},
     {"heat", [](const ReplicationView& view) { return view.reads_s >= 0.8 && view.replicas < 2; }, true,
      "Mooncake's Store, dynamic_replication_mode: 0.8 reads a second, two replicas at most"},
     {"off", [](const ReplicationView&) { return false; }, false, "a prefix stays where it was computed"},
@@ -30,12 +31,12 @@ std::array<size_t, PrefixHeat::kRows> PrefixHeat::places(uint64_t block) {
 }
 
 void PrefixHeat::advance(double now_s) {
-  if (now_s < since_s_ + kWindowSeconds) return;
-  const bool next = now_s < since_s_ + 2 * kWindowSeconds;
+  if (now_s < since_s_ + kRegistrationSeconds) return;
+  const bool next = now_s < since_s_ + 2 * kRegistrationSeconds;
   std::swap(before_, now_);
   std::ranges::fill(now_, 0);
   if (!next) std::ranges::fill(before_, 0);
-  since_s_ = next ? since_s_ + kWindowSeconds : now_s;
+  since_s_ = next ? since_s_ + kRegistrationSeconds : now_s;
 }
 
 void PrefixHeat::read(std::span<const uint64_t> blocks, double now_s) {
@@ -48,7 +49,7 @@ double PrefixHeat::reads_s(uint64_t block, double now_s) {
   advance(now_s);
   uint32_t now = UINT32_MAX, before = UINT32_MAX;
   for (const size_t place : places(block)) now = std::min(now, now_[place]), before = std::min(before, before_[place]);
-  return now / kWindowSeconds + before / kWindowSeconds * (1 - (now_s - since_s_) / kWindowSeconds);
+  return now / kRegistrationSeconds + before / kRegistrationSeconds * (1 - (now_s - since_s_) / kRegistrationSeconds);
 }
 
 }  // namespace xpyd::disagg

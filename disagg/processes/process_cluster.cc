@@ -31,7 +31,7 @@ class ProcessCluster::Probe final : public InstanceProbe {
   }
   KvStats kv() const override { return stats().kv; }
   // The worker's cache is in another process, so the conductor relies on CacheReports.
-  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+  std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
   const std::atomic<uint64_t>* version() const override { return &version_; }
 
  private:

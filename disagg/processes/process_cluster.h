@@ -34,7 +34,7 @@ struct ProcessClusterOptions {
 // see `stopped` (SIGSTOP), while there is no channel.
 enum class Presence : uint8_t { absent, stopped, connected, serving };
 
-class ProcessCluster final : public Runtime, public Post {
+class ProcessCluster final : public Runtime, public MessageBus {
  public:
   // Listens for workers. The error says why it cannot.
   static Result<std::unique_ptr<ProcessCluster>> create(ProcessClusterOptions options, Clock& clock);

@@ -36,7 +36,7 @@ struct WorkerOptions {
 // Returns the id of a worker's process, which it uses before it is an instance. It is unique on one host.
 std::string process_name(int64_t pid);
 
-class Worker final : public Post {
+class Worker final : public MessageBus {
  public:
   Worker(WorkerOptions options, Clock& clock);
   ~Worker() override;

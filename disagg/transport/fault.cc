@@ -28,19 +28,19 @@ class FaultTransport final : public ForwardingTransport {
       if (post.transfer.peer == peer) post.lost = true;
     inner().disconnect(peer);
   }
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
+  Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
     pump();
     return inner().open(peer, op, ranges);
   }
-  bool close(const WindowKey& window) override {
+  bool close(const RemoteKey& registration) override {
     pump();
-    return inner().close(window);
+    return inner().close(registration);
   }
 
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     const TransferId id = ++last_id_;
     ++stats_posts_;
-    Post& post = posts_[id];
+    Transfer& post = posts_[id];
     post.transfer = transfer;
     post.plan = plan;
     post.due_s = clock_.now();
@@ -66,7 +66,7 @@ class FaultTransport final : public ForwardingTransport {
     pump();
     auto at = posts_.find(id);
     XPYD_CHECK(at != posts_.end(), "poll of a transfer that is not known");
-    Post& post = at->second;
+    Transfer& post = at->second;
     TransferState state = TransferState::in_flight;
     if (post.inner) {
       state = inner().poll(*post.inner);
@@ -101,7 +101,7 @@ class FaultTransport final : public ForwardingTransport {
   const FaultCounts& counts() const { return counts_; }
 
  private:
-  struct Post {
+  struct Transfer {
     KvTransfer transfer;
     TransferPlan plan;
     double due_s = 0;
@@ -133,13 +133,13 @@ class FaultTransport final : public ForwardingTransport {
     return plan.copies.front();
   }
 
-  void flip_read(Post& post) {
+  void flip_read(Transfer& post) {
     int64_t at = post.corrupt_at;
     Copy& copy = piece_of(post.plan, at);
     copy.destination[at] ^= std::byte(1u << post.bit);
   }
 
-  void begin(Post& post) {
+  void begin(Transfer& post) {
     if (post.corrupt_at >= 0 && post.transfer.op == KvOp::write) {
       int64_t at = post.corrupt_at;
       Copy& copy = piece_of(post.plan, at);
@@ -161,14 +161,14 @@ class FaultTransport final : public ForwardingTransport {
     }
   }
   void begin_newest(TransferId newest) {
-    Post& post = posts_[newest];
+    Transfer& post = posts_[newest];
     if (!post.inner && !post.dropped && clock_.now() >= post.due_s) begin(post);
   }
 
   const FaultOptions faults_;
   Clock& clock_;
   Random random_;
-  std::map<TransferId, Post> posts_;  // in order: what is due together begins in order
+  std::map<TransferId, Transfer> posts_;  // in order: what is due together begins in order
   TransferId last_id_ = 0;
   int64_t stats_posts_ = 0, stats_failed_ = 0;
   FaultCounts counts_;

@@ -16,11 +16,11 @@ class ForwardingTransport : public KvTransport {
   Result<bool> connect(PeerId peer, const std::string& address) override { return inner_->connect(peer, address); }
   void disconnect(PeerId peer) override { inner_->disconnect(peer); }
   std::byte* remote(PeerId peer, int region) const override { return inner_->remote(peer, region); }
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
+  Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
     return inner_->open(peer, op, ranges);
   }
-  bool close(const WindowKey& window) override { return inner_->close(window); }
-  int arrived(const WindowKey& window) const override { return inner_->arrived(window); }
+  bool close(const RemoteKey& registration) override { return inner_->close(registration); }
+  int arrived(const RemoteKey& registration) const override { return inner_->arrived(registration); }
   TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
     return inner_->post(transfer, plan);
   }

@@ -12,15 +12,15 @@
 #include <mutex>
 
 #include "disagg/transport/posting_transport.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 
 namespace xpyd::disagg {
 namespace {
 
 // What the others of this process may see of a transport. Outlives it as long as one of them looks.
 struct Node {
-  Node(const TransportOptions& options) : windows(options.regions), regions(options.regions) {}
-  WindowTable windows;
+  Node(const TransportOptions& options) : registrations(options.regions), regions(options.regions) {}
+  RegistrationTable registrations;
   const std::vector<MemoryRange> regions;
   std::string address;
   std::atomic<bool> ended{false};
@@ -72,11 +72,11 @@ class LocalTransport final : public PostingTransport<Node, InFlight> {
   ~LocalTransport() override {
     registry().remove(*node_);
     node_->ended = true;
-    node_->windows.shut();
+    node_->registrations.shut();
     for (auto& [id, posted] : transfers_) {
       if (!posted.transfer || posted.transfer->state != TransferState::in_flight) continue;
       options_.queue->wait();
-      posted.transfer->peer->windows.leave(posted.what.window, false);
+      posted.transfer->peer->registrations.leave(posted.what.registration, false);
     }
   }
 
@@ -86,13 +86,13 @@ class LocalTransport final : public PostingTransport<Node, InFlight> {
   Result<std::shared_ptr<Node>> connect_peer(PeerId peer, const std::string& address) override {
     auto node = registry().find(address);
     if (!node) return Error{ErrorCode::unavailable, "local: no instance of this process has the address " + address};
-    node_->windows.connect(peer);
+    node_->registrations.connect(peer);
     return node;
   }
-  void leave(PeerId peer, const std::shared_ptr<Node>&) override { node_->windows.disconnect(peer); }
+  void leave(PeerId peer, const std::shared_ptr<Node>&) override { node_->registrations.disconnect(peer); }
   std::shared_ptr<InFlight> begin(TransferId, const std::shared_ptr<Node>& peer, const KvTransfer& what,
                                   const TransferPlan& plan) override {
-    if (!peer->windows.enter(what.window, options_.self, what.op, plan.copies)) return nullptr;
+    if (!peer->registrations.enter(what.registration, options_.self, what.op, plan.copies)) return nullptr;
     options_.queue->copy(plan.copies, false);
     auto transfer = std::make_shared<InFlight>(InFlight{peer, what, options_.queue->mark()});
     progress(*transfer, false);
@@ -102,10 +102,10 @@ class LocalTransport final : public PostingTransport<Node, InFlight> {
     t.wanted &= !unwanted;
     if (t.state != TransferState::in_flight || !options_.queue->reached(t.mark)) return t.state;
     const bool wanted = t.wanted && peers_.count(t.what.peer) > 0;
-    const bool arrived = t.peer->windows.leave(t.what.window, wanted) && wanted;
+    const bool arrived = t.peer->registrations.leave(t.what.registration, wanted) && wanted;
     return t.state = arrived ? TransferState::done : TransferState::failed;
   }
-  WindowTable& windows() const override { return node_->windows; }
+  RegistrationTable& registrations() const override { return node_->registrations; }
 
   const std::shared_ptr<Node> node_;
 };

@@ -12,17 +12,17 @@
 #include <string>
 #include <unordered_map>
 
-#include "disagg/transport/window_table.h"
+#include "disagg/transport/registration_table.h"
 
 namespace xpyd::disagg {
 
-template <class Peer, class Transfer, class Windows = WindowTable>
+template <class Peer, class Transfer, class Registrations = RegistrationTable>
 class PostingTransport : public KvTransport {
  public:
   Result<bool> connect(PeerId peer, const std::string& address) final {
     if (auto known = peers_.find(peer); known != peers_.end() && !known->second->dead()) {
       if (known->second->address == address) return true;
-      return invalid(std::string(wire_) + ": instance " + std::to_string(peer) + " has another address already");
+      return invalid(std::string(transport_) + ": instance " + std::to_string(peer) + " has another address already");
     }
     auto met = connect_peer(peer, address);
     if (!met) return met.error();
@@ -44,11 +44,11 @@ class PostingTransport : public KvTransport {
     return begin_of(found->second->regions[size_t(region)]);
   }
 
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) final {
-    return windows().open(peer, op, ranges);
+  Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) final {
+    return registrations().open(peer, op, ranges);
   }
-  bool close(const WindowKey& window) final { return windows().close(window); }
-  int arrived(const WindowKey& window) const final { return windows().arrived(window); }
+  bool close(const RemoteKey& registration) final { return registrations().close(registration); }
+  int arrived(const RemoteKey& registration) const final { return registrations().arrived(registration); }
 
   TransferId post(const KvTransfer& what, const TransferPlan& plan) final {
     const TransferId id = ++last_id_;
@@ -79,12 +79,12 @@ class PostingTransport : public KvTransport {
   }
   TransportStats stats() const final {
     TransportStats stats = stats_;
-    stats.refused = windows().refused() + strangers();
+    stats.refused = registrations().refused() + strangers();
     return stats;
   }
 
  protected:
-  PostingTransport(const char* wire, const TransportOptions& options) : options_(options), wire_(wire) {}
+  PostingTransport(const char* transport, const TransportOptions& options) : options_(options), transport_(transport) {}
 
   const TransportOptions options_;
   struct Posted {
@@ -106,14 +106,14 @@ class PostingTransport : public KvTransport {
                                           const TransferPlan& plan) = 0;
   // `unwanted`: it is to end early.
   virtual TransferState progress(Transfer& transfer, bool unwanted) = 0;
-  virtual Windows& windows() const = 0;
+  virtual Registrations& registrations() const = 0;
   virtual int64_t strangers() const { return 0; }  // who called, and was refused
 
   static std::byte* begin_of(const MemoryRange& range) { return range.data(); }
   static std::byte* begin_of(const AddressRange& range) { return reinterpret_cast<std::byte*>(uintptr_t(range.begin)); }
   bool late(const KvTransfer& what) const { return what.deadline_s > 0 && options_.clock->now() >= what.deadline_s; }
 
-  const char* const wire_;
+  const char* const transport_;
   TransferId last_id_ = 0;
   TransportStats stats_;
 };

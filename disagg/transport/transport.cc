@@ -1,7 +1,7 @@
 #include "disagg/transport/transport.h"
 
 #include "base/table.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 
 namespace xpyd::disagg {
 

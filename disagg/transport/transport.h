@@ -70,19 +70,19 @@ struct AddressRange {
 XPYD_FIELDS(AddressRange, begin, bytes)
 
 // Plain value; travels in control messages.
-struct WindowKey {
+struct RemoteKey {
   uint32_t index = 0;       // of the owner's table
   uint32_t generation = 0;  // 0: no window
   uint64_t secret = 0;      // what else the wire needs (rdma: the remote key)
-  bool operator==(const WindowKey&) const = default;
+  bool operator==(const RemoteKey&) const = default;
 };
-XPYD_FIELDS(WindowKey, index, generation, secret)
+XPYD_FIELDS(RemoteKey, index, generation, secret)
 
 struct KvTransfer {
   PeerId peer = -1;
   KvOp op = KvOp::write;
-  WindowKey window;       // the peer's
-  double deadline_s = 0;  // Clock; 0: none
+  RemoteKey registration;  // the peer's
+  double deadline_s = 0;   // Clock; 0: none
 };
 
 // Cumulative, by this side.
@@ -107,10 +107,10 @@ class KvTransport {
   virtual std::byte* remote(PeerId peer, int region) const = 0;
 
   // `ranges`: inside this side's regions, what the peer may touch.
-  virtual Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) = 0;
-  virtual bool close(const WindowKey& window) = 0;
+  virtual Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) = 0;
+  virtual bool close(const RemoteKey& registration) = 0;
   // Posts that have arrived whole through an open window.
-  virtual int arrived(const WindowKey& window) const = 0;
+  virtual int arrived(const RemoteKey& registration) const = 0;
 
   virtual TransferId post(const KvTransfer& transfer, const TransferPlan& plan) = 0;
   virtual TransferState poll(TransferId id) = 0;

@@ -46,7 +46,7 @@ struct FullCache {
       const KvReservation r = kv->reserve(prompt(p), 0).value();  // a tree has some first tokens already
       const std::span<const int32_t> rest = prompt(p).subspan(size_t(r.cached_tokens));
       XPYD_CHECK(kv->append(r.handle, int(rest.size())));
-      kv->written(r.handle, rest);
+      kv->commit(r.handle, rest);
       kv->free(r.handle);
     }
   }
@@ -173,7 +173,7 @@ void measure_step(Bench& bench, bool radix, const char* name) {
     for (KvHandle h : handles) {
       int32_t token = length;
       XPYD_CHECK(!kv->tail_shared(h) && kv->append(h, 1));
-      kv->written(h, {&token, 1});
+      kv->commit(h, {&token, 1});
     }
     ++length;
   };

@@ -24,8 +24,8 @@ namespace {
 
 struct ArrivalFrom {
   const char* name;
-  double gbps;       // rate of the host tier; 0: the prefix comes from another instance
-  const char* wire;  // transport of the fetch
+  double gbps;            // rate of the host tier; 0: the prefix comes from another instance
+  const char* transport;  // transport of the fetch
 };
 
 constexpr int kArriving = 4096;  // tokens of the prefix
@@ -46,7 +46,7 @@ class ArrivalStand {
     options.batching = find_batch_policy("chunked");
     options.placement = find_placement_policy("round_robin");
     options.fetch = find_fetch_policy("always");
-    options.transport = find_transport(from.wire);
+    options.transport = find_transport(from.transport);
     options.step_tokens = kArriving + 1;
     options.max_model_len = kArriving + 32;
     options.make_model = [this, config, layer_s](int, DeviceQueue&) {

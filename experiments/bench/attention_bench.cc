@@ -124,7 +124,7 @@ struct Problem {
         single.views = std::span(views).subspan(s, 1);
         attention_reference(single);
         double bound = 6e-6 + 2 * length[0] * 0x1p-24;
-        if (layout.shape.quantised()) bound += layout.shape.dtype == Dtype::int8 ? 1e-4 : 3e-2;  // codes_256.h
+        if (layout.shape.quantised()) bound += layout.shape.dtype == Dtype::int8 ? 1e-4 : 3e-2;  // quantised_rows.h
         for (size_t d = 0; d < row; ++d)
           if (!(std::abs(double(out[size_t(i) * row + d]) - double(want[d])) <= bound))
             return "token " + std::to_string(i) + ", element " + std::to_string(d) + " is " +

@@ -68,10 +68,10 @@ struct Hello {
   char address[512] = {};
 };
 
-std::unique_ptr<KvTransport> meet(const char* wire, int socket, PeerId self, const ranks::BoundaryIn& in,
+std::unique_ptr<KvTransport> meet(const char* transport, int socket, PeerId self, const ranks::BoundaryIn& in,
                                   Clock& clock) {
   auto made =
-      find_transport(wire)
+      find_transport(transport)
           ->make({.regions = {in.region()}, .queue = &cpu_queue(), .clock = &clock, .self = self, .connections = 1})
           .value();
   Hello hello;
@@ -83,16 +83,16 @@ std::unique_ptr<KvTransport> meet(const char* wire, int socket, PeerId self, con
 }
 
 // The next stage, in a process of its own. It reports how long each wave took to arrive.
-void follow(const char* wire, int socket, size_t floats) {
+void follow(const char* transport, int socket, size_t floats) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   prctl(PR_SET_TIMERSLACK, 1000ul);
   RealClock clock;
-  ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(wire), 2, floats, false).value();
-  const auto own = meet(wire, socket, 1, in, clock);
-  const std::vector<WindowKey> windows = in.open(*own, 0).value();
+  ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(transport), 2, floats, false).value();
+  const auto own = meet(transport, socket, 1, in, clock);
+  const std::vector<RemoteKey> registrations = in.open(*own, 0).value();
   std::vector<double> times;
   for (int round = 0; round < kRounds; ++round) {
-    put(socket, &windows[size_t(round % 2)], 1);
+    put(socket, &registrations[size_t(round % 2)], 1);
     for (ranks::Naps naps; !in.arrived(*own, round % 2);) naps.nap();
     const double now = clock.now();
     in.take(round % 2, floats);
@@ -103,22 +103,22 @@ void follow(const char* wire, int socket, size_t floats) {
   put(socket, times.data(), times.size());
 }
 
-double between_processes(const char* wire, int tokens) {
+double between_processes(const char* transport, int tokens) {
   const size_t floats = size_t(tokens) * kHidden;
   int sockets[2];
   XPYD_CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
   const pid_t child = fork();
   if (child == 0) {
-    follow(wire, sockets[1], floats);
+    follow(transport, sockets[1], floats);
     _exit(0);
   }
   RealClock clock;
-  ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(wire), 1, 16, false).value();
-  const auto own = meet(wire, sockets[0], 0, in, clock);
+  ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(transport), 1, 16, false).value();
+  const auto own = meet(transport, sockets[0], 0, in, clock);
   ranks::BoundaryOut out(*own, clock, 1, floats, false);
   const std::vector<float> rows(floats, 1.0f);
   for (int round = 0; round < kRounds; ++round) {
-    WindowKey key;
+    RemoteKey key;
     get(sockets[0], &key, 1);
     clock.sleep(kComputes);
     const double begun = clock.now();

@@ -8,7 +8,7 @@
 
 #include "base/files.h"
 #include "experiments/bench/harness.h"
-#include "server/stack.h"
+#include "server/build.h"
 
 namespace xpyd::experiments {
 namespace {
@@ -26,22 +26,22 @@ struct Count final : EventSink {
   }
 };
 
-std::unique_ptr<Stack> serve(const std::string& model, std::vector<std::string> more) {
+std::unique_ptr<Build> serve(const std::string& model, std::vector<std::string> more) {
   std::vector<std::string> words = {model, "--load-format", "dummy", "--kv-bytes", "16MiB", "--max-batch", "8"};
   words.insert(words.end(), {"--topology", "1C", "--threads", "1", "--prefix-cache", "off", "--max-model-len", "256"});
   words.insert(words.end(), more.begin(), more.end());
   Result<Options> parsed = Options::parse(option_table(), "serve", words, 1);
   XPYD_CHECK(parsed.ok(), parsed.error().message);
-  Result<std::unique_ptr<Stack>> stack = build_stack(parsed.value());
-  XPYD_CHECK(stack.ok(), stack.error().message);
-  XPYD_CHECK(stack.value()->cluster->start().ok());
-  return std::move(stack).value();
+  Result<std::unique_ptr<Build>> build = make_build(parsed.value());
+  XPYD_CHECK(build.ok(), build.error().message);
+  XPYD_CHECK(build.value()->cluster->start().ok());
+  return std::move(build).value();
 }
 
 constexpr int kRequests = 16, kPrompt = 64, kOutput = 64;
 
 // Returns the number of tokens that came.
-int run(Stack& stack, uint64_t& id) {
+int run(Build& build, uint64_t& id) {
   auto sink = std::make_shared<Count>(kRequests);
   for (int i = 0; i < kRequests; ++i) {
     auto request = std::make_shared<Request>();
@@ -50,7 +50,7 @@ int run(Stack& stack, uint64_t& id) {
     request->sampling.temperature = 0;
     request->max_tokens = kOutput;
     request->ignore_eos = true;
-    XPYD_CHECK(stack.cluster->submit(std::move(request), sink).ok());
+    XPYD_CHECK(build.cluster->submit(std::move(request), sink).ok());
   }
   for (int now = sink->left; now > 0; now = sink->left) sink->left.wait(now);
   return sink->tokens;
@@ -62,10 +62,10 @@ void bench_event_log(Bench& bench) {
   for (const char* model : {"llama-mini", "llama-tiny"}) {
     const std::string path = std::string("experiments/models/") + model, name = std::string("16 requests, ") + model;
     const std::string file = folder.path() + "/" + model;
-    const std::shared_ptr<Stack> plain = serve(path, {}), logged = serve(path, {"--event-log", file});
+    const std::shared_ptr<Build> plain = serve(path, {}), logged = serve(path, {"--event-log", file});
     auto id = std::make_shared<uint64_t>(0);
-    const auto whole = [=](const std::shared_ptr<Stack>& stack) {
-      return std::string(run(*stack, *id) == kRequests * kOutput ? "" : "a token is missing");
+    const auto whole = [=](const std::shared_ptr<Build>& build) {
+      return std::string(run(*build, *id) == kRequests * kOutput ? "" : "a token is missing");
     };
     bench.measure({{.name = name + ": no log",
                     .run = [=] { run(*plain, *id); },

@@ -96,8 +96,8 @@ void bench_directory(Bench& bench) {
 void bench_fetch(Bench& bench) {
   constexpr int kTokens = 4096, kPiece = 16 << 10;
   const ModelConfig config = load_model_config("experiments/models/llama-1b").value();
-  for (const char* wire : {"local", "shm", "tcp"}) {
-    const bool tcp = wire == std::string("tcp");
+  for (const char* transport : {"local", "shm", "tcp"}) {
+    const bool tcp = transport == std::string("tcp");
     RealClock clock;
     ClusterOptions options;
     options.topology = parse_topology("2C").value();
@@ -108,7 +108,7 @@ void bench_fetch(Bench& bench) {
     options.batching = find_batch_policy("chunked");
     options.placement = find_placement_policy("round_robin");
     options.fetch = find_fetch_policy("always");
-    options.transport = find_transport(wire);
+    options.transport = find_transport(transport);
     options.step_tokens = kTokens;
     options.max_model_len = kTokens + 32;
     options.make_model = [&](int, DeviceQueue&) { return make_null_model(config); };
@@ -157,7 +157,7 @@ void bench_fetch(Bench& bench) {
     cluster->stop();
     std::sort(seconds.begin(), seconds.end());
     if (shares.empty()) shares = {0};
-    BenchRow r = row("fetch of 134 MB by " + std::string(wire), shares, percentile(seconds, 50),
+    BenchRow r = row("fetch of 134 MB by " + std::string(transport), shares, percentile(seconds, 50),
                      tcp ? "x iperf3, one connection" : "x memcpy in pieces of 16 KiB", tcp ? .75 : .9);
     r.gbps = double(bytes) / r.seconds * 1e-9;
     bench.report(r);

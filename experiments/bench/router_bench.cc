@@ -53,14 +53,14 @@ class Absent final : public InstanceProbe {
  public:
   InstanceStats stats() const override { return {}; }
   KvStats kv() const override { return {.capacity = 4096, .free = 4096, .block_tokens = 16}; }
-  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+  std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
   const std::atomic<uint64_t>* version() const override {  // its state never changes
     static const std::atomic<uint64_t> one{1};
     return &one;
   }
 };
 
-class Last final : public Post {
+class Last final : public MessageBus {
  public:
   void send(InstanceId, InstanceId to_whom, Message message) override {
     if (auto* start = std::get_if<StartRequest>(&message)) what = std::move(*start), to = to_whom;
@@ -86,7 +86,7 @@ std::vector<double> route(int n_requests, bool bytes) {
                        .disagg = find_disagg_policy("prefill_first"),
                        .max_model_len = 2 * kTokens,
                        .max_queue_bytes = int64_t{1} << 50},
-                      clock, post);
+                      clock, bus);
   const auto hear = [&](InstanceId from, Message message) {
     if (bytes) {  // what the receiving channel would decode
       const uint16_t type = frame_type(message);

@@ -49,15 +49,15 @@ int trace_main(const Options& options) {
 
 int explain_main(const Options& options) {
   const int64_t number = options.integer("request");
-  auto lives = need(read_lives(options.positional()));
+  auto traces = need(read_traces(options.positional()));
   if (number >= 0) {
-    std::erase_if(lives, [number](const RequestLife& life) { return life.request != uint64_t(number); });
-    if (lives.empty()) throw Error{ErrorCode::not_found, "no request " + std::to_string(number) + " has ended"};
+    std::erase_if(traces, [number](const RequestTrace& trace) { return trace.request != uint64_t(number); });
+    if (traces.empty()) throw Error{ErrorCode::not_found, "no request " + std::to_string(number) + " has ended"};
   }
-  for (const RequestLife& life : lives)
-    if (number >= 0) std::printf("%s\n", attribution_line(life).c_str());
+  for (const RequestTrace& trace : traces)
+    if (number >= 0) std::printf("%s\n", attribution_line(trace).c_str());
   std::printf("%s\n", attribution_header().c_str());
-  for (const RequestLife& life : lives) std::printf("%s\n", attribution_row(life).c_str());
+  for (const RequestTrace& trace : traces) std::printf("%s\n", attribution_row(trace).c_str());
   return 0;
 }
 

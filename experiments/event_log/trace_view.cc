@@ -114,7 +114,7 @@ std::string batch_of(const json& plan) {
   return text;
 }
 
-void put_step(TraceWriter& trace, const StepLife& s, const std::string& batch) {
+void put_step(TraceWriter& trace, const StepTrace& s, const std::string& batch) {
   const TraceWriter::Track track = trace.steps(s.instance);
   const char* name = s.tokens == 0 ? "decode" : s.decodes == 0 ? "prefill" : "mixed";
   const double ends_s = s.t + s.seconds;
@@ -125,22 +125,22 @@ void put_step(TraceWriter& trace, const StepLife& s, const std::string& batch) {
   trace.counters(track.pid, "sequences", ends_s, "running", s.running, "waiting", s.waiting);
 }
 
-void put_transfer(TraceWriter& trace, const TransferLife& s) {
+void put_transfer(TraceWriter& trace, const TransferTrace& s) {
   if (s.seconds <= 0) return;
   const TraceWriter::Track track = trace.request(s.from + " -> " + s.to, s.request);
   trace.span(track, "KV", s.t, s.t + s.seconds, "request", s.request, "tokens", s.tokens, "bytes", s.bytes);
   trace.arrow(s.request, track, trace.steps(s.to), s.t, s.t + s.seconds);
 }
 
-void put_request(TraceWriter& trace, const RequestLife& life) {
-  const TraceWriter::Track track = trace.request("requests", life.request);
-  double at = life.t;
-  for (const Phase& phase : phases(life)) {
+void put_request(TraceWriter& trace, const RequestTrace& request) {
+  const TraceWriter::Track track = trace.request("requests", request.request);
+  double at = request.t;
+  for (const Phase& phase : phases(request)) {
     const std::string name = kPhases[phase.kind];
     const char* colour = name == "grant" ? "bad" : name == "transfer" ? "thread_state_iowait" : nullptr;
-    trace.coloured_span(track, name, phase.begin_s, at = phase.end_s, colour, "request", life.request);
+    trace.coloured_span(track, name, phase.begin_s, at = phase.end_s, colour, "request", request.request);
   }
-  trace.span(track, "decode", at, life.ended, "tokens", life.output, "finish", life.finish);
+  trace.span(track, "decode", at, request.ended, "tokens", request.output, "finish", request.finish);
 }
 
 // Keeps what instances report of requests until the requests' lives are read: first steps, and fetched prefixes.
@@ -152,17 +152,20 @@ class Marks {
     for (size_t n = answer.value("admits", json::array()).size(); n > 0; --n)
       of_[{requests.at(at++).get<uint64_t>(), line.value("instance", "")}].begun_s.push_back(line.value("t", 0.0));
   }
-  void fetch(const FetchLife& fetch) {
+  void fetch(const FetchTrace& fetch) {
     of_[{fetch.request, fetch.instance}].fetch = {fetch.t, fetch.t + fetch.seconds};
   }
   // Fills in the last attempt. An instance's own times are earlier than those at which the conductor heard of them.
-  void complete(RequestLife& life) const {
-    if (const auto at = of_.find({life.request, life.prefill}); at != of_.end()) {
-      std::tie(life.fetching, life.fetched) = at->second.fetch;
-      if (const double begun_s = at->second.first_after(life.placed)) life.started = std::min(life.started, begun_s);
+  void complete(RequestTrace& request) const {
+    if (const auto at = of_.find({request.request, request.prefill}); at != of_.end()) {
+      std::tie(request.fetching, request.fetched) = at->second.fetch;
+      if (const double begun_s = at->second.first_after(request.placed))
+        request.started = std::min(request.started, begun_s);
     }
-    if (const auto at = of_.find({life.request, life.decode}); at != of_.end() && life.decode != life.prefill)
-      if ((life.decoding = at->second.first_after(life.placed)) > 0) life.joined = std::min(life.joined, life.decoding);
+    if (const auto at = of_.find({request.request, request.decode});
+        at != of_.end() && request.decode != request.prefill)
+      if ((request.decoding = at->second.first_after(request.placed)) > 0)
+        request.joined = std::min(request.joined, request.decoding);
   }
 
  private:
@@ -180,20 +183,20 @@ class Marks {
 };
 
 // Passes each line to `other`, too. The lives come last, without their gaps.
-Result<std::vector<RequestLife>> read_lives(std::span<const std::string> paths,
-                                            const std::function<void(const std::string& kind, const json&)>& other) {
-  std::vector<RequestLife> lives;
+Result<std::vector<RequestTrace>> read_traces(std::span<const std::string> paths,
+                                              const std::function<void(const std::string& kind, const json&)>& other) {
+  std::vector<RequestTrace> traces;
   Marks marks;
   const Status read_all = read_event_logs(paths, [&](const std::string&, const json& line) {
     const std::string kind = line.value("e", "");
     if (kind == "plan") marks.plan(line);
-    if (kind == "fetch") marks.fetch(read<FetchLife>(line));
-    if (kind == "request") lives.push_back(read<RequestLife>(line)), lives.back().gaps = {};
+    if (kind == "fetch") marks.fetch(read<FetchTrace>(line));
+    if (kind == "request") traces.push_back(read<RequestTrace>(line)), traces.back().gaps = {};
     other(kind, line);
   });
   if (!read_all) return read_all.error();
-  for (RequestLife& life : lives) marks.complete(life);
-  return lives;
+  for (RequestTrace& request : traces) marks.complete(request);
+  return traces;
 }
 
 }  // namespace
@@ -202,19 +205,19 @@ Status write_trace(std::span<const std::string> paths, std::FILE* out) {
   if (paths.empty()) return read_event_logs(paths, {});  // returns the error before anything is written
   TraceWriter trace(out);
   std::map<std::string, std::string> batches;
-  const auto lives = read_lives(paths, [&](const std::string& kind, const json& line) {
+  const auto traces = read_traces(paths, [&](const std::string& kind, const json& line) {
     if (kind == "plan") batches[line.value("instance", "")] = batch_of(line);
-    if (kind == "step") put_step(trace, read<StepLife>(line), batches[line.value("instance", "")]);
-    if (kind == "transfer") put_transfer(trace, read<TransferLife>(line));
+    if (kind == "step") put_step(trace, read<StepTrace>(line), batches[line.value("instance", "")]);
+    if (kind == "transfer") put_transfer(trace, read<TransferTrace>(line));
   });
-  if (lives)
-    for (const RequestLife& life : lives.value()) put_request(trace, life);
+  if (traces)
+    for (const RequestTrace& request : traces.value()) put_request(trace, request);
   trace.end();
-  return lives ? ok() : Status(lives.error());
+  return traces ? ok() : Status(traces.error());
 }
 
-Result<std::vector<RequestLife>> read_lives(std::span<const std::string> paths) {
-  return read_lives(paths, [](const std::string&, const json&) {});
+Result<std::vector<RequestTrace>> read_traces(std::span<const std::string> paths) {
+  return read_traces(paths, [](const std::string&, const json&) {});
 }
 
 }  // namespace xpyd::disagg

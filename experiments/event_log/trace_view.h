@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "disagg/life.h"
+#include "disagg/request_trace.h"
 
 namespace xpyd::disagg {
 
@@ -21,6 +21,6 @@ namespace xpyd::disagg {
 Status write_trace(std::span<const std::string> paths, std::FILE* out);
 
 // Every request that has ended, in the order of their ends, without its gaps. Errors: those of replay().
-Result<std::vector<RequestLife>> read_lives(std::span<const std::string> paths);
+Result<std::vector<RequestTrace>> read_traces(std::span<const std::string> paths);
 
 }  // namespace xpyd::disagg

@@ -9,8 +9,8 @@
 #include <cmath>
 
 #include "experiments/gpu/rounds.h"
-#include "model/cuda/codes_cuda.h"
 #include "model/cuda/peak_cuda.h"
+#include "model/cuda/quantised_gemm_cuda.h"
 
 namespace xpyd::experiments::gpu {
 namespace {
@@ -29,12 +29,12 @@ void read_codes(Dtype dtype, const QuantGroups& groups, int n, QuantRow& row) {
   }
 }
 
-struct Codes {
+struct QuantisedRow {
   const char* name;
   Dtype dtype;
   int group;
 };
-constexpr Codes kForms[] = {{"int8", Dtype::int8, 0}, {"int4 of 128", Dtype::int4, 128}, {"fp8", Dtype::fp8, 0}};
+constexpr QuantisedRow kForms[] = {{"int8", Dtype::int8, 0}, {"int4 of 128", Dtype::int4, 128}, {"fp8", Dtype::fp8, 0}};
 
 // Checks some outputs of some rows. weights(n) returns the true row n.
 template <class Weights>
@@ -64,7 +64,7 @@ struct OnCard {
   cuda::Memory data;
   CudaMatrix matrix;
 };
-OnCard make(const Codes& form, int n, int k, ThreadTeam& team, cuda::Stream& stream) {
+OnCard make(const QuantisedRow& form, int n, int k, ThreadTeam& team, cuda::Stream& stream) {
   const QuantGroups groups = even_groups(k, form.group);
   const PackedMatrix packed = pack_codes(
       n, k, 1, form.dtype, groups, [&](int row, QuantRow& out) { read_codes(form.dtype, groups, row, out); }, team);
@@ -95,7 +95,7 @@ void products(Rounds& rounds, const cuda::Card&, bool tiny) {
     fill_random(w.data(), size_t(n) * size_t(k), kWeights, 1, stream);
     fill_random(x.data(), size_t(most) * size_t(k), kInputs, 1, stream);
     std::vector<OnCard> coded;
-    for (const Codes& form : kForms) coded.push_back(make(form, n, k, team, stream));
+    for (const QuantisedRow& form : kForms) coded.push_back(make(form, n, k, team, stream));
     CudaGemm gemm(stream), any_order(stream, false);
     CudaGemmArgs args{.x = x.data(),
                       .w = {w.data(), n, k, k},
@@ -138,7 +138,7 @@ void products(Rounds& rounds, const cuda::Card&, bool tiny) {
         CudaGemmArgs of_codes = args;
         of_codes.w = coded[i].matrix;
         cases.push_back({.name = shape + ", " + kForms[i].name,
-                         .run = [&stream, of_codes] { cuda_codes(of_codes, stream); },
+                         .run = [&stream, of_codes] { cuda_quantised_gemm(of_codes, stream); },
                          .check =
                              [&, form = kForms[i]] {
                                return wrong(y, n, k, m, stream, [&](int output) {

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <unordered_map>
 
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 #include "allocator/schemes.h"
 #include "base/random.h"
 #include "disagg/transport/forwarding.h"
@@ -16,14 +16,14 @@
 namespace xpyd::disagg {
 namespace {
 
-class Simulator final : public Post {
+class Simulator final : public MessageBus {
  public:
   Simulator(const SimulationOptions& options, const Trace& trace);
   Status build();
   Simulation run();
 
  private:
-  class Wire;
+  class SimulatedTransport;
   class LinkProbe;
   // The client of one request.
   class Client final : public EventSink {
@@ -80,9 +80,9 @@ class Simulator final : public Post {
 // layer's KV leaves when the step has computed it, and the last layer's when the step ends. A simulated instance reads
 // messages only between steps; a live one reads them between layers, too. So if D's answer came during a step, the post
 // right after that step counts the bytes that a live instance would already have sent.
-class Simulator::Wire final : public ForwardingTransport {
+class Simulator::SimulatedTransport final : public ForwardingTransport {
  public:
-  Wire(const TransportOptions& options, int stages, Simulator& cluster)
+  SimulatedTransport(const TransportOptions& options, int stages, Simulator& cluster)
       : ForwardingTransport(find_transport("local")->make(options).value()),
         self_(options.self),
         stages_(stages),
@@ -157,7 +157,7 @@ class Simulator::LinkProbe final : public InstanceProbe {
   LinkProbe(const Node& node, const Simulator& cluster, InstanceId id) : node_(node), cluster_(cluster), id_(id) {}
   InstanceStats stats() const override { return node_.instance().stats(); }
   KvStats kv() const override { return node_.instance().memory().stats(); }
-  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+  std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
   const std::atomic<uint64_t>* version() const override { return &node_.version(); }
   std::optional<double> fetch_s_per_token(InstanceId source) const override {
     return cluster_.options_.model.kv_token_bytes() / cluster_.links_.rate(source, id_);
@@ -204,7 +204,7 @@ Status Simulator::add(Role role, const std::string& name) {
   const InstanceId id = routers_->new_id();
   PacedPipeline pipeline{.stages = role == Role::decode ? options_.decode_pp : options_.prefill_pp};
   if (pipeline.stages > 1) {
-    pipeline.window = options_.pipeline_window > 0 ? options_.pipeline_window : 2 * pipeline.stages;
+    pipeline.registration = options_.pipeline_window > 0 ? options_.pipeline_window : 2 * pipeline.stages;
     pipeline.boundary_s = options_.hardware.link_s;
     pipeline.boundary_s_per_token = options_.model.boundary_bytes() / options_.hardware.link_bytes_per_s;
   }
@@ -244,13 +244,13 @@ Status Simulator::add(Role role, const std::string& name) {
   }
   if (log) kv.listeners = kv.tiers.listeners = {log};
   auto memory = make_ranked_memory(options_.scheme, kv, shards);
-  if (memory && kv.tiers.on()) memory = make_tiered(std::move(memory).value(), kv);
+  if (memory && kv.tiers.on()) memory = make_offloaded(std::move(memory).value(), kv);
   if (!memory) return memory.error();
   links_.set_rate(id, options_.hardware.link_bytes_per_s);
-  const TransportOptions wire{.regions = {{memory.value()->base(), memory.value()->layout().pool_bytes()}},
-                              .queue = &node.queue(),
-                              .clock = &node.time().clock,
-                              .self = id};
+  const TransportOptions transport{.regions = {{memory.value()->base(), memory.value()->layout().pool_bytes()}},
+                                   .queue = &node.queue(),
+                                   .clock = &node.time().clock,
+                                   .self = id};
   InstanceOptions instance{.id = id, .name = name, .role = role, .cost = cost, .cost_known = true};
   instance.remote = options_.conductor.remote();
   instance.cache_log = log;
@@ -258,12 +258,12 @@ Status Simulator::add(Role role, const std::string& name) {
   instance.log = options_.conductor.log;
   instance.bytes_scale = bytes_scale_;
   instance.stream_kv = options_.conductor.stream_kv == StreamKv::request ? StreamKv::request : StreamKv::chunk;
-  instance.escrow = options_.conductor.escrow;
+  instance.reserve_blocks = options_.conductor.reserve_blocks;
   instance.engine = options_.engine;
   instance.engine.by_layer = false;  // the duration of a step is known when it begins
   node.start(std::make_unique<Instance>(
       std::move(instance), make_paced_model(cost.terms(), pipeline, n_layers_, node.time()), std::move(memory).value(),
-      std::make_unique<Wire>(wire, pipeline.stages, *this), node.time().clock, *this));
+      std::make_unique<SimulatedTransport>(transport, pipeline.stages, *this), node.time().clock, *this));
   return ok();
 }
 

@@ -79,7 +79,7 @@ int Node::store(std::span<const int32_t> tokens) {
   const KvReservation at = reserved.value();
   const std::span<const int32_t> rest = tokens.subspan(size_t(at.cached_tokens));
   const bool room = !at.loading && memory.append(at.handle, int(rest.size()));
-  if (room) memory.written(at.handle, rest);
+  if (room) memory.commit(at.handle, rest);
   memory.free(at.handle);
   return room ? int(rest.size()) : 0;
 }

@@ -24,8 +24,8 @@ void add(PredictionError& sum, const PredictionError& more) {
 
 }  // namespace
 
-Routers::Routers(const RouterOptions& options, const ConductorOptions& each, Timeline& timeline, Post& post)
-    : options_(options), timeline_(timeline), post_(post) {
+Routers::Routers(const RouterOptions& options, const ConductorOptions& each, Timeline& timeline, MessageBus& bus)
+    : options_(options), timeline_(timeline), bus_(bus) {
   for (int r = 0; r < options.routers; ++r) {
     ConductorOptions own = each;
     own.seed ^= uint64_t(r) << 53;  // above the bits that --seed can have
@@ -37,7 +37,7 @@ Routers::Routers(const RouterOptions& options, const ConductorOptions& each, Tim
 void Routers::Router::send(InstanceId from, InstanceId to, Message message) {
   AttemptId* attempt = attempt_of(message);
   if (attempt) *attempt = *attempt * all.routers_.size() + AttemptId(number);
-  if (attempt || number == 0) all.post_.send(from, to, std::move(message));
+  if (attempt || number == 0) all.bus_.send(from, to, std::move(message));
 }
 
 InstanceId Routers::new_id() {

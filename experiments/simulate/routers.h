@@ -21,7 +21,7 @@ struct RouterOptions {
 
 class Routers {
  public:
-  Routers(const RouterOptions& options, const ConductorOptions& each, Timeline& timeline, Post& post);
+  Routers(const RouterOptions& options, const ConductorOptions& each, Timeline& timeline, MessageBus& bus);
 
   InstanceId new_id();
   void joined(const InstanceInfo& info, const std::shared_ptr<InstanceProbe>& probe);
@@ -32,7 +32,7 @@ class Routers {
  private:
   // Instances see the attempts of all routers, so numbers must not collide: attempt a of router r of n is a n + r
   // there.
-  struct Router final : Post {
+  struct Router final : MessageBus {
     Router(Routers& owner, int which, const ConductorOptions& options)
         : all(owner), number(which), random(~options.seed), conductor(options, owner.timeline_.clock, *this) {}
     void send(InstanceId from, InstanceId to, Message message) override;
@@ -46,7 +46,7 @@ class Routers {
 
   const RouterOptions options_;
   Timeline& timeline_;
-  Post& post_;
+  MessageBus& bus_;
   std::vector<std::unique_ptr<Router>> routers_;
   size_t next_ = 0;
 };

@@ -8,8 +8,8 @@
 #include "disagg/instance/cluster.h"
 #include "experiments/simulate/cluster.h"
 #include "experiments/subcommands.h"
+#include "server/build.h"
 #include "server/cli/commands.h"
-#include "server/stack.h"
 
 namespace xpyd::server {
 namespace {

@@ -21,7 +21,7 @@ namespace xpyd::model {
 struct CudaGemmArgs {
   const void* x = nullptr;  // [m, w.k], row stride x_stride, x_dtype, device, 16-byte aligned
   void* y = nullptr;        // [m, w.n], row stride y_stride, y_dtype, device, 16-byte aligned
-  CudaMatrix w;             // of x_dtype; quantised for cuda_codes() only (codes_cuda.h)
+  CudaMatrix w;             // of x_dtype; quantised for cuda_quantised_gemm() only (quantised_gemm_cuda.h)
   Dtype x_dtype = Dtype::f32,
         y_dtype = Dtype::f32;  // f32 -> f32, bf16 -> bf16 or f32; sums are f32
   int m = 0;

@@ -14,11 +14,11 @@
 
 #include "base/log.h"
 #include "base/status.h"
-#include "model/cuda/codes_cuda.h"
 #include "model/cuda/gemm_cuda.h"
 #include "model/cuda/model_cuda.h"
 #include "model/cuda/ops_cuda.h"
 #include "model/cuda/plan_cuda.h"
+#include "model/cuda/quantised_gemm_cuda.h"
 #include "model/cuda/sampler_cuda.h"
 #include "model/llama/llama_step.h"
 
@@ -266,7 +266,7 @@ int CudaLlama::graph_batch(const StepInput& step) const {
 void CudaLlama::gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m, Dtype y_dtype) {
   CudaGemmArgs args = product(w, x, x_stride, y, y_stride, y_dtype);
   args.m = m;
-  is_quantised(w.codes.dtype) ? cuda_codes(args, on_) : gemm_.run(args);
+  is_quantised(w.codes.dtype) ? cuda_quantised_gemm(args, on_) : gemm_.run(args);
 }
 
 // x += normed_ + bias; normed_ = RMSNorm(x), unless norm is null.
@@ -327,13 +327,13 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
     const CudaLayerWeights& layer = layers[size_t(i)];
     const bool last = i + 1 == c_.n_layers;
     gemm(layer.qkv, normed_, hidden_stride_, qkv_, qkv_stride_, n, dtype_);
-    cuda_turn_append({.qkv = qkv_,
+    cuda_rope_append({.qkv = qkv_,
                       .stride = qkv_stride_,
                       .bias = layer.qkv_bias,
                       .q_norm = layer.q_norm,
                       .k_norm = layer.k_norm,
                       .eps = eps,
-                      .turns = weights_->turns,
+                      .rope = weights_->rope,
                       .q = q_,
                       .dtype = dtype_,
                       .n_heads = c_.n_heads,

@@ -16,7 +16,7 @@ using cuda::Shape;
 using cuda::Shared;
 
 constexpr int kWarp = 32;
-constexpr int kHeadWarps = 4;  // heads per block of turn_kernel
+constexpr int kHeadWarps = 4;  // heads per block of rope_kernel
 constexpr int kMaxPairs = 4;   // pairs of a head per lane: head_dim up to 256
 constexpr int kSwigluBlock = 256;
 
@@ -154,7 +154,7 @@ __device__ inline void write_codes(Dtype dtype, const float (&low)[kMaxPairs], c
 
 // One warp per head of a token; a lane holds pairs (j, j + half) of dimensions.
 template <class T>
-__global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
+__global__ void rope_kernel(const __grid_constant__ CudaRopeArgs a) {
   cuda::begin_after_previous();
   const int lane = int(threadIdx.x) % kWarp, token = int(blockIdx.x);
   const int head = int(blockIdx.y) * kHeadWarps + int(threadIdx.x) / kWarp;
@@ -201,9 +201,9 @@ __global__ void turn_kernel(const __grid_constant__ CudaTurnArgs a) {
     if (j >= half) continue;
     float first = low[i], second = high[i];
     if (!is_v) {
-      const Turn turn = a.turns[size_t(position) * size_t(half) + size_t(j)];
-      first = low[i] * turn.cos - high[i] * turn.sin;
-      second = high[i] * turn.cos + low[i] * turn.sin;
+      const RopeAngle angle = a.rope[size_t(position) * size_t(half) + size_t(j)];
+      first = low[i] * angle.cos - high[i] * angle.sin;
+      second = high[i] * angle.cos + low[i] * angle.sin;
     }
     if (is_q) {
       store(q, size_t(j), first);
@@ -273,7 +273,7 @@ void cuda_add_norm(const CudaAddNormArgs& a, const cuda::On& on) {
   cuda::launch(kernel, "add_norm", shape, on, a);
 }
 
-void cuda_turn_append(const CudaTurnArgs& a, const cuda::On& on) {
+void cuda_rope_append(const CudaRopeArgs& a, const cuda::On& on) {
   check_dtype(a.dtype);
   const KvShape& kv = a.layout.shape;
   if (!kv.quantised()) check_dtype(kv.dtype);
@@ -282,7 +282,7 @@ void cuda_turn_append(const CudaTurnArgs& a, const cuda::On& on) {
   const int heads = a.n_heads + 2 * kv.n_kv_heads;
   const Shape shape{dim3(unsigned(a.step.n_tokens), unsigned((heads + kHeadWarps - 1) / kHeadWarps)),
                     dim3(kHeadWarps * kWarp)};
-  cuda::launch(a.dtype == Dtype::f32 ? turn_kernel<float> : turn_kernel<bf16>, "turn_append", shape, on, a);
+  cuda::launch(a.dtype == Dtype::f32 ? rope_kernel<float> : rope_kernel<bf16>, "rope_append", shape, on, a);
 }
 
 void cuda_swiglu(const CudaSwigluArgs& a, const cuda::On& on) {

@@ -43,14 +43,14 @@ struct CudaAddNormArgs {
 // x += delta + bias; normed = RMSNorm(x) * norm
 void cuda_add_norm(const CudaAddNormArgs& args, const cuda::On& on);
 
-struct CudaTurnArgs {
+struct CudaRopeArgs {
   const void* qkv = nullptr;  // [n_tokens, stride], `dtype`: q heads, k heads, v heads
   int stride = 0;
   const float* bias = nullptr;                       // [q, k, v widths] or null
   const float *q_norm = nullptr, *k_norm = nullptr;  // [head_dim] or null (Qwen3)
   float eps = 0;
-  const Turn* turns = nullptr;  // [max_position, head_dim / 2]
-  void* q = nullptr;            // [n_tokens, n_heads, head_dim], `dtype`
+  const RopeAngle* rope = nullptr;  // [max_position, head_dim / 2]
+  void* q = nullptr;                // [n_tokens, n_heads, head_dim], `dtype`
   Dtype dtype = Dtype::f32;
   int n_heads = 0;
   std::byte* pool = nullptr;
@@ -59,7 +59,7 @@ struct CudaTurnArgs {
   int layer = 0;
 };
 // Adds the bias, norms each head, applies RoPE and appends, with one read of qkv. q goes to `q`, k and v to the cache.
-void cuda_turn_append(const CudaTurnArgs& args, const cuda::On& on);
+void cuda_rope_append(const CudaRopeArgs& args, const cuda::On& on);
 
 struct CudaSwigluArgs {
   void* gate_up = nullptr;      // [n, stride], `dtype`: gate [width], then up [width]

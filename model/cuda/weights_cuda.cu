@@ -6,7 +6,7 @@
 #include <optional>
 #include <thread>
 
-#include "model/cuda/codes_cuda.h"
+#include "model/cuda/quantised_gemm_cuda.h"
 #include "model/cuda/weights_cuda.h"
 
 namespace xpyd::model {
@@ -82,7 +82,7 @@ class Uploader {
     const std::byte* data = rows(of.n_tiles, bytes, [&](int begin, int end, std::byte* out) {
       for (int tile = begin; tile < end; ++tile, out += bytes) write_tile(w, of, tile, out);
     });
-    CudaCodes codes = of.codes;
+    CudaQuantisedRows codes = of.codes;
     if (!of.in_order) codes.inputs = vector(of.inputs);
     return {data, w.n, w.k, of.bytes, codes};
   }
@@ -127,13 +127,13 @@ void place(const Weights& host, Uploader& to, CudaWeights& w) {
   }
   w.final_norm = to.vector(host.final_norm);
   const size_t half = host.rope_freqs.size();
-  w.turns = reinterpret_cast<const Turn*>(
-      to.rows(c.max_position, half * sizeof(Turn), [&](int begin, int end, std::byte* out) {
-        auto* turn = reinterpret_cast<Turn*>(out);
+  w.rope = reinterpret_cast<const RopeAngle*>(
+      to.rows(c.max_position, half * sizeof(RopeAngle), [&](int begin, int end, std::byte* out) {
+        auto* angle = reinterpret_cast<RopeAngle*>(out);
         for (int position = begin; position < end; ++position)
           for (size_t j = 0; j < half; ++j) {
             const double angle = position * host.rope_freqs[j];
-            *turn++ = {float(std::cos(angle)), float(std::sin(angle))};
+            *angle++ = {float(std::cos(angle)), float(std::sin(angle))};
           }
       }));
 }

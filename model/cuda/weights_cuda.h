@@ -13,8 +13,9 @@
 
 namespace xpyd::model {
 
-// Parameters of a quantised matrix (codes_cuda.h). K is stored in another order if groups are scattered over it.
-struct CudaCodes {
+// Parameters of a quantised matrix (quantised_gemm_cuda.h). K is stored in another order if groups are scattered over
+// it.
+struct CudaQuantisedRows {
   Dtype dtype = Dtype::f32;         // int8, int4, fp8; f32: not quantised
   int places = 0;                   // positions of K as stored
   int group = 0, groups = 0;        // positions with one scale; scales per output
@@ -27,13 +28,13 @@ struct CudaMatrix {
   const void* data = nullptr;
   int n = 0, k = 0;
   int stride = 0;  // elements between rows; quantised: bytes between tiles
-  CudaCodes codes = {};
+  CudaQuantisedRows codes = {};
 };
 
 using CudaLayerWeights = LayerParts<CudaMatrix, const float*>;
 
 // Cosine and sine for one position and one pair of dimensions.
-struct Turn {
+struct RopeAngle {
   float cos, sin;
 };
 
@@ -46,7 +47,7 @@ struct CudaWeights {
   std::vector<CudaLayerWeights> layers;
   const float* final_norm = nullptr;
   // [max_position, head_dim / 2]; the host computes angles in double, as the CPU's forward pass does.
-  const Turn* turns = nullptr;
+  const RopeAngle* rope = nullptr;
   cuda::Memory memory;  // holds all of the above
 
   size_t bytes() const { return memory.size(); }

@@ -103,7 +103,7 @@ XPYD_INLINE Ints zeros(const std::byte* behind, int h) {
 // Quantised values of a column's lane: k = i is at bit kBits * i. pair(w, i) returns 16-bit words, pair i of k as in
 // DotRows.
 template <int kBits_>
-struct Codes {
+struct QuantisedRows {
   static constexpr int kBits = kBits_, kStep = 32 / kBits, kPairs = kStep / 2;
   static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte* behind, int h) {
     const Words code = read<Words>(w + h * kLanes * 4) >> (kBits * i) & ((1u << kBits) - 1);
@@ -114,8 +114,8 @@ struct Codes {
     return i + 1 == kPairs ? right : right & uint16_t((1 << kBits) - 1);
   }
 };
-using Int8 = Codes<8>;
-using Int4 = Codes<4>;
+using Int8 = QuantisedRows<8>;
+using Int4 = QuantisedRows<4>;
 
 // e4m3 in the upper byte of a word, shifted right by the one exponent bit that f16 has more, is the number times 2^-8,
 // subnormals included. The arithmetic shift repeats the sign, and the mask removes the copy. A panel stores 2^8 times
@@ -200,7 +200,7 @@ void tile(const GemmTile& t) {
   for (int h = 0; h < kParts; ++h) store(t.sums + (p * kRows + r) * kPanel + h * kLanes, sums[p][r][h]);
 }
 
-template <int kRows, int kPanels, class Codes>
+template <int kRows, int kPanels, class QuantisedRows>
 void dot_tile(const GemmTile& t) {
   const auto* x = reinterpret_cast<const DotRows<kRows>*>(t.x);
   Ints dots[kPanels][kRows][kParts];
@@ -211,7 +211,7 @@ void dot_tile(const GemmTile& t) {
   const std::byte* w = t.w;
   const size_t panel_bytes = t.panel_bytes;
   const auto* pairs = x->pairs;
-  for (int k = 0; k < t.k; k += Codes::kStep, w += 64, pairs += Codes::kPairs) XPYD_UNROLL(6)
+  for (int k = 0; k < t.k; k += QuantisedRows::kStep, w += 64, pairs += QuantisedRows::kPairs) XPYD_UNROLL(6)
   for (int p = 0; p < kPanels; ++p) {
     const std::byte* codes = w + size_t(p) * panel_bytes;
     if (kRows == 1) prefetch_codes(codes);
@@ -219,10 +219,10 @@ void dot_tile(const GemmTile& t) {
     XPYD_UNROLL(2)
     for (int h = 0; h < kParts; ++h) parts[h] = read<Halves>(codes + h * kLanes * 4);
     XPYD_UNROLL(4)
-    for (int i = 0; i < Codes::kPairs; ++i) {
+    for (int i = 0; i < QuantisedRows::kPairs; ++i) {
       Halves words[kParts];
       XPYD_UNROLL(2)
-      for (int h = 0; h < kParts; ++h) words[h] = Codes::pair(parts[h], i);
+      for (int h = 0; h < kParts; ++h) words[h] = QuantisedRows::pair(parts[h], i);
       XPYD_UNROLL(12)
       for (int r = 0; r < kRows; ++r) {
         const int pair = read<int>(pairs[i][r]);
@@ -258,11 +258,11 @@ struct TilesOf {
     static constexpr GemmTileFn run = tile<kRows, kPanels, Weight>;
   };
 };
-template <class Codes>
+template <class QuantisedRows>
 struct DotTilesOf {
   template <int kRows, int kPanels>
   struct At {
-    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, Codes>;
+    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, QuantisedRows>;
   };
 };
 

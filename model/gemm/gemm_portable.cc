@@ -37,7 +37,7 @@ struct Fp8 {
     return reinterpret_cast<const float*>(behind)[c] * (number / 256);
   }
 };
-template <class Codes>
+template <class QuantisedRows>
 struct Scaled {
   static float scale(const std::byte* behind, int c) {
     uint16_t bits;
@@ -46,7 +46,7 @@ struct Scaled {
   }
   static int zero(const std::byte* behind, int c) { return int(behind[2 * kPanel + c]); }
   static float load(const std::byte* w, int k, int c, const std::byte* behind) {
-    return scale(behind, c) * float(Codes::code(w, k, c) - zero(behind, c));
+    return scale(behind, c) * float(QuantisedRows::code(w, k, c) - zero(behind, c));
   }
 };
 struct Int8 : Scaled<Int8> {
@@ -85,22 +85,23 @@ void tile(const GemmTile& t) {
   for (int i = 0; i < kPanels * kRows * kPanel; ++i) t.sums[i] = (&sums[0][0][0])[i];
 }
 
-template <int kRows, int kPanels, class Codes>
+template <int kRows, int kPanels, class QuantisedRows>
 void dot_tile(const GemmTile& t) {
   const auto* x = reinterpret_cast<const DotRows<kRows>*>(t.x);
   for (int p = 0; p < kPanels; ++p) {
     const std::byte* w = t.w + size_t(p) * t.panel_bytes;
-    const std::byte* behind = behind_piece<Codes>(w, t.k);
+    const std::byte* behind = behind_piece<QuantisedRows>(w, t.k);
     for (int r = 0; r < kRows; ++r)
       for (int c = 0; c < kPanel; ++c) {
-        int sum = -Codes::zero(behind, c) * x->sum[r];
+        int sum = -QuantisedRows::zero(behind, c) * x->sum[r];
         for (int k = 0; k < t.k; ++k) {
-          const int in_step = k % (2 * Codes::kHalf);
-          const auto& pair = x->pairs[k / (2 * Codes::kHalf) * Codes::kHalf + in_step % Codes::kHalf][r];
-          sum += pair[in_step / Codes::kHalf] * Codes::code(w, k, c);
+          const int in_step = k % (2 * QuantisedRows::kHalf);
+          const auto& pair =
+              x->pairs[k / (2 * QuantisedRows::kHalf) * QuantisedRows::kHalf + in_step % QuantisedRows::kHalf][r];
+          sum += pair[in_step / QuantisedRows::kHalf] * QuantisedRows::code(w, k, c);
         }
         float& to = t.sums[(p * kRows + r) * kPanel + c];
-        to = std::fma(float(sum), x->scale[r] * Codes::scale(behind, c), t.resume ? to : 0.0f);
+        to = std::fma(float(sum), x->scale[r] * QuantisedRows::scale(behind, c), t.resume ? to : 0.0f);
       }
   }
 }
@@ -116,11 +117,11 @@ struct PlainTiles {
     static constexpr GemmTileFn run = tile<kRows, kPanels, Weight>;
   };
 };
-template <class Codes>
+template <class QuantisedRows>
 struct PlainDots {
   template <int kRows, int kPanels>
   struct At {
-    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, Codes>;
+    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, QuantisedRows>;
   };
 };
 constexpr TileShapes kPlain = {6, {0, 6, 3, 2, 1, 1, 1}}, kPlainDot = {4, {0, 4, 2, 1, 1}};

@@ -12,7 +12,7 @@
 #include "base/peak/peak.h"
 #include "base/version.h"
 #include "model/folder.h"
-#include "server/stack.h"
+#include "server/build.h"
 #include "server/workers/local_workers.h"
 #include "server/workers/rank_processes.h"
 #include "server/workers/signals.h"
@@ -119,10 +119,10 @@ int peak_main(const Options& options) try {
 // joins again after the conductor was restarted. The first SIGTERM drains it, the second ends it.
 int worker_main(const Options& options) {
   SignalThread signals;
-  const std::unique_ptr<Stack> prepared = need(prepare_stack(options));
-  Stack& stack = *prepared;
-  const OnCpus here(stack.options.cpus.empty() ? std::span<const int>() : stack.options.cpus[0]);  // its threads, too
-  WorkerOptions worker_options{.fingerprint = fingerprint(stack)};
+  const std::unique_ptr<Build> prepared = need(prepare_build(options));
+  Build& build = *prepared;
+  const OnCpus here(build.options.cpus.empty() ? std::span<const int>() : build.options.cpus[0]);  // its threads, too
+  WorkerOptions worker_options{.fingerprint = fingerprint(build)};
   options.fill(worker_options);
   ProcessOptions cluster;
   options.fill(cluster);
@@ -132,7 +132,7 @@ int worker_main(const Options& options) {
     std::mutex mutex;
     std::string value;
   } found;  // set by the registry, below
-  const std::unique_ptr<Registry> registry = cluster.open_registry(stack.clock);
+  const std::unique_ptr<Registry> registry = cluster.open_registry(build.clock);
   if (registry) {
     const std::string name = is_stage ? rank_group_name(options) : kConductorName;
     registry->watch(name, [&found, name](const Registry::Entries& entries) {
@@ -145,20 +145,20 @@ int worker_main(const Options& options) {
       return NamedConductor::of(found.value);
     };
   }
-  stack.options.ranks = head_options(options, stack, worker_options.key, registry.get());
-  if (!is_stage && !stack.options.ranks) need(open_backend(stack));
-  worker_options.cluster = stack.options;
+  build.options.ranks = head_options(options, build, worker_options.key, registry.get());
+  if (!is_stage && !build.options.ranks) need(open_backend(build));
+  worker_options.cluster = build.options;
   const std::string& bind = worker_options.listen;
   if (!bind.starts_with("unix:")) {
     std::string host = bind.substr(0, bind.rfind(':'));
     if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-    worker_options.cluster.wire_host = host;
+    worker_options.cluster.transport_host = host;
   }
   if (is_stage) {
-    need(serve_stage(options, stack, worker_options, signals));
+    need(serve_stage(options, build, worker_options, signals));
     return 0;
   }
-  Worker worker(std::move(worker_options), stack.clock);
+  Worker worker(std::move(worker_options), build.clock);
   signals.handle([&worker](int count) {
     log_line(LogLevel::info, "xpyd worker: %s", count > 1 ? "stopping" : "leaving; a second signal ends it at once");
     if (count > 1)
@@ -175,43 +175,43 @@ int worker_main(const Options& options) {
 // xpyd generate sends one prompt through the whole path, without HTTP. Only the continuation goes to stdout.
 int generate_main(const Options& options) {
   SignalThread signals;
-  const std::unique_ptr<Stack> built = need(build_stack(options));
-  Stack& stack = *built;
-  if (!stack.tokenizer) throw invalid("the model folder has no tokenizer.json");
+  const std::unique_ptr<Build> built = need(make_build(options));
+  Build& build = *built;
+  if (!build.tokenizer) throw invalid("the model folder has no tokenizer.json");
 
   auto request = std::make_shared<Request>();
   request->id = 1;
   const std::string& prompt = options.text("prompt");
   if (options.flag("chat")) {
-    if (!stack.chat_template) throw invalid("--chat: the model has no chat template; --chat-template names one");
-    request->prompt = stack.chat_template->encode(*stack.tokenizer,
-                                                  need(stack.chat_template->render({{"user", prompt}}, true)));
+    if (!build.chat_template) throw invalid("--chat: the model has no chat template; --chat-template names one");
+    request->prompt = build.chat_template->encode(*build.tokenizer,
+                                                  need(build.chat_template->render({{"user", prompt}}, true)));
     request->prompt_is_text_prefix = false;
   } else {
-    request->prompt = stack.tokenizer->encode(prompt);
+    request->prompt = build.tokenizer->encode(prompt);
   }
   if (request->prompt.empty()) throw invalid("--prompt is empty, and this model has no BOS token");
-  int room = stack.options.max_model_len - int(request->prompt.size());
+  int room = build.options.max_model_len - int(request->prompt.size());
   if (room < 1)
     throw invalid("--prompt has " + std::to_string(request->prompt.size()) + " tokens, the context has " +
-                  std::to_string(stack.options.max_model_len));
+                  std::to_string(build.options.max_model_len));
   options.fill(*request);
   request->max_tokens = std::min(room, request->max_tokens);
-  request->sampling.seed = stack.options.seed;
-  request->arrival_s = stack.clock.now();
+  request->sampling.seed = build.options.seed;
+  request->arrival_s = build.clock.now();
 
   auto printer = std::make_shared<Printer>();
-  if (stack.processes)
+  if (build.processes)
     signals.handle([&](int) {
-      stack.runtime->drain();
-      stack.runtime->abort(request->id);
+      build.runtime->drain();
+      build.runtime->abort(request->id);
     });
-  const Status elected = stack.runtime->stand_by();
-  const Status started = elected ? stack.runtime->start() : elected;
-  const Status taken = started ? stack.runtime->submit(request, printer) : started;
+  const Status elected = build.runtime->stand_by();
+  const Status started = elected ? build.runtime->start() : elected;
+  const Status taken = started ? build.runtime->submit(request, printer) : started;
   if (taken) printer->wait();
   signals.finish();
-  stack.runtime->stop();
+  build.runtime->stop();
   if (signals.first()) return 128 + signals.first();
   if (!taken) return fail(" generate", taken.error(), started ? 2 : 1);
   const std::vector<double>& times = printer->times;
@@ -219,7 +219,7 @@ int generate_main(const Options& options) {
   double tpot = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
   std::fprintf(stderr, "\nprompt %zu tokens, output %zu tokens (%s), TTFT %.1f ms, TPOT %.2f ms\n",
                request->prompt.size(), times.size(), finish_reason_name(printer->end.finish), 1e3 * ttft, 1e3 * tpot);
-  std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(stack.runtime->logits_hash()));
+  std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(build.runtime->logits_hash()));
   if (printer->end.finish == FinishReason::error) throw Error{ErrorCode::io, printer->end.error};
   return 0;
 }

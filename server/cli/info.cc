@@ -20,8 +20,8 @@
 #include "model/gemm/gemm.h"
 #include "model/gemm/ops.h"
 #include "model/weights/weights.h"
+#include "server/build.h"
 #include "server/cli/commands.h"
-#include "server/stack.h"
 
 namespace xpyd::server {
 namespace {

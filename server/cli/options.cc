@@ -14,8 +14,8 @@
 #include "disagg/processes/worker.h"
 #include "disagg/transport/transport.h"
 #include "model/gemm/gemm.h"
+#include "server/build.h"
 #include "server/openai/api.h"
-#include "server/stack.h"
 #include "server/workers/local_workers.h"
 
 namespace xpyd::server {
@@ -81,7 +81,7 @@ std::vector<OptionRow> make_rows() {
                            fetches = names_of(fetch_policies(), "|"),
                            replications = names_of(replication_policies(), "|"),
                            slo_admissions = names_of(admission_policies(), "|"),
-                           orders = names_of(disagg_policies(), "|"), wires = names_of(transports(), "|"),
+                           orders = names_of(disagg_policies(), "|"), transports = names_of(transports(), "|"),
                            device_names = names_of(devices(), "|"), evictions = names_of(kEvictionPolicies, "|"),
                            gemms = available(gemm_variants()), attentions = available(attention_variants()),
                            isas = "auto|" + names_of(kIsas, "|"), drafts = names_of(drafters(), "|");
@@ -184,21 +184,21 @@ std::vector<OptionRow> make_rows() {
        kEngine, sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::share>},
       {"host-kv-bytes", bytes, "0", "bytes", "", 0, kMaxBytes,
        "host memory of each instance for KV that its pool has no room for; 0: none", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_bytes>},
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::host_bytes>},
       {"disk-kv-dir", text, "", "", "DIR", 0, 0,
        "folder on a disk for KV that host-kv-bytes has no room for; empty: none", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_dir>},
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::disk_dir>},
       {"disk-kv-bytes", bytes, "4GiB", "bytes", "", 1, kMaxBytes, "what each instance takes of that disk", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_bytes>},
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::disk_bytes>},
       {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096,
        "--host-kv-bytes: tokens of one block on the host and the disk", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::block_tokens>},
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::block_tokens>},
       {"kv-copy-gbps", number, "0", "GB/s", "", 0, 1e6,
        "--device cpu: copies between KV pool and host take at least that long; 0: no limit", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::copy_gbps>},
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::copy_gbps>},
       {"kv-copy-wait", choice, "off", "", "on|off", 0, 0,
        "the engine waits for every copy between KV pool and host: what is gained by not waiting", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::wait_for_copies>},
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::wait_for_copies>},
       {"kv-arrival", choice, "layers", "", "layers|whole", 0, 0,
        "KV that comes for a prompt, from the host or (--kv-fetch) another instance: the prompt begins with the first "
        "layer of it, and its step waits for each layer's, or it waits for all",
@@ -206,17 +206,17 @@ std::vector<OptionRow> make_rows() {
       {"kv-load", choice, "always", "", "always|cost", 0, 0,
        "--host-kv-bytes: what the host and the disk have of a prompt's prefix is loaded always, or where that is "
        "predicted to take less time than to compute it",
-       kEngine, sets_as<is<"cost">, &ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::load_by_cost>},
+       kEngine, sets_as<is<"cost">, &ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::load_by_cost>},
       {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "--host-kv-bytes: which KV leaves the host first",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::host_eviction>},
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::host_eviction>},
       {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0, "--disk-kv-dir: which KV leaves the disk first",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::disk_eviction>},
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::disk_eviction>},
       {"host-high-watermark", number, "0.9", "", "", 0, 1,
        "--disk-kv-dir: share of the host in use from which on it gives up what the disk has, too, before its room is "
        "wanted; 1: never",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::high_watermark>},
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::high_watermark>},
       {"host-low-watermark", number, "0.85", "", "", 0, 1, "--disk-kv-dir: … and down to which", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &KvTierOptions::low_watermark>},
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::low_watermark>},
 
       // Batching.
       {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,
@@ -279,7 +279,7 @@ std::vector<OptionRow> make_rows() {
        kPolicy, sets<&ConductorOptions::disagg_options, &DisaggOptions::append_tbt_weight>},
       {"kv-checksum", choice, "off", "", "on|off", 0, 0, "of all KV that crosses; a difference is a recompute", kEngine,
        sets<&ClusterOptions::kv_checksum>},
-      {"transport", text, "local", "", wires.c_str(), 0, 0,
+      {"transport", text, "local", "", transports.c_str(), 0, 0,
        "how KV goes from P to D: copied, or handed over as block ids of one shared pool (between processes: of one "
        "host and user, on the CPU, not with vattention); with --processes not given: shm; "
        "fault:WIRE,seed=7,drop=0.01,delay=2ms: made worse on purpose",
@@ -292,7 +292,7 @@ std::vector<OptionRow> make_rows() {
       {"reservation", choice, "off", "", "off|escrow", 0, 0,
        "a prompt whose KV goes to D begins when P has set room for all of it aside, its cached prefix pinned, and, "
        "with --kv-transfer push, D has, too; off: as soon as P has room, whether D has any or not",
-       kEverywhere, sets_as<is<"escrow">, &ConductorOptions::escrow>},
+       kEverywhere, sets_as<is<"escrow">, &ConductorOptions::reserve_blocks>},
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0, "which P and which D take a request", kPolicy,
        sets_as<find_placement_policy, &ConductorOptions::placement>},
       {"fetch-threshold", number, "1.5", "times", "", 0, INFINITY,

@@ -19,22 +19,22 @@
 #include "base/version.h"
 #include "model/folder.h"
 #include "model/generation_config.h"
+#include "server/build.h"
 #include "server/cli/commands.h"
 #include "server/openai/api.h"
-#include "server/stack.h"
 #include "server/workers/signals.h"
 
 namespace xpyd::server {
 namespace {
-ServerOptions http_options(const Options& options, Stack& stack);
+ServerOptions http_options(const Options& options, Build& build);
 }  // namespace
 
 int serve_main(const Options& options) {
   SignalThread signals;
 
   // Request -> TokenEvent: tokenizer, model, instances and conductor. Nothing runs yet.
-  const std::unique_ptr<Stack> built = need(build_stack(options));
-  Stack& stack = *built;
+  const std::unique_ptr<Build> built = need(make_build(options));
+  Build& build = *built;
 
   const struct Finish {
     SignalThread& signals;
@@ -42,8 +42,8 @@ int serve_main(const Options& options) {
   } finish{signals};
 
   // Of several conductors, one serves; the others wait here.
-  if (stack.processes) signals.handle([&](int) { stack.runtime->drain(); });
-  if (const Status elected = stack.runtime->stand_by(); !elected) {
+  if (build.processes) signals.handle([&](int) { build.runtime->drain(); });
+  if (const Status elected = build.runtime->stand_by(); !elected) {
     signals.finish();
     if (signals.first()) return 128 + signals.first();
     need(elected);
@@ -51,16 +51,16 @@ int serve_main(const Options& options) {
 
   // HTTP bytes -> Request, TokenEvent -> SSE. The port is bound; no request is answered yet.
   raise_descriptor_limit();
-  const ServerOptions http = http_options(options, stack);
+  const ServerOptions http = http_options(options, build);
   const std::unique_ptr<HttpServer> listening = need(
-      HttpServer::listen(http, *stack.runtime, stack.tokenizer.get(), stack.chat_template.get(), stack.clock));
+      HttpServer::listen(http, *build.runtime, build.tokenizer.get(), build.chat_template.get(), build.clock));
   HttpServer& server = *listening;
   if (http.api_keys.empty() && !server.is_loopback())
     log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it", http.host.c_str());
 
   signals.handle([&](int count) {
     log_line(LogLevel::info, "xpyd serve: %s", count > 1 ? "stopping" : "draining; a second signal stops at once");
-    stack.runtime->drain();
+    build.runtime->drain();
     if (count > 1)
       server.stop();
     else
@@ -68,19 +68,19 @@ int serve_main(const Options& options) {
   });
 
   // Each instance runs its loop on a thread, or in a process, of its own. This thread does I/O.
-  const Status started = stack.runtime->start();
+  const Status started = build.runtime->start();
   if (started) {
     say("xpyd serve: " + http.name + " as " + options.text("topology") + " on http://" + http.host + ":" +
         std::to_string(server.port()));
     server.run();
   }
   signals.finish();
-  stack.runtime->stop();
+  build.runtime->stop();
   if (!started && signals.first()) return 128 + signals.first();
   need(started);
-  if (stack.backend)  // graphs and kernels chosen since the start
-    say(stack.backend->describe());
-  if (const uint64_t hash = stack.runtime->logits_hash(); hash != 0)  // 0: no request has ended
+  if (build.backend)  // graphs and kernels chosen since the start
+    say(build.backend->describe());
+  if (const uint64_t hash = build.runtime->logits_hash(); hash != 0)  // 0: no request has ended
     say("logits hash " + hex(hash));
   return 0;
 }
@@ -89,9 +89,9 @@ namespace {
 
 // Readers of /stats must not learn file names, user names and addresses. Of such options it shows only that they are
 // given.
-std::string switches_json(const Options& options, const Stack& stack) {
+std::string switches_json(const Options& options, const Build& build) {
   auto shown = options.shown_values();
-  if (!options.given("transport")) shown["transport"] = stack.options.transport->name;  // processes: another default
+  if (!options.given("transport")) shown["transport"] = build.options.transport->name;  // processes: another default
   JsonText out;
   out.open('[');
   for (const OptionRow& row : options.rows()) {
@@ -110,7 +110,7 @@ size_t descriptor_limit() {  // current limit of this process
 }
 
 // Throws an Error if an option is wrong.
-ServerOptions http_options(const Options& options, Stack& stack) {
+ServerOptions http_options(const Options& options, Build& build) {
   ServerOptions http;
   options.fill<HttpListenOptions>(http);
   options.fill<ServedModel>(http);
@@ -121,25 +121,25 @@ ServerOptions http_options(const Options& options, Stack& stack) {
     log_line(LogLevel::warning,
              "xpyd serve: this process may have %zu file descriptors: %d connections at once, not --max-connections %d",
              descriptor_limit(), http.max_connections, wanted);
-  http.name = http.names.empty() ? stack.config.name : http.names.front();
-  http.model_root = stack.model_dir;
-  if (!is_embedded(stack.model_dir)) {
-    http.model_root = std::filesystem::absolute(stack.model_dir).string();
+  http.name = http.names.empty() ? build.config.name : http.names.front();
+  http.model_root = build.model_dir;
+  if (!is_embedded(build.model_dir)) {
+    http.model_root = std::filesystem::absolute(build.model_dir).string();
   } else if (Result<std::string> folder = cached_demo(); folder) {
     http.model_root = folder.value();
   } else {
     log_line(LogLevel::warning, "xpyd serve: clients find no tokenizer of the demo model: %s",
              folder.error().message.c_str());
   }
-  http.other_names = {stack.model_dir, http.model_root};
+  http.other_names = {build.model_dir, http.model_root};
   http.version = version();
-  http.max_model_len = stack.options.max_model_len;
-  http.vocab_size = stack.config.vocab;
-  http.seed = stack.options.seed;
-  http.speculates = stack.options.speculation.on();
-  http.eos_tokens = stack.config.eos_tokens;
+  http.max_model_len = build.options.max_model_len;
+  http.vocab_size = build.config.vocab;
+  http.seed = build.options.seed;
+  http.speculates = build.options.speculation.on();
+  http.eos_tokens = build.config.eos_tokens;
   if (options.text("generation-config") == "auto")
-    http.sampling = need(load_generation_config(stack.model_dir), "--generation-config auto: ");
+    http.sampling = need(load_generation_config(build.model_dir), "--generation-config auto: ");
   if (const std::string defaults = describe_defaults(http.sampling); !defaults.empty())
     log_line(LogLevel::info,
              "xpyd serve: requests that do not say have %s, as generation_config.json wants "
@@ -157,10 +157,10 @@ ServerOptions http_options(const Options& options, Stack& stack) {
       throw invalid("--allowed-origins: " + origin + ": expected https://HOST, https://HOST:PORT or *");
   }
   http.server_info = options.table();
-  http.switches = switches_json(options, stack);
-  http.reset_prefix_cache = [&stack] { stack.runtime->clear_prefix_caches(); };
-  http.retire_instance = [&stack](const std::string& name, const std::string& role) {
-    return stack.runtime->retire(name, role.empty() ? std::nullopt : std::optional<Role>(role_of(role)));
+  http.switches = switches_json(options, build);
+  http.reset_prefix_cache = [&build] { build.runtime->clear_prefix_caches(); };
+  http.retire_instance = [&build](const std::string& name, const std::string& role) {
+    return build.runtime->retire(name, role.empty() ? std::nullopt : std::optional<Role>(role_of(role)));
   };
   return http;
 }

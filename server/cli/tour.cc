@@ -55,7 +55,7 @@ struct Side {
   const std::unique_ptr<KvMemory> memory =  // allocator/paged/paged.cc
       find_kv_scheme("paged")->make(make_block_pool("paged", shared.kv).value(), shared.kv);
   const MemoryRange pool = {memory->base(), memory->layout().pool_bytes()};
-  const std::unique_ptr<KvTransport> wire =  // disagg/transport/local.cc
+  const std::unique_ptr<KvTransport> transport =  // disagg/transport/local.cc
       find_transport("local")->make({{pool}, &cpu_queue(), &shared.clock, id}).value();
   const std::unique_ptr<Model> model =  // model/llama/llama.cc
       make_llama(shared.weights, shared.team, kStepTokens, kMaxBatch);
@@ -76,12 +76,12 @@ struct Sender final : EngineHooks {
   void kv_written(Sequence& sequence, int layer, int layer_end, int begin, int end) override {
     // Both sides are a KvView: only allocator/kv/kv_layout.h computes addresses.
     const KvView here = p->memory->view(sequence.kv);
-    const KvView there{p->wire->remote(kD, 0), &d->memory->layout(), place.blocks.data()};
+    const KvView there{p->transport->remote(kD, 0), &d->memory->layout(), place.blocks.data()};
     for (int token = std::max(begin, place.cached_tokens), next; token < end; token = next) {
       const int block = token / here.layout->block_tokens;
       next = std::min(end, (block + 1) * here.layout->block_tokens);
       plan_transfer(here, there, {token, next, layer, layer_end}, plan);  // disagg/handover/transfer_plan.h
-      posts.push_back(p->wire->post({kD, KvOp::write, place.window}, plan));
+      posts.push_back(p->transport->post({kD, KvOp::write, place.window}, plan));
       std::printf("  tokens %d to %d: block %d of P, layer %d, %zu KiB -> block %d of D\n", token, next,
                   here.block_table[block], layer, plan.bytes >> 10, there.block_table[block]);
     }
@@ -124,15 +124,15 @@ int tour_main(const Options& options) {
   d.engine.step();
 
   // P and D find each other by an address (disagg/transport/transport.h specifies every transport).
-  while (!p.wire->connect(kD, d.wire->address()).value()) continue;
-  while (!d.wire->connect(kP, p.wire->address()).value()) continue;
+  while (!p.transport->connect(kD, d.transport->address()).value()) continue;
+  while (!d.transport->connect(kP, p.transport->address()).value()) continue;
 
   // D grants room for the prompt: blocks of its paged memory (PagedAttention). A lease keeps them, whatever becomes of
   // the sequence, and a window lets P, and only P, write there.
   const auto [kv, cached, loading] = d.memory->reserve(prompt, 0).value();
   XPYD_CHECK(d.memory->append(kv, n - cached));
   const KvLease lease = d.memory->pin(kv);
-  const WindowKey window = d.wire->open(kP, KvOp::write, rows_of(*d.memory, kv, cached, n)).value();
+  const RemoteKey window = d.transport->open(kP, KvOp::write, rows_of(*d.memory, kv, cached, n)).value();
   sender.place = place_of(*d.memory, kv, window, cached);
 
   // P computes the prompt, 32 tokens a step (chunked prefill, Sarathi-Serve), and sends it layer by layer: kv_written()
@@ -144,19 +144,19 @@ int tour_main(const Options& options) {
   std::printf("P has sampled the first token: \"%s\"\n", output->text.c_str());
   for (TransferId post : sender.posts) {  // until it is done, the transport may read P's blocks
     TransferState state;
-    while ((state = p.wire->poll(post)) == TransferState::in_flight) continue;
+    while ((state = p.transport->poll(bus)) == TransferState::in_flight) continue;
     XPYD_CHECK(state == TransferState::done);
   }
   p.memory->free(sender.kv);
 
   // D counts what has arrived. Once the window is closed, no other instance can write there. The KV is then D's own,
   // and the next prompt with the same beginning can find it (prefix caching).
-  while (d.wire->arrived(window) < int(sender.posts.size())) continue;
-  while (!d.wire->close(window)) continue;
+  while (d.transport->arrived(window) < int(sender.posts.size())) continue;
+  while (!d.transport->close(window)) continue;
   d.memory->unpin(lease);
   d.memory->written(kv, prompt.subspan(size_t(cached)));
   const size_t token_bytes = d.memory->layout().shape.token_bytes();
-  std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n", long(p.wire->stats().bytes),
+  std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n", long(p.transport->stats().bytes),
               sender.posts.size(), n - cached, token_bytes, size_t(n - cached) * token_bytes);
 
   // The sequence continues on D from the token that P sampled and joins the batch (Orca, continuous batching).

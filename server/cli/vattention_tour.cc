@@ -21,7 +21,7 @@ struct Event {
 constexpr Event kStory[] = {{'A', 6},  {'B', 7}, {'A', 9},  {'B', 10}, {'A', 0},  {'C', 12}, {'B', 18},
                             {'D', 20}, {'C', 0}, {'D', 20}, {'B', 0},  {'E', 28}, {'D', 0},  {'E', 28}};
 
-struct Walker {
+struct Owner {
   KvHandle kv = kNoKv;
   int tokens = 0;
 };
@@ -30,19 +30,19 @@ int rows_of(int tokens) { return (tokens + kRowTokens - 1) / kRowTokens; }
 
 }  // namespace
 
-std::vector<WalkStep> vattention_walk() {
+std::vector<TourStep> vattention_steps() {
   KvOptions kv{.shape = {2, 1, 128, Dtype::f32}, .max_sequence_tokens = 64, .prefix_cache = false};
   kv.vattention = {.page_group_bytes = 4096, .max_sequences = kSlots, .map_ahead = false};
   const KvScheme& scheme = *find_kv_scheme("vattention");
   const size_t row_bytes = scheme.block_bytes(kv);
   kv.pool_bytes = kRows * row_bytes;
   const std::unique_ptr<KvMemory> memory = scheme.make(make_block_pool("vattention", kv).value(), kv);
-  std::vector<WalkStep> steps;
-  std::vector<Walker> walkers(26);
+  std::vector<TourStep> steps;
+  std::vector<Owner> sequences(26);
   std::vector<int> mapped(kSlots, 0);
   for (const Event& event : kStory) {
-    Walker& one = walkers[size_t(event.who - 'A')];
-    WalkStep step{.event = std::string(1, event.who)};
+    Owner& one = sequences[size_t(event.who - 'A')];
+    TourStep step{.event = std::string(1, event.who)};
     if (event.tokens == 0) {
       step.slot = memory->view(one.kv).slot;
       memory->free(std::exchange(one, {}).kv);
@@ -67,10 +67,10 @@ std::vector<WalkStep> vattention_walk() {
     step.maps = stats.vattention.map_calls, step.unmaps = stats.vattention.unmap_calls;
     std::vector<char> owner(kSlots, ' ');
     std::vector<int> used(kSlots, 0);
-    for (size_t w = 0; w < walkers.size(); ++w)
-      if (walkers[w].kv != kNoKv) {
-        const auto slot = size_t(memory->view(walkers[w].kv).slot);
-        owner[slot] = char('A' + w), used[slot] = rows_of(walkers[w].tokens);
+    for (size_t w = 0; w < sequences.size(); ++w)
+      if (sequences[w].kv != kNoKv) {
+        const auto slot = size_t(memory->view(sequences[w].kv).slot);
+        owner[slot] = char('A' + w), used[slot] = rows_of(sequences[w].tokens);
         mapped[slot] = std::max(mapped[slot], used[slot]);
         step.rows_in_use += used[slot];
       }
@@ -92,7 +92,7 @@ int vattention_tour() {
       "Two layers, 2 x 2 tensors, page groups of 4 KiB: a row is a group in each, %d tokens. The pool has %d rows.\n"
       "# a row in use, o a row that stays mapped behind its addresses\n\n%-34s%-8s%-8s%-8s%6s%8s\n",
       kRowTokens, kRows, "", "slot 0", "slot 1", "slot 2", "maps", "unmaps");
-  for (const WalkStep& step : vattention_walk())
+  for (const TourStep& step : vattention_steps())
     std::printf("%-34s%-8s%-8s%-8s%6ld%8ld\n", step.event.c_str(), step.slots[0].c_str(), step.slots[1].c_str(),
                 step.slots[2].c_str(), long(step.maps), long(step.unmaps));
   return 0;

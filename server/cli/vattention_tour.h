@@ -9,7 +9,7 @@
 namespace xpyd::server {
 
 // The state after an event.
-struct WalkStep {
+struct TourStep {
   std::string event;
   int slot = -1;                         // of the event's sequence; -1: it has none
   int rows_in_use = 0, rows_mapped = 0;  // of the pool; other rows have no memory behind their addresses
@@ -20,7 +20,7 @@ struct WalkStep {
 // Runs the events on the server's own memory, which maps a row when it is needed. Two layers have 2 x 2 tensors. A
 // token of one tensor is 512 bytes and a page group 4 KiB, so a row of 4 groups, one in each tensor, holds 8 tokens.
 // The pool has 6 rows, for 3 sequences of at most 64 tokens.
-std::vector<WalkStep> vattention_walk();
+std::vector<TourStep> vattention_steps();
 
 int vattention_tour();  // prints the walk
 

@@ -246,7 +246,7 @@ void render_kv(MetricsText& text, const PoolRows& pool) {
 
   text.each("kv_escrowed_blocks",
             "KV blocks, free or cached, that are set aside for prompts that are to begin (--reservation escrow).",
-            holders, [](I i) { return double(i.kv.escrowed); });
+            holders, [](I i) { return double(i.kv.reserved_blocks); });
   text.labelled<int KvStats::*>(
       "kv_blocks",
       "KV blocks by state; the states sum to the capacity. Where processes share a pool (engine "
@@ -377,7 +377,7 @@ void render_page_groups(MetricsText& text) {
 
 // Host memory and disk below the pool.
 void render_tiers(MetricsText& text) {
-  using T = KvTierStats;
+  using T = OffloadStats;
   const auto tier = [](auto field) { return [field](I i) { return i.kv.tiers.*field; }; };
   const auto tiers = [](I i) -> const T& { return i.kv.tiers; };
   text.labelled<int64_t T::*>("kv_tier_blocks", "KV blocks kept below the pool, by tier.", "tier", tiers,

@@ -24,30 +24,30 @@ void add_map(JsonText& out, const BlockMap& map, double now) {
 
 // Times are in microseconds. The phases of an ended request sum to its total time; the last phase of a running one is
 // still growing.
-void add_life(JsonText& out, RequestLife life, double now) {
-  const bool over = life.ended > 0;
+void add_trace(JsonText& out, RequestTrace trace, double now) {
+  const bool over = trace.ended > 0;
   if (!over) {
-    const bool crosses = life.prefill != life.decode;
-    double& mark = life.placed == 0                                                   ? life.placed
-                   : life.started == 0                                                ? life.started
-                   : life.prompt_done == 0 && life.first == 0                         ? life.prompt_done
-                   : crosses && life.granted == 0 && life.joined == 0 && !life.second ? life.granted
-                   : crosses && life.joined == 0 && !life.second                      ? life.joined
-                   : life.second == 0                                                 ? life.second
-                                                                                      : life.ended;
-    mark = life.ended = now;
-    if (life.first > 0 && life.second == 0) life.second = now;
+    const bool crosses = trace.prefill != trace.decode;
+    double& mark = trace.placed == 0                                                     ? trace.placed
+                   : trace.started == 0                                                  ? trace.started
+                   : trace.prompt_done == 0 && trace.first == 0                          ? trace.prompt_done
+                   : crosses && trace.granted == 0 && trace.joined == 0 && !trace.second ? trace.granted
+                   : crosses && trace.joined == 0 && !trace.second                       ? trace.joined
+                   : trace.second == 0                                                   ? trace.second
+                                                                                         : trace.ended;
+    mark = trace.ended = now;
+    if (trace.first > 0 && trace.second == 0) trace.second = now;
   }
   const auto us = [](double seconds) { return std::llround(1e6 * std::max(0.0, seconds)); };
-  out.open('{').add("request", life.request, "age_us", us(now - life.t), "prefill", life.prefill, "decode",
-                    life.decode);
-  const auto seconds = attribute(life);
+  out.open('{').add("request", trace.request, "age_us", us(now - trace.t), "prefill", trace.prefill, "decode",
+                    trace.decode);
+  const auto seconds = attribute(trace);
   double before = 0;
   out.key("us").open('{');
   for (size_t i = 0; i < kPhases.size(); ++i) out.add(kPhases[i], us(seconds[i])), before += seconds[i];
-  out.add("decode", us(life.ended - life.t - before)).close('}');
-  out.add("ttft_us", life.first > 0 ? us(life.first - life.t) : 0, "prompt", life.prompt, "cached", life.cached);
-  out.add("output", life.output, "attempts", life.attempts, "finish", over ? life.finish : "").close('}');
+  out.add("decode", us(trace.ended - trace.t - before)).close('}');
+  out.add("ttft_us", trace.first > 0 ? us(trace.first - trace.t) : 0, "prompt", trace.prompt, "cached", trace.cached);
+  out.add("output", trace.output, "attempts", trace.attempts, "finish", over ? trace.finish : "").close('}');
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ std::string stats_body(const ServedModel& model, const ServiceStats& stats, cons
     out.close('}');
   }
   out.close(']').key("answers").open('[');
-  for (const RequestLife& life : picture.lives) add_life(out, life, picture.t);
+  for (const RequestTrace& trace : picture.traces) add_trace(out, trace, picture.t);
   return out.close(']').key("switches").raw(switches).close('}').take();
 }
 

@@ -22,7 +22,7 @@
 #include "base/log.h"
 #include "base/numbers.h"
 #include "base/version.h"
-#include "server/stack.h"
+#include "server/build.h"
 #include "server/workers/signals.h"
 #include "server/workers/spawn.h"
 
@@ -356,7 +356,7 @@ std::unique_ptr<Registry> ProcessOptions::open_registry(Clock& clock) const {
   return need(open_etcd(registry_url, kRegistryTtlSeconds, clock), "--registry: ");
 }
 
-Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options& options) try {
+Result<std::unique_ptr<Runtime>> make_local_workers(Build& build, const Options& options) try {
   SignalThread::hold();  // from here on there is a folder with a key to remove, and workers to end
   auto folder = std::make_unique<PrivateFolder>();
   if (folder->path().empty())
@@ -367,24 +367,24 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
     own.key_file = folder->path() + "/key";
     write_key(own.key_file);
   }
-  ProcessClusterOptions cluster{.conductor = conductor_options(stack.options),
-                                .limits = limits(stack.options),
+  ProcessClusterOptions cluster{.conductor = conductor_options(build.options),
+                                .limits = limits(build.options),
                                 .key = own.read_key(),
-                                .fingerprint = fingerprint(stack)};
+                                .fingerprint = fingerprint(build)};
   cluster.conductor.lease_s = own.lease_s;
-  cluster.pool = need(make_handoff_pool(stack.options));
+  cluster.pool = need(make_handoff_pool(build.options));
   cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;
   cluster.stands_by = !own.registry_url.empty();
-  Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), stack.clock);
+  Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), build.clock);
   if (!made) return invalid("--cluster-bind: " + made.error().message);
-  std::unique_ptr<Registry> registry = own.open_registry(stack.clock);
+  std::unique_ptr<Registry> registry = own.open_registry(build.clock);
   std::vector<Command> commands;
-  const std::vector<Role>& topology = stack.options.topology;
+  const std::vector<Role>& topology = build.options.topology;
   for (Role role : topology)
     if (own.start_workers)
       commands.push_back(
           arguments_of(options, role, commands.size(), topology.size(), made.value()->address(), own,
-                       stack.options.cpus.empty() ? std::span<const int>() : stack.options.cpus[commands.size()]));
+                       build.options.cpus.empty() ? std::span<const int>() : build.options.cpus[commands.size()]));
   // A pause of the network must not end a process, so silence lasts 4 leases and at least 5 s. A worker that would not
   // be replaced is not killed for silence.
   SupervisorOptions supervision;
@@ -392,7 +392,7 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options&
   supervision.silence_s = std::max(5.0, 4 * own.lease_s);
   if (!supervision.restart) supervision.silence_s = supervision.start_s = HUGE_VAL;
   return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(
-      std::move(folder), std::move(made).value(), std::move(registry), std::move(commands), supervision, stack.clock));
+      std::move(folder), std::move(made).value(), std::move(registry), std::move(commands), supervision, build.clock));
 } catch (const Error& error) {
   return error;
 }

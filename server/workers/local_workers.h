@@ -17,7 +17,7 @@
 
 namespace xpyd::server {
 
-struct Stack;
+struct Build;
 
 // The options that a conductor and its workers share.
 struct ProcessOptions {
@@ -32,7 +32,7 @@ struct ProcessOptions {
 };
 
 // Errors: the key file, the address.
-Result<std::unique_ptr<Runtime>> make_local_workers(Stack& stack, const Options& options);
+Result<std::unique_ptr<Runtime>> make_local_workers(Build& build, const Options& options);
 
 struct SupervisorOptions {
   bool restart = true;

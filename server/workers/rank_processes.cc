@@ -46,19 +46,19 @@ class StageProcesses final : public ranks::Processes {
 
 }  // namespace
 
-Status check_rank_processes(const Options& options, const Stack& stack) {
+Status check_rank_processes(const Options& options, const Build& build) {
   const std::string& ranks = options.text("ranks");
   if (ranks == "threads") return ok();
-  const ClusterOptions& cluster = stack.options;
+  const ClusterOptions& cluster = build.options;
   const std::string what = "--ranks " + ranks + ": ";
   const bool worker = options.values().contains("role");  // a worker gets the options of the whole cluster
   if (!worker && std::ranges::none_of(cluster.topology, [&](Role role) { return cluster.shards(role).pp > 1; }))
     return invalid(what + "no instance has several stages: expected --prefill-pp or --decode-pp");
-  const std::string wire = cluster.transport->name;
-  if (wire != "shm" && wire != "tcp")
-    return invalid(what + "--transport " + wire + " does not carry activations: expected shm or tcp");
+  const std::string transport = cluster.transport->name;
+  if (transport != "shm" && transport != "tcp")
+    return invalid(what + "--transport " + transport + " does not carry activations: expected shm or tcp");
   if (ranks == "remote") {
-    if (wire != "tcp") return invalid(what + "--transport " + wire + " stays on one host: expected tcp");
+    if (transport != "tcp") return invalid(what + "--transport " + transport + " stays on one host: expected tcp");
     if (cluster.topology[0] == Role::decode)
       return invalid(what + "--role decode: KV does not come to ranks on other hosts: expected prefill or colocated");
     if (cluster.kv.tiers.on() || !cluster.kv.tiers.disk_dir.empty())
@@ -74,14 +74,14 @@ Status check_rank_processes(const Options& options, const Stack& stack) {
 
 std::string rank_group_name(const Options& options) { return "ranks/" + options.text("rank-group"); }
 
-std::optional<ranks::HeadOptions> head_options(const Options& options, const Stack& stack, const ClusterKey& key,
+std::optional<ranks::HeadOptions> head_options(const Options& options, const Build& build, const ClusterKey& key,
                                                Registry* registry) {
-  const ClusterOptions& cluster = stack.options;
+  const ClusterOptions& cluster = build.options;
   const bool stages = cluster.shards(cluster.topology[0]).pp > 1;
   if (!stages || options.text("ranks") == "threads") return {};
-  ranks::HeadOptions head{.fingerprint = fingerprint(stack),
-                          .config = stack.config,
-                          .dtype = matrix_dtype(stack.config, stack.backend_options.load)};
+  ranks::HeadOptions head{.fingerprint = fingerprint(build),
+                          .config = build.config,
+                          .dtype = matrix_dtype(build.config, build.backend_options.load)};
   if (options.text("ranks") == "remote") {
     head.listen = options.text("rank-bind");
     head.key = key;
@@ -111,18 +111,18 @@ std::optional<ranks::HeadOptions> head_options(const Options& options, const Sta
   return head;
 }
 
-Status serve_stage(const Options& options, const Stack& stack, const WorkerOptions& worker, SignalThread& signals) {
-  const BackendOptions& backend = stack.backend_options;
+Status serve_stage(const Options& options, const Build& build, const WorkerOptions& worker, SignalThread& signals) {
+  const BackendOptions& backend = build.backend_options;
   ranks::StageOptions stage{.stage = int(options.integer("rank")),
                             .join = worker.join,
                             .key = worker.key,
                             .fingerprint = worker.fingerprint,
                             .retry_s = worker.retry_s,
                             .give_up_s = worker.give_up_s,
-                            .config = stack.config,
-                            .dtype = matrix_dtype(stack.config, backend.load),
-                            .wire_host = worker.cluster.wire_host,
-                            .faults = stack.options.faults};
+                            .config = build.config,
+                            .dtype = matrix_dtype(build.config, backend.load),
+                            .transport_host = worker.cluster.transport_host,
+                            .faults = build.options.faults};
   if (worker.find_conductor) stage.find_head = [find = worker.find_conductor] { return find().address; };
   stage.make_ranks = [&](const KvShards& shards, int own, int step_tokens) -> Result<ranks::StageOptions::Built> {
     const int cores = std::max(1, int(std::thread::hardware_concurrency()));
@@ -137,7 +137,7 @@ Status serve_stage(const Options& options, const Stack& stack, const WorkerOptio
     LoadOptions load = backend.load;
     load.layers = {layers.begin, layers.end};
     ThreadTeam loaders(cores);
-    auto weights = load_weights(stack.model_dir, stack.config, load, loaders);
+    auto weights = load_weights(build.model_dir, build.config, load, loaders);
     if (!weights) return weights.error();
     return ranks::StageOptions::Built{
         std::make_unique<model::StageRanks>(weights.value(), o, own, nullptr, step_tokens, ranks::kSlots,

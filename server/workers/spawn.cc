@@ -10,7 +10,7 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "server/stack.h"
+#include "server/build.h"
 
 namespace xpyd::server {
 

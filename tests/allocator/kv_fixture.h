@@ -10,7 +10,7 @@
 
 #include "allocator/kv_memory.h"
 #include "allocator/pool/block_pool.h"
-#include "allocator/vattention/row_pool.h"
+#include "allocator/vattention/page_group_rows.h"
 
 namespace xpyd::testing {
 
@@ -95,7 +95,7 @@ inline void extend(KvMemory& kv, KvHandle handle, std::span<const int32_t> token
   const int there = kv.written_tokens(handle);
   XPYD_CHECK(kv.append(handle, int(tokens.size()) - there));
   write_rows(kv.view(handle), tokens, salt, there);
-  kv.written(handle, tokens.subspan(size_t(there)));
+  kv.commit(handle, tokens.subspan(size_t(there)));
 }
 // … and with a prompt.
 inline KvReservation fill(KvMemory& kv, std::span<const int32_t> tokens, uint64_t salt) {

@@ -4,9 +4,9 @@
 #include <set>
 #include <thread>
 
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 #include "allocator/schemes.h"
-#include "allocator/vattention/row_pool.h"
+#include "allocator/vattention/page_group_rows.h"
 #include "base/clock.h"
 #include "base/device/device.h"
 #include "base/random.h"
@@ -64,7 +64,7 @@ class Picture final : public CacheListener {
     ++told_[int(tier)];
   }
   void removed(Tier tier, uint64_t hash) override { CHECK(held_[int(tier)].erase(hash) == 1); }
-  void check(const KvTiers& tiers) const {
+  void check(const OffloadTiers& tiers) const {
     for (const Tier tier : {Tier::host, Tier::disk}) {
       const std::vector<uint64_t> there = tiers.held(tier);
       REQUIRE(std::set(there.begin(), there.end()) == held_[int(tier)]);
@@ -192,13 +192,13 @@ class Trial {
   };
 
   void add_tiers() {
-    KvTierOptions t{.host_bytes = size_t(row_.host_blocks * kTierBlock) * o_.shape.token_bytes(),
-                    .block_tokens = kTierBlock,
-                    .host_eviction = row_.eviction,
-                    .disk_eviction = row_.eviction,
-                    .listeners = {picture_}};
+    OffloadOptions t{.host_bytes = size_t(row_.host_blocks * kTierBlock) * o_.shape.token_bytes(),
+                     .block_tokens = kTierBlock,
+                     .host_eviction = row_.eviction,
+                     .disk_eviction = row_.eviction,
+                     .listeners = {picture_}};
     if (row_.disk_blocks > 0) t.disk_dir = dir_.path, t.disk_bytes = size_t(row_.disk_blocks) * DiskFile::kSector;
-    KvTiers::Seams seams{.key_mask = row_.key_mask};
+    OffloadTiers::Seams seams{.key_mask = row_.key_mask};
     if (row_.faults)
       seams.disk_fault = [this](bool write, std::span<std::byte> data, int result) {
         const uint64_t what = fault_random_.below(6);
@@ -209,8 +209,8 @@ class Trial {
     // A copy thread where disk and thread may be late as they like; else every other look finds one more copied.
     Device& device = row_.disk_blocks > 0 && !row_.by_layer ? cpu_device() : static_cast<Device&>(device_);
     device_.slow = true;
-    auto tiered = std::make_unique<TieredMemory>(std::move(memories_[0]),
-                                                 KvTiers::create(o_.shape, t, device, seams).value(), device, clock_);
+    auto tiered = std::make_unique<OffloadedMemory>(
+        std::move(memories_[0]), OffloadTiers::create(o_.shape, t, device, seams).value(), device, clock_);
     tiered_ = tiered.get();
     memories_[0] = std::move(tiered);
     if (row_.by_layer) tiered_->load_by_layer();
@@ -221,7 +221,7 @@ class Trial {
     tiered_->clear_prefix_cache();
     tiered_->check_invariants(true);
     picture_->check(tiered_->tiers());
-    const KvTierStats s = tiered_->stats().tiers;
+    const OffloadStats s = tiered_->stats().tiers;
     CHECK(s.host_blocks + s.disk_blocks == 0);
     CHECK(picture_->told(Tier::host) > 0);
     CHECK((picture_->told(Tier::disk) > 0) == (s.disk_bytes_written > 0));
@@ -275,8 +275,8 @@ class Trial {
     if (what < 76) return pin(s);
     if (what < 80 && (blocks_ || s.pins == 0)) return hand_over(s);
     if (what < 91) return release(size_t(&s - live_.data()));
-    if (what < 96) return trim(s);
-    escrow(s);
+    if (what < 96) return rollback(s);
+    reserve_blocks(s);
   }
 
   void reserve() {
@@ -297,7 +297,7 @@ class Trial {
       const int rows = cached % block_tokens();
       const bool whole = rows == 0 && cached == found / block_tokens() * block_tokens();
       // Of a tree's hit the rows of the last block are left out where there is no block to copy them to.
-      REQUIRE((cached == found || (kv.stats().escrowed > 0 && cached < found) ||
+      REQUIRE((cached == found || (kv.stats().reserved_blocks > 0 && cached < found) ||
                (row_.radix && whole && kv.stats().available() <= 1)));
       REQUIRE(kv.stats().available() >= 0);
       const bool copied = kv.stats().cow_copies > copied_before;
@@ -379,7 +379,7 @@ class Trial {
     REQUIRE(s.arrival->is_whole());
     device_.late = false, device_.slow = true;
     REQUIRE(kv.written_tokens(s.handle) == s.promised);
-    kv.written(s.handle, all.subspan(size_t(s.promised)));
+    kv.commit(s.handle, all.subspan(size_t(s.promised)));
     take(s, int(all.size()));
   }
 
@@ -399,12 +399,12 @@ class Trial {
     const KvStats stats = kv.stats();
     if (exact()) REQUIRE(kv.append(s.handle, 0));  // nothing to write, nothing to copy
     const int more = std::max(0, blocks_for(s.tokens.size() + n) - int(before.size())) + int(copy);
-    const int drawn = std::min(more, kv.escrowed(s.handle));
+    const int drawn = std::min(more, kv.reserved_blocks(s.handle));
     const bool fits = kv.append(s.handle, int(n));
     log.push_back(fits);
     if (exact()) {
       REQUIRE(fits == (more - drawn <= stats.available()));
-      REQUIRE(stats.escrowed - kv.stats().escrowed == (fits ? drawn : 0));
+      REQUIRE(stats.reserved_blocks - kv.stats().reserved_blocks == (fits ? drawn : 0));
       REQUIRE(kv.stats().cow_copies - stats.cow_copies == (fits && copy));
       if (fits) REQUIRE(kv.stats().evictions - stats.evictions == std::max(0, more - stats.free));
     } else if (!fits && !tiered_) {
@@ -425,29 +425,29 @@ class Trial {
     s.tokens.insert(s.tokens.end(), s.prompt.begin(), s.prompt.begin() + ptrdiff_t(some_of_it));
     s.prompt.erase(s.prompt.begin(), s.prompt.begin() + ptrdiff_t(some_of_it));
     write(s, s.tokens, int(done));
-    kv.written(s.handle, std::span<const int32_t>(s.tokens).subspan(done));
+    kv.commit(s.handle, std::span<const int32_t>(s.tokens).subspan(done));
   }
 
   // A number: nothing moves, and all others have less.
-  void escrow(Live& s) {
+  void reserve_blocks(Live& s) {
     if (!exact()) return;
     KvMemory& kv = of(s);
     const KvStats before = kv.stats();
     const int n = int(random_.below(
                   uint64_t(std::min<int64_t>(4 * block_tokens(), int64_t{most_} - int64_t(s.tokens.size()) + 1)))),
-              held = kv.escrowed(s.handle);
+              held = kv.reserved_blocks(s.handle);
     const int need = std::max(0, blocks_for(s.tokens.size() + size_t(n)) - int(kv.blocks(s.handle).size())) +
                      int(n > 0 && kv.tail_shared(s.handle));
-    const bool fits = kv.escrow(s.handle, n);
+    const bool fits = kv.reserve_blocks(s.handle, n);
     REQUIRE(fits == (need <= held || need - held <= before.available()));
     const KvStats after = kv.stats();
-    REQUIRE(kv.escrowed(s.handle) == (fits ? need : held));
+    REQUIRE(kv.reserved_blocks(s.handle) == (fits ? need : held));
     REQUIRE(before.available() - after.available() == (fits ? need - held : 0));
     REQUIRE((after.free == before.free && after.cached == before.cached && after.evictions == before.evictions));
   }
 
-  void trim(const Live& s) {
-    of(s).trim(s.handle);
+  void rollback(const Live& s) {
+    of(s).rollback(s.handle);
     if (blocks_) REQUIRE(int(of(s).blocks(s.handle).size()) == blocks_for(s.tokens.size()));
   }
 
@@ -604,7 +604,7 @@ class Trial {
   CopyingClock clock_{device_};
   std::shared_ptr<KvPool> pool_;
   std::vector<std::unique_ptr<KvMemory>> memories_;
-  TieredMemory* tiered_ = nullptr;  // the first of them
+  OffloadedMemory* tiered_ = nullptr;  // the first of them
   std::vector<int32_t> documents_[2];
   std::vector<std::vector<int32_t>> ended_;
   std::vector<Live> live_;
@@ -808,7 +808,7 @@ TEST_CASE("tiers: a listener names what each holds as a router does", "[tiers]")
              .disk_bytes = 64 * DiskFile::kSector,
              .block_tokens = kTierBlock,
              .listeners = {picture}};
-  const auto kv = make_tiered(make_ranked_memory("paged", o, {}).value(), o).value();
+  const auto kv = make_offloaded(make_ranked_memory("paged", o, {}).value(), o).value();
   const auto drain = [&] {
     while (kv->copying()) kv->poll();
   };
@@ -819,7 +819,7 @@ TEST_CASE("tiers: a listener names what each holds as a router does", "[tiers]")
   };
   device.late = true;
   const KvHandle handle = fill(*kv, tokens_of(1), 7).handle;
-  CHECK(kv->promise(tokens_of(1), 7) == 20);
+  CHECK(kv->matched_tokens(tokens_of(1), 7) == 20);
   CHECK(picture->held(Tier::host).empty());  // it is on its way
   device.late = false;
   drain();

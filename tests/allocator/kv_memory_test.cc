@@ -186,7 +186,7 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator][radix
       if (!kv.append(handle, 1)) return false;
       tokens.push_back(token);
       write_rows(kv.view(handle), tokens, 0, int(tokens.size()) - 1);
-      kv.written(handle, {&token, 1});
+      kv.commit(handle, {&token, 1});
       return true;
     };
 
@@ -203,7 +203,7 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator][radix
         }
         ++i;
         write_rows(p.kv->view(r.handle), tokens, 0, r.cached_tokens);
-        p.kv->written(r.handle, rest);
+        p.kv->commit(r.handle, rest);
         wrong += wrong_rows(*p.kv, r.handle, tokens, 0);
         if (random.below(4) == 0) {
           p.kv->free(r.handle);

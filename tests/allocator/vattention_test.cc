@@ -82,13 +82,13 @@ struct WatchedMemory {
     options = o;
     const KvLayout layout = plan_pool("vattention", o).value();
     groups = std::make_shared<Watched>(make_host_page_groups({4096, layout.n_blocks * kPlanes}).value());
-    pool = std::make_shared<RowPool>(layout, KvShards{}, std::vector<std::shared_ptr<PageGroups>>{groups});
+    pool = std::make_shared<PageGroupRows>(layout, KvShards{}, std::vector<std::shared_ptr<PageGroups>>{groups});
     kv = make();
   }
   std::unique_ptr<KvMemory> make() { return find_kv_scheme("vattention")->make(pool, options); }
   KvOptions options;
   std::shared_ptr<Watched> groups;
-  std::shared_ptr<RowPool> pool;
+  std::shared_ptr<PageGroupRows> pool;
   std::unique_ptr<KvMemory> kv;
 };
 
@@ -147,7 +147,7 @@ TEST_CASE("vattention: steady-state decode makes no map call on the critical pat
       const int32_t token = step;
       REQUIRE(m.kv->append(handle, 1));
       m.kv->view(handle);
-      m.kv->written(handle, {&token, 1});
+      m.kv->commit(handle, {&token, 1});
     }
     if (step % 4 == 0) m.kv->check_invariants();  // a step takes longer than its maps
   }
@@ -212,7 +212,7 @@ TEST_CASE("vattention: the mappings are those that the system counts", "[allocat
   for (int i = 0; i < 6; ++i)
     for (KvHandle handle : handles) {
       REQUIRE(m.kv->append(handle, kRow));
-      m.kv->written(handle, tokens_of(kRow, int(handle) * 100 + i));
+      m.kv->commit(handle, tokens_of(kRow, int(handle) * 100 + i));
       same();
     }
   handles.push_back(m.kv->fork(handles[1]).value());
@@ -242,7 +242,7 @@ TEST_CASE("vattention: 64 tensors of 64 sequences of 64 groups stay below the li
     for (int i = 0; i < 16; ++i)  // in turn, as decoding sequences do
       for (KvHandle handle : handles) {
         REQUIRE(m.kv->append(handle, 4 * 16));
-        m.kv->written(handle, tokens_of(4 * 16, i));
+        m.kv->commit(handle, tokens_of(4 * 16, i));
       }
     CHECK(m.kv->stats().free == 0);
     CHECK(counted_mappings() == m.kv->stats().mappings);
@@ -309,7 +309,7 @@ TEST_CASE("vattention: rows come in runs, so that one mapping holds many", "[all
   std::vector<std::vector<int32_t>> tables(8);
   // Eight sequences grow in turn, row by row.
   for (int i = 0; i < 48; ++i)
-    for (auto& table : tables) REQUIRE(dynamic_cast<RowPool&>(*pool).allocate(1, table));
+    for (auto& table : tables) REQUIRE(dynamic_cast<PageGroupRows&>(*pool).allocate(1, table));
   int runs = 0;
   for (const auto& table : tables)
     for (size_t i = 0; i < table.size(); ++i) runs += i == 0 || table[i] != table[i - 1] + 1;

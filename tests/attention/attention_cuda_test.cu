@@ -265,12 +265,12 @@ int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Case
     DeviceCall call(cache, parts, step, dtypes.q);
     if (variant.refuses(call.args, card())) continue;
     variant.run(call.args, call.stream);
-    const bool mma_codes = needs_mma(variant) && shape.quantised(),
-               undone = mma_codes && variant.phase == Variant::prefill;
+    const bool mma_quantised = needs_mma(variant) && shape.quantised(),
+               undone = mma_quantised && variant.phase == Variant::prefill;
     const std::vector<float> got = call.result();
-    if (mma_codes && !undone && !coded) coded.emplace(step, false, true);
+    if (mma_quantised && !undone && !coded) coded.emplace(step, false, true);
     if (undone && !rounded) rounded.emplace(step, true);
-    std::string off = (mma_codes && !undone ? *coded : truth).compare(got, needs_mma(variant), dtypes.q, undone);
+    std::string off = (mma_quantised && !undone ? *coded : truth).compare(got, needs_mma(variant), dtypes.q, undone);
     if (undone && off.empty()) off = rounded->compare(got, true, dtypes.q);
     INFO(variant.name << (variant.phase == Variant::decode ? " (decode), " : " (prefill), ") << memory.name << ", q "
                       << dtype_name(dtypes.q) << ", kv " << dtype_name(dtypes.kv) << ", heads " << heads.n_heads << "/"

@@ -35,8 +35,8 @@ double q_unit(const AttentionArgs& args, size_t row) {
 //   the roundings of its argument; each rescaling (one per tile or split at most) adds 2e-7; the
 //   sums over tokens add (n + 8) u. Numerator and denominator both have it.
 //
-// Of codes multiplied as integers (attention/cpu/codes_256.h) `codes` adds what q and the weights are rounded by, units
-// and all, and roundings of products with codes and with zero before they meet.
+// Of codes multiplied as integers (attention/cpu/quantised_rows.h) `codes` adds what q and the weights are rounded by,
+// units and all, and roundings of products with codes and with zero before they meet.
 std::vector<double> bounds(const AttentionArgs& args, bool codes) {
   std::vector<float> weighted(size_t(args.q_offsets.back()) * size_t(args.n_heads) *
                               size_t(args.views[0].layout->shape.head_dim));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 #include "allocator/schemes.h"
 #include "batch/engine/engine.h"
 #include "experiments/paced_layers.h"
@@ -27,7 +27,7 @@ struct Stand {
     kv.tiers = {.host_bytes = kv.pool_bytes, .block_tokens = kBlock, .load_by_cost = true};
     kv.device = &link;
     kv.clock = &clock;
-    memory = make_tiered(make_ranked_memory("paged", kv, {}).value(), kv).value();
+    memory = make_offloaded(make_ranked_memory("paged", kv, {}).value(), kv).value();
     engine = std::make_unique<Engine>(model, *memory,
                                       EngineOptions{.policy = find_batch_policy(policy),
                                                     .max_batch = 4,
@@ -94,7 +94,7 @@ TEST_CASE("arrival: the first token comes after the longer of loading and comput
       CHECK(took >= expected * (1 - 1e-9));
       CHECK(took <= expected + kLooks);
       CHECK(stand.recorder->choice(2).cached_tokens == kPrefix);
-      const KvTierStats s = stand.memory->stats().tiers;
+      const OffloadStats s = stand.memory->stats().tiers;
       CHECK(s.host_hit_tokens == kPrefix);
       // What was waited for, before the step and in it.
       const double waited = took - kLayers * kCompute;

@@ -176,7 +176,7 @@ struct Alone {
     auto sequence = make_sequence(request, state, recorder, nullptr, nullptr);
     sequence->kv = memory->reserve(request->prompt, 0).value().handle;
     REQUIRE(memory->append(sequence->kv, held));
-    memory->written(sequence->kv, std::span(request->prompt).first(size_t(held)));
+    memory->commit(sequence->kv, std::span(request->prompt).first(size_t(held)));
     sequence->computed = held;
     return sequence;
   }

@@ -90,10 +90,10 @@ struct SlowProbe final : InstanceProbe {
   SlowProbe() { said.steps = 40; }
   InstanceStats stats() const override { return said; }
   KvStats kv() const override { return {.capacity = 1000, .free = 1000, .block_tokens = 16}; }
-  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return 0; }
+  std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return 0; }
 };
 
-struct Starts final : Post {
+struct Starts final : MessageBus {
   void send(InstanceId, InstanceId to, Message message) override {
     if (auto* start = std::get_if<StartRequest>(&message)) started.emplace_back(start->attempt, to);
   }
@@ -119,7 +119,7 @@ TEST_CASE("admission: after a slow start an idle server refused everybody", "[ad
   const StepCost prior = first_cost(options.prior);
   const double prompt_s = prior.seconds(prompt_steps(400, 0, 512));
   options.objectives.ttft_s = 3.5 * prompt_s;
-  Conductor conductor(options, clock, post);
+  Conductor conductor(options, clock, bus);
   auto probe = std::make_shared<SlowProbe>();
   probe->said.cost = prior.terms();
   for (double& term : probe->said.cost) term *= 10;

@@ -89,7 +89,7 @@ TEST_CASE("the last answers: 50 at most, the newest first, and each phase after 
   const ServicePicture picture = sim.conductor().picture();
   REQUIRE(picture.lives.size() == 50);
   for (size_t i = 0; i < 50; ++i) {
-    const RequestLife& life = picture.lives[i];
+    const RequestTrace& life = picture.lives[i];
     INFO("request " << life.request);
     CHECK(life.request == 60 - i);
     CHECK(life.prefill + life.decode + life.finish == "P0D1length");

@@ -27,7 +27,7 @@ inline KvHandle fill_on_card(KvMemory& kv, std::span<const int32_t> tokens) {
   const KvHandle handle = kv.reserve(tokens, 0).value().handle;
   REQUIRE(kv.append(handle, int(tokens.size())));
   rows_on_card(kv, handle, tokens, 0, true);
-  kv.written(handle, tokens);
+  kv.commit(handle, tokens);
   return handle;
 }
 

@@ -36,7 +36,7 @@ bool telling() {
 
 // How often a transfer is late, fails, is dropped though it says that it is done, or is changed on its
 // way; and how long it takes to reach a peer.
-struct WireFaults {
+struct TransportFaults {
   double late = 0, most_s = 0;  // late: by at most that
   double fail = 0, drop = 0, change = 0;
   double reach_s = 0;  // at most
@@ -44,13 +44,14 @@ struct WireFaults {
 
 // The local wire with such faults. A late transfer is on its way by itself, as bytes in a network
 // are, whatever becomes of its poster: it arrives when advance() says that its time has come.
-class FaultyWire final : public FlyingTransport {
+class FaultyTransport final : public FlyingTransport {
  public:
-  FaultyWire(const TransportOptions& options, WireFaults faults, Random& random, std::map<PeerId, FaultyWire*>& all)
+  FaultyTransport(const TransportOptions& options, TransportFaults faults, Random& random,
+                  std::map<PeerId, FaultyTransport*>& all)
       : FlyingTransport(options), clock_(*options.clock), faults_(faults), random_(random), all_(all) {
     all_[self_ = options.self] = this;
   }
-  ~FaultyWire() override { all_.erase(self_); }
+  ~FaultyTransport() override { all_.erase(self_); }
 
   Result<bool> connect(PeerId peer, const std::string& address) override {
     const double reached_s = clock_.now() + faults_.reach_s * random_.uniform();
@@ -101,9 +102,9 @@ class FaultyWire final : public FlyingTransport {
   }
 
   Clock& clock_;
-  const WireFaults faults_;
+  const TransportFaults faults_;
   Random& random_;
-  std::map<PeerId, FaultyWire*>& all_;
+  std::map<PeerId, FaultyTransport*>& all_;
   PeerId self_;
   std::map<PeerId, double> reached_s_;
   std::map<TransferId, Fate> fates_;
@@ -154,9 +155,9 @@ class Sim final : public SimCluster {
   Random random_;
   Random tiers_;  // draws the host tier
   TempDir log_dir_;
-  WireFaults wire_;
+  TransportFaults transport_;
   FetchStats fetches_;
-  std::map<PeerId, FaultyWire*> wires_;
+  std::map<PeerId, FaultyTransport*> transports_;
   double lease_s_ = 0.4;
   double late_s_ = 0.002;  // messages at most
   double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, break_rate_ = 0, leave_rate_ = 0,
@@ -265,17 +266,17 @@ void Sim::configure() {
   for (int i = 0; i < c; ++i) wanted_.push_back(Role::colocated);
   auto sometimes = [&](double p_on, double most) { return chance(p_on) ? most * random_.uniform() : 0; };
   late_s_ = 0.0005 + sometimes(0.7, 0.02);
-  wire_ = {.late = sometimes(0.5, 1),
-           .most_s = chance(0.8) ? 0.1 : 3 * lease_s_,
-           .fail = sometimes(0.3, 0.3),
-           .reach_s = sometimes(0.4, 0.3)};
+  transport_ = {.late = sometimes(0.5, 1),
+                .most_s = chance(0.8) ? 0.1 : 3 * lease_s_,
+                .fail = sometimes(0.3, 0.3),
+                .reach_s = sometimes(0.4, 0.3)};
   sim.checksum = chance(0.5);
   sim.far_caches = chance(0.5);
-  if (sim.checksum) wire_.drop = sometimes(0.5, 0.3), wire_.change = sometimes(0.5, 0.3);
+  if (sim.checksum) transport_.drop = sometimes(0.5, 0.3), transport_.change = sometimes(0.5, 0.3);
   // (mooncake has prefixes fetched, whatever --kv-fetch says.)
   const bool reads = options.disagg_options.pull || options.fetch->fetches ||
                      options.placement->name == std::string("mooncake");
-  if (!reads) wire_.drop = sometimes(0.3, 0.3);  // counted where it arrives
+  if (!reads) transport_.drop = sometimes(0.3, 0.3);  // counted where it arrives
   crash_rate_ = sometimes(0.6, 6);
   stop_rate_ = sometimes(0.5, 6);
   cut_rate_ = sometimes(0.4, 6);
@@ -283,7 +284,7 @@ void Sim::configure() {
   leave_rate_ = sometimes(0.4, 4);
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
-  options.escrow = chance(0.5);
+  options.reserve_blocks = chance(0.5);
   if (const double host = tiers_.uniform(); host < 0.5 && kv.prefix_cache && !slots) {
     kv.tiers = {.host_bytes = size_t(double(kv.pool_bytes) * (0.3 + 4 * host)),
                 .block_tokens = kv.block_tokens,
@@ -301,10 +302,10 @@ void Sim::configure() {
       "%d, step %d",
       p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
       sim.speculation.tokens, options.fetch->name, options.placement->name, options.disagg->name,
-      options.disagg_options.pull ? " pull" : "", options.escrow ? " escrow" : "", int(sim.stream_kv), max_batch_,
-      sim.step_tokens);
-  sim.wire = [this](const TransportOptions& wire) {
-    return std::make_unique<FaultyWire>(wire, wire_, random_, wires_);
+      options.disagg_options.pull ? " pull" : "", options.reserve_blocks ? " escrow" : "", int(sim.stream_kv),
+      max_batch_, sim.step_tokens);
+  sim.transport = [this](const TransportOptions& transport) {
+    return std::make_unique<FaultyTransport>(transport, transport_, random_, transports_);
   };
   due = [this](InstanceId from, InstanceId to, const Message& message) { return when(from, to, message); };
   open(std::move(sim));
@@ -449,7 +450,7 @@ std::string Sim::run() {
     if (!calm) disturb();
     notice_gone();
     if (n % 50 == 0) keep_staffed();
-    for (auto& [id, wire] : wires_) wire->advance();
+    for (auto& [id, transport] : transports_) transport->advance();
     tick();
     if (n % 100 == 0) check_memory(false);
     if (!calm || !all_ended()) continue;
@@ -468,7 +469,7 @@ std::string Sim::run() {
         "%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, %d "
         "escrowed, %d in transfer",
         node->name.c_str(), s.running, s.waiting, s.queue_remote_prefilling, s.queue_prefill_sending,
-        int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free, int(s.kv.escrowed),
+        int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free, int(s.kv.reserved_blocks),
         int(s.kv.in_transfer));
   }
   if (wrong_.empty() && clock.seconds >= kMost)
@@ -500,18 +501,18 @@ void Sim::check_log() {
   if (!counts) return wrong(counts.error().message);
   if (!differs.empty()) return wrong(differs);
   if (counts.value().at("place").decisions == 0 || counts.value().at("plan").decisions == 0) wrong("the log is empty");
-  int64_t lives = 0;
-  const auto read = read_lives(paths);
+  int64_t traces = 0;
+  const auto read = read_traces(paths);
   if (!read) return wrong(read.error().message);
-  for (const RequestLife& life : read.value()) {
-    const auto seconds = attribute(life);
+  for (const RequestTrace& trace : read.value()) {
+    const auto seconds = attribute(trace);
     const double all = std::accumulate(seconds.begin(), seconds.end(), 0.0);
-    const double told = (life.second > 0 ? life.second : life.first) - life.t;
-    if (life.first > 0 && std::abs(all - told) > 1e-9)
-      wrong("request " + std::to_string(life.request) + " took longer");
-    ++lives;
+    const double told = (trace.second > 0 ? trace.second : trace.first) - trace.t;
+    if (trace.first > 0 && std::abs(all - told) > 1e-9)
+      wrong("request " + std::to_string(trace.request) + " took longer");
+    ++traces;
   }
-  if (lives != int64_t(expected_.size())) wrong("lives are missing in the log");
+  if (traces != int64_t(expected_.size())) wrong("lives are missing in the log");
 }
 
 int of_environment(const char* name, int otherwise) {

@@ -6,7 +6,7 @@
 #include <set>
 #include <thread>
 
-#include "disagg/handover/held_post.h"
+#include "disagg/handover/held_messages.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
@@ -250,7 +250,7 @@ TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle"
     }
 }
 
-struct Log final : Post {
+struct Log final : MessageBus {
   std::vector<std::pair<InstanceId, std::string>> sent;
   void send(InstanceId, InstanceId to, Message message) override {
     const auto* token = std::get_if<TokenOf>(&message);
@@ -264,24 +264,24 @@ struct Log final : Post {
 TEST_CASE("held post: a decode instance hears of a prompt behind the conductor's first token", "[held_post]") {
   using Sent = std::vector<std::pair<InstanceId, std::string>>;
   Log log;
-  HeldPost post(log);
-  post.send(1, kConductor, TokenOf{.index = 5});
+  HeldMessages post(log);
+  bus.send(1, kConductor, TokenOf{.index = 5});
   post.hold();
-  post.send(1, 2, ReserveKv{});  // before any token: D's answer is wanted while the step runs
+  bus.send(1, 2, ReserveKv{});  // before any token: D's answer is wanted while the step runs
   CHECK(log.sent == Sent{{kConductor, "token 5"}, {2, "other"}});
-  post.send(1, kConductor, TokenOf{.index = 3});
+  bus.send(1, kConductor, TokenOf{.index = 3});
   CHECK_FALSE(post.has_answers());
-  post.send(1, kConductor, TokenOf{.index = 0});
+  bus.send(1, kConductor, TokenOf{.index = 0});
   CHECK(post.has_answers());
-  post.send(1, 2, KvDelivered{});
+  bus.send(1, 2, KvDelivered{});
   CHECK(log.sent.size() == 2);
-  post.send_now(1, kConductor, Report{});
+  bus.send_now(1, kConductor, Report{});
   CHECK(log.sent.size() == 3);
   log.sent.pop_back();
   post.release(1, Report{});
   CHECK(Sent(log.sent.begin() + 2, log.sent.end()) ==
         Sent{{kConductor, "report"}, {kConductor, "token 3"}, {kConductor, "token 0"}, {2, "delivered"}});
-  post.send(1, 2, KvDelivered{});
+  bus.send(1, 2, KvDelivered{});
   CHECK(log.sent.size() == 7);
   CHECK_FALSE(post.has_answers());
 }

@@ -19,7 +19,7 @@ namespace {
 
 static_assert(n_fields<AbortAttempt> == 1);
 static_assert(n_fields<KvDelivered> == 6);
-static_assert(n_fields<KvTierStats> == 20);
+static_assert(n_fields<OffloadStats> == 20);
 
 // All members, as text.
 std::string print_message(const Message& message) {

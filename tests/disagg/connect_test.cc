@@ -17,9 +17,9 @@
 
 #include "base/random.h"
 #include "disagg/net/hello.h"
-#include "disagg/transport/meeting.h"
+#include "disagg/transport/bootstrap.h"
 #include "disagg/transport/tcp/tcp_frames.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 #include "experiments/connect_and_wait.h"
 #include "tests/catch.h"
 #include "tests/disagg/scene.h"
@@ -96,24 +96,24 @@ class SilentPeer {
 };
 
 // Every wire with a handshake that works here.
-void each_wire(const std::function<void(const Wire&)>& test) {
-  for (const Wire& wire : wires()) {
-    if (wire.name == "local") continue;
-    INFO(wire.name);
-    wire.missing && !wire.missing().empty() ? mark_skipped(wire.missing()) : test(wire);
+void each_transport(const std::function<void(const TestedTransport&)>& test) {
+  for (const TestedTransport& transport : tested_transports()) {
+    if (transport.name == "local") continue;
+    INFO(transport.name);
+    transport.missing && !transport.missing().empty() ? mark_skipped(transport.missing()) : test(transport);
   }
 }
 
 TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", "[transport]") {
-  each_wire([](const Wire& wire) {
+  each_transport([](const TestedTransport& transport) {
     for (bool full : {false, true}) {
       INFO((full ? "no room at the door" : ""));
       VirtualClock clock;
       clock.seconds = 100;
-      const auto memory = wire.memory(1 << 16), theirs = wire.memory(1 << 16);
+      const auto memory = transport.memory(1 << 16), theirs = transport.memory(1 << 16);
       TransportOptions options{
           .regions = {{memory.get(), 1 << 16}}, .queue = &cpu_queue(), .clock = &clock, .self = 1, .connect_s = 3};
-      auto here = wire.make(options).value();
+      auto here = transport.make(options).value();
       const SilentPeer silent(here->address(), full);
       for (int round = 0; round < 2; ++round) {  // and it may be tried again
         for (int i = 0; i < 100; ++i) {          // a wire that waits has no clock that moves
@@ -131,10 +131,10 @@ TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", 
       }
       // Given up in the middle; another peer is reached meanwhile, and at last under this number.
       REQUIRE(here->connect(2, silent.address));
-      if (!wire.shares_process) continue;
+      if (!transport.shares_process) continue;
       options.regions = {{theirs.get(), 1 << 16}};
       options.self = 3;
-      auto third = wire.make(options).value();
+      auto third = transport.make(options).value();
       REQUIRE(connect_and_wait(*here, 3, third->address()).ok());
       CHECK(!here->connect(2, silent.address).value());
       here->disconnect(2);
@@ -147,13 +147,13 @@ TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", 
 }
 
 TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer out", "[transport]") {
-  each_wire([](const Wire& wire) {
-    if (!wire.shares_process) return;
+  each_transport([](const TestedTransport& transport) {
+    if (!transport.shares_process) return;
     RealClock clock;
-    const auto memory = wire.memory(1 << 16), theirs = wire.memory(1 << 16);
+    const auto memory = transport.memory(1 << 16), theirs = transport.memory(1 << 16);
     TransportOptions options{
         .regions = {{memory.get(), 1 << 16}}, .queue = &cpu_queue(), .clock = &clock, .self = 1, .connect_s = 60};
-    auto here = wire.make(options).value();
+    auto here = transport.make(options).value();
     Sockets strangers;
     Place door(here->address());
     for (int i = 0; i < 200; ++i) {
@@ -164,7 +164,7 @@ TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer 
     }
     options.regions = {{theirs.get(), 1 << 16}};
     options.self = 2;
-    const Status connected = connect_and_wait(*wire.make(options).value(), 1, here->address());
+    const Status connected = connect_and_wait(*transport.make(options).value(), 1, here->address());
     INFO((connected ? "" : connected.error().message));
     CHECK(connected.ok());
   });
@@ -201,8 +201,8 @@ std::string say(Place& place, std::optional<Handshake> hello, const std::string&
 // A poster and an owner that must go on working; and the owner's door.
 struct Door {
   explicit Door(std::string_view name) {
-    const Wire& wire = *std::ranges::find(wires(), name, &Wire::name);
-    poster = make_side_here(wire, 1), owner = make_side_here(wire, 2);
+    const TestedTransport& transport = *std::ranges::find(tested_transports(), name, &TestedTransport::name);
+    poster = make_side_here(transport, 1), owner = make_side_here(transport, 2);
     REQUIRE(poster->connect(2, owner->address()) == "");
     REQUIRE(owner->connect(1, poster->address()) == "");
     owner->fill(0, kSideBytes, 2);
@@ -223,7 +223,7 @@ struct Door {
     CHECK(owner->differing(0, 1 << 20, 1) == 0);
   }
   std::unique_ptr<Side> poster, owner;
-  WindowKey key;
+  RemoteKey key;
   std::optional<Place> place;
   int64_t refused = 0;
 };
@@ -237,9 +237,9 @@ std::string noise(Random& random, uint64_t bytes) {
 TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and counted", "[transport]") {
   using namespace tcp;
   Door door("tcp");
-  const std::string token = parse_wire_address("tcp", door.owner->address()).value().token;
+  const std::string token = parse_transport_address("tcp", door.owner->address()).value().token;
   const auto hello_of = [](const std::string& of, const std::string& id = "1", uint64_t version = kTcpVersion) {
-    return Handshake(Handshake::Side::initiator, ClusterKey::of(of), {NodeRole::wire, id, 99, version});
+    return Handshake(Handshake::Side::initiator, ClusterKey::of(of), {NodeRole::transport, id, 99, version});
   };
   std::string said, wrong_token = token;
   std::string_view none;
@@ -263,7 +263,7 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
     AddressRange range{1, 64};
   };
   const auto frame = [&](void (*change)(Frame&)) {
-    Frame f{{.type = FrameType::write, .n_ranges = 1, .post = 1, .n_frames = 1, .window = door.key, .bytes = 64}};
+    Frame f{{.type = FrameType::write, .n_ranges = 1, .post = 1, .n_frames = 1, .registration = door.key, .bytes = 64}};
     change(f);
     return std::string(reinterpret_cast<const char*>(&f.head), sizeof f.head) +
            std::string(reinterpret_cast<const char*>(&f.range), sizeof f.range) + std::string(64, 'x') +
@@ -286,8 +286,8 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
   constexpr void (*kNotAllowed[])(Frame&) = {
       [](Frame&) {},
       [](Frame& f) { f.range.begin = UINT64_MAX - 10; },
-      [](Frame& f) { f.head.window.secret ^= 1; },
-      [](Frame& f) { f.head.window.generation += 1; },
+      [](Frame& f) { f.head.registration.secret ^= 1; },
+      [](Frame& f) { f.head.registration.generation += 1; },
   };
   for (const auto change : kNotAllowed)
     door.hears(frame(change), hello_of(token), sizeof(FrameHead), true);  // answered

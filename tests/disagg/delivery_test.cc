@@ -124,7 +124,7 @@ TEST_CASE("delivery: what nobody asked for, and what is said again of one that i
 }
 
 TEST_CASE("delivery: a wire's rate is from post to done", "[disagg][delivery]") {
-  WireRate rate;
+  TransportRate rate;
   CHECK(rate.s_per_byte() == 0);
   rate.done(1, 2, 100);
   CHECK(rate.s_per_byte() == Approx(1e-2));
@@ -169,9 +169,9 @@ TEST_CASE("far caches: a prompt goes to the instance that reports its prefix", "
 
 // Pools of 640 tokens in blocks of 16, of which four sequences of 48 and 100 tokens leave D less and less; steps of 16
 // tokens. Where such four decode for 60 ticks, D has no room for a prompt of 150.
-SimOptions reserving(bool escrow) {
+SimOptions reserving(bool reserve_blocks) {
   SimOptions options;
-  options.conductor.escrow = escrow;
+  options.conductor.reserve_blocks = reserve_blocks;
   return options;
 }
 
@@ -195,32 +195,32 @@ struct Watch {
 
 TEST_CASE("reservation: no prompt is computed that D has no room for, and clients who leave meanwhile cost nothing",
           "[disagg][reservation]") {
-  for (const bool escrow : {false, true})
+  for (const bool reserve_blocks : {false, true})
     for (const bool leave : {false, true}) {
-      INFO(escrow << leave);
-      Scene scene("1P1D", reserving(escrow));
+      INFO(reserve_blocks << leave);
+      Scene scene("1P1D", reserving(reserve_blocks));
       Watch watch(scene);
       for (uint64_t id = 1; id <= 4; ++id) scene.ask(id, 48, 100, int(id));
       scene.ticks(60);
-      CHECK(watch.early == (escrow ? 0 : 4));
+      CHECK(watch.early == (reserve_blocks ? 0 : 4));
       for (uint64_t id = 5; id <= 7; ++id) scene.ask(id, 150, 4, int(id));
       scene.ticks(34);
       CHECK(scene.n_tokens(4) < 100);
-      CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (escrow ? 0 : 3 * 150));
-      CHECK(watch.early == (escrow ? 0 : 7));
-      CHECK(scene.stats("P0").waiting == (escrow ? 3 : 0));
+      CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (reserve_blocks ? 0 : 3 * 150));
+      CHECK(watch.early == (reserve_blocks ? 0 : 7));
+      CHECK(scene.stats("P0").waiting == (reserve_blocks ? 3 : 0));
       // D is asked for what can begin soon: two steps and one prompt.
-      CHECK(watch.asked.size() == (escrow ? 5 : 7));
-      CHECK(scene.kv("P0").escrowed == (escrow ? 10 : 0));
+      CHECK(watch.asked.size() == (reserve_blocks ? 5 : 7));
+      CHECK(scene.kv("P0").reserved_blocks == (reserve_blocks ? 10 : 0));
       for (uint64_t id = 5; leave && id <= 7; ++id) scene.abort(id);
       scene.settle();
-      if (!leave) CHECK(watch.early == (escrow ? 0 : 7));
+      if (!leave) CHECK(watch.early == (reserve_blocks ? 0 : 7));
       for (uint64_t id = 5; leave && id <= 7; ++id) {
         const Recorder::Choice choice = scene.recorder->choice(id);
         CHECK((choice.ends == 1 && choice.finish == FinishReason::abort));
-        CHECK(choice.tokens.size() == (escrow ? 0 : 1));
+        CHECK(choice.tokens.size() == (reserve_blocks ? 0 : 1));
       }
-      if (leave) CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (escrow ? 0 : 3 * 150));
+      if (leave) CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (reserve_blocks ? 0 : 3 * 150));
     }
 }
 

@@ -19,7 +19,7 @@
 
 #include "base/device/device.h"
 #include "disagg/net/hello.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 
 namespace xpyd::testing {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 #include "experiments/connect_and_wait.h"
 #include "tests/catch.h"
 #include "tests/disagg/fake_nccl.h"
@@ -29,7 +29,7 @@ struct Faulty {
     REQUIRE(connect_and_wait(*poster, 2, owner->address()).ok());
     REQUIRE(connect_and_wait(*owner, 1, poster->address()).ok());
   }
-  WindowKey open(KvOp op = KvOp::write) {
+  RemoteKey open(KvOp op = KvOp::write) {
     const MemoryRange all(destination);
     return owner->open(1, op, {&all, 1}).value();
   }
@@ -43,14 +43,14 @@ struct Faulty {
     }
     return plan;
   }
-  TransferId post(const WindowKey& key, double deadline_s = 0) {
+  TransferId post(const RemoteKey& key, double deadline_s = 0) {
     return poster->post({2, KvOp::write, key, deadline_s}, plan());
   }
   TransferState poll_at(double seconds, TransferId id) {
     clock.seconds = seconds;
     return poster->poll(id);
   }
-  TransferState move(const WindowKey& key) { return poster->poll(post(key)); }
+  TransferState move(const RemoteKey& key) { return poster->poll(post(key)); }
   int differing_bits() const {
     int n = 0;
     for (size_t i = 0; i < source.size(); ++i) n += std::popcount(unsigned(source[i] ^ destination[i]));
@@ -67,13 +67,13 @@ struct Faulty {
 TEST_CASE("fault: each fault does what its name says", "[transport]") {
   SECTION("none") {
     Faulty f({.seed = 1});
-    const WindowKey key = f.open();
+    const RemoteKey key = f.open();
     CHECK(f.move(key) == TransferState::done);
     CHECK(f.differing_bits() == 0);
   }
   SECTION("drop") {
     Faulty f({.seed = 1, .drop = 1});
-    const WindowKey key = f.open();
+    const RemoteKey key = f.open();
     const TransferId id = f.post(key, 5);
     CHECK(f.poster->poll(id) == TransferState::in_flight);
     CHECK(f.poll_at(5, id) == TransferState::failed);
@@ -86,7 +86,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
   }
   SECTION("delay") {
     Faulty f({.seed = 1, .delay_s = 2});
-    const WindowKey key = f.open();
+    const RemoteKey key = f.open();
     double sum = 0;
     for (int i = 0; i < 200; ++i) {
       const double posted = f.clock.seconds;
@@ -107,7 +107,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
   }
   SECTION("reorder") {
     Faulty f({.seed = 3, .reorder = 0.5});
-    const WindowKey key = f.open();
+    const RemoteKey key = f.open();
     std::byte* there = f.poster->remote(2, 0);
     int overtaken = 0;
     for (int i = 0; i < 200; ++i) {  // two posts to one place: the later one counts last
@@ -124,7 +124,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
   }
   SECTION("truncate") {
     Faulty f({.seed = 1, .truncate = 1});
-    const WindowKey key = f.open();
+    const RemoteKey key = f.open();
     CHECK(f.move(key) == TransferState::done);
     CHECK(f.owner->arrived(key) == 1);
     size_t same = 0;
@@ -135,7 +135,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
   SECTION("corrupt") {
     for (KvOp op : {KvOp::write, KvOp::read}) {
       Faulty f({.seed = 1, .corrupt = 1});
-      const WindowKey key = f.open(op);
+      const RemoteKey key = f.open(op);
       const std::vector<std::byte> before = f.source;
       CHECK(f.poster->poll(f.poster->post({2, op, key}, f.plan(op))) == TransferState::done);
       CHECK(f.differing_bits() == 1);
@@ -147,7 +147,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
 TEST_CASE("fault: a seed repeats itself, another does not", "[transport]") {
   const auto run = [](uint64_t seed) {
     Faulty f({.seed = seed, .drop = 0.2, .reorder = 0.2, .truncate = 0.2, .corrupt = 0.2, .delay_s = 0.5});
-    const WindowKey key = f.open();
+    const RemoteKey key = f.open();
     std::vector<std::byte> seen;
     for (int i = 0; i < 50; ++i) {
       const TransferId id = f.post(key, f.clock.seconds + 3);

@@ -163,17 +163,17 @@ constexpr double kLease = 0.4;
 constexpr InstanceId kP = 0, kD = 1;
 
 // The local wire. Its posts arrive when chance wills, or fail, or are lost.
-class Wire final : public FlyingTransport {
+class RandomTransport final : public FlyingTransport {
  public:
-  Wire(const TransportOptions& options, bool zero_copy, Random& random)
+  RandomTransport(const TransportOptions& options, bool zero_copy, Random& random)
       : FlyingTransport(options), zero_copy_(zero_copy), random_(random) {}
   bool zero_copy() const override { return zero_copy_; }
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
+  Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) override {
     if (random_.uniform() < 0.1) return Error{ErrorCode::unavailable, "no window today"};
     return WrappedTransport::open(peer, op, ranges);
   }
-  bool close(const WindowKey& window) override {
-    return (calm || random_.uniform() < 0.5) && WrappedTransport::close(window);
+  bool close(const RemoteKey& registration) override {
+    return (calm || random_.uniform() < 0.5) && WrappedTransport::close(registration);
   }
   bool calm = false;
 
@@ -201,17 +201,19 @@ class LoadingMemory final : public KvMemory, public KvLoader {
     return reserved;
   }
   bool ready(KvHandle) override { return random_.uniform() < 0.7; }
-  int promise(std::span<const int32_t> tokens, uint64_t salt) const override { return inner_->probe(tokens, salt); }
+  int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const override {
+    return inner_->probe(tokens, salt);
+  }
   bool poll() override { return false; }
   bool copying() const override { return false; }
-  void set_aside(KvHandle handle) override { inner_->free(handle); }
+  void swap_out(KvHandle handle) override { inner_->free(handle); }
   void loads_if(Worth) override {}
   Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) override {
     return reserve(tokens, salt);
   }
   bool append(KvHandle handle, int n_tokens) override { return inner_->append(handle, n_tokens); }
-  void written(KvHandle handle, std::span<const int32_t> tokens) override { inner_->written(handle, tokens); }
-  void trim(KvHandle handle) override { inner_->trim(handle); }
+  void commit(KvHandle handle, std::span<const int32_t> tokens) override { inner_->commit(handle, tokens); }
+  void rollback(KvHandle handle) override { inner_->rollback(handle); }
   Result<KvHandle> fork(KvHandle handle) override { return inner_->fork(handle); }
   void free(KvHandle handle) override { inner_->free(handle); }
   KvView view(KvHandle handle, int rank) const override { return inner_->view(handle, rank); }
@@ -229,7 +231,7 @@ class LoadingMemory final : public KvMemory, public KvLoader {
 // One instance's parts, whose turns the walk takes.
 struct Side {
   Side(InstanceId self, KvOptions kv, std::shared_ptr<KvPool> pool, bool zero_copy, DisaggOrder order,
-       VirtualClock& clock, Post& post, Random& random, Visits& visits)
+       VirtualClock& clock, MessageBus& bus, Random& random, Visits& visits)
       : memory(find_kv_scheme("paged")->make(pool ? pool : make_block_pool("paged", kv).value(), kv)),
         model(make_checksum_model()),
         leases(kLease, clock) {
@@ -238,12 +240,12 @@ struct Side {
                                    .queue = &cpu_queue(),
                                    .clock = &clock,
                                    .self = self};
-    wire = std::make_unique<Wire>(options, zero_copy, random);
+    transport = std::make_unique<RandomTransport>(options, zero_copy, random);
     parts = std::make_unique<InstanceParts>(InstanceParts{.self = self,
                                                           .memory = *memory,
-                                                          .wire = *wire,
+                                                          .transport = *transport,
                                                           .clock = clock,
-                                                          .post = post,
+                                                          .post = bus,
                                                           .n_layers = model->config().n_layers,
                                                           .remote = order,
                                                           .lease_s = kLease,
@@ -256,12 +258,12 @@ struct Side {
     room = std::make_unique<KvRoom>(*memory, *engine);
   }
   void meet(const Side& peer) {
-    REQUIRE(wire->connect(peer.parts->self, peer.wire->address()).value());
+    REQUIRE(transport->connect(peer.parts->self, peer.transport->address()).value());
     REQUIRE(parts->peers.add(peer.parts->self, peer.memory->layout(), shards_of(*peer.memory)).ok());
   }
   std::unique_ptr<KvMemory> memory;
   std::unique_ptr<Model> model;
-  std::unique_ptr<Wire> wire;
+  std::unique_ptr<RandomTransport> transport;
   std::unique_ptr<InstanceParts> parts;
   Leases leases;
   std::unique_ptr<Attempts> attempts;
@@ -269,7 +271,7 @@ struct Side {
   std::unique_ptr<KvRoom> room;
 };
 
-class Walk final : public Post {
+class Walk final : public MessageBus {
  public:
   Walk(uint64_t seed, Visits& visits) : random_(seed), zero_copy_(seed % 3 == 0) {
     if (zero_copy_ && order_ == DisaggOrder::pull) order_ = DisaggOrder::push;
@@ -400,7 +402,7 @@ class Walk final : public Post {
       sender_->kv_written(s, prompt.layers, prompt.layers + 1, s.computed, n);
       ++prompt.layers;
     } else {
-      p_->memory->written(s.kv, std::span(s.tokens).subspan(size_t(s.computed)));
+      p_->memory->commit(s.kv, std::span(s.tokens).subspan(size_t(s.computed)));
       s.tokens.push_back(1);
       std::vector<SequencePtr> choices;
       choices.push_back(std::move(prompt.sequence));
@@ -482,7 +484,7 @@ class Walk final : public Post {
 
   // Nobody says anything any more: what nobody owns is back within a lease.
   void calm_down() {
-    p_->wire->calm = d_->wire->calm = true;
+    p_->transport->calm = d_->transport->calm = true;
     while (!prompts_.empty()) end(0);
     for (AttemptId attempt = 1; attempt <= requests_.size(); ++attempt) abort(attempt);
     for (int i = 0; i < 40; ++i) {

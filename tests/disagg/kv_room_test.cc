@@ -30,9 +30,9 @@ TEST_CASE("LMCache#1215: prompts that come in chunks have room for all of them, 
 
 // P held the KV of a prompt that waited for D's room, and D's room was another prompt's, which waited for P's.
 TEST_CASE("sglang#31473: who holds D's room does not wait for P's", "[kv_room]") {
-  for (bool escrow : {false, true}) {
+  for (bool reserve_blocks : {false, true}) {
     SimOptions options = small(in("prefill_first"), 10);
-    options.conductor.escrow = escrow;
+    options.conductor.reserve_blocks = reserve_blocks;
     options.chunks.request_tokens = 4;
     Scene scene("1P1D", options);
     scene.serve(1, 20, 2, 1);  // its KV stays cached
@@ -77,10 +77,10 @@ TEST_CASE("prompt logprobs beside D's room taken first, with little memory, stop
 TEST_CASE("a storm of prompts that tiers load, in memories of two", "[kv_room]") {
   for (const char* order : {"prefill_first", "decode_first"})
     for (bool pull : {false, true})
-      for (bool escrow : {false, true}) {
-        INFO(order << (pull ? " pull" : "") << (escrow ? " escrow" : ""));
+      for (bool reserve_blocks : {false, true}) {
+        INFO(order << (pull ? " pull" : "") << (reserve_blocks ? " escrow" : ""));
         SimOptions options = small(in(order, pull), 12);
-        options.conductor.escrow = escrow;
+        options.conductor.reserve_blocks = reserve_blocks;
         options.kv.tiers.host_bytes = 4 * options.kv.pool_bytes;
         options.kv.tiers.block_tokens = kBlock;
         options.tier_byte_s = 0.05 / double(options.kv.pool_bytes);

@@ -91,13 +91,13 @@ TEST_CASE("event log: every request's chunks and every token are in it", "[event
         }
       CHECK(plan["requests"].size() == at + answer.value("preempts", none).size());
     }
-    for (const json& life : lines.at("request")) {
-      const uint64_t request = life.value("request", uint64_t(0));
-      INFO(disagg << " " << life.dump());
-      const int prompt = life["prompt"];
-      const bool samples_there = std::string(disagg) == "decode_first" && life["output"] > 1;
+    for (const json& trace : lines.at("request")) {
+      const uint64_t request = trace.value("request", uint64_t(0));
+      INFO(disagg << " " << trace.dump());
+      const int prompt = trace["prompt"];
+      const bool samples_there = std::string(disagg) == "decode_first" && trace["output"] > 1;
       CHECK(planned[request] == (samples_there ? prompt - 1 : prompt));
-      CHECK(life.value("gaps", json::array()).size() + 1 == life["output"].get<size_t>());
+      CHECK(trace.value("gaps", json::array()).size() + 1 == trace["output"].get<size_t>());
     }
     std::map<std::string, double> until_s;
     for (const json& step : lines.at("step")) {
@@ -105,8 +105,8 @@ TEST_CASE("event log: every request's chunks and every token are in it", "[event
       until_s[step["instance"]] = step["t"].get<double>() + step["seconds"].get<double>();
     }
     std::set<uint64_t> crossed, had_more;  // who has a second token has it by KV that crossed
-    for (const json& life : lines.at("request"))
-      if (life["output"] > 1 && life["prompt"] > 1) had_more.insert(life.value("request", uint64_t(0)));
+    for (const json& trace : lines.at("request"))
+      if (trace["output"] > 1 && trace["prompt"] > 1) had_more.insert(trace.value("request", uint64_t(0)));
     for (const json& transfer : lines.at("transfer")) {
       CHECK(transfer["from"] == "P0");
       CHECK(transfer["to"] == "D0");
@@ -121,53 +121,53 @@ TEST_CASE("event log: every request's chunks and every token are in it", "[event
 }
 
 TEST_CASE("explain: hand-computed lives", "[event_log][explain]") {
-  const auto seconds = [](const RequestLife& life) {
+  const auto seconds = [](const RequestTrace& trace) {
     std::vector<double> all;
-    for (double s : attribute(life)) all.push_back(std::round(s * 1000) / 1000);
+    for (double s : attribute(trace)) all.push_back(std::round(s * 1000) / 1000);
     return all;
   };
-  RequestLife life{.request = 7, .t = 100, .placed = 100.5, .prefill = "P0", .decode = "D1"};
-  life.started = 102, life.prompt_done = 105, life.first = 105.001, life.granted = 105.15, life.joined = 105.2,
-  life.decoding = 105.3, life.kv_token_bytes = 1e6, life.prompt = 1000, life.cached = 200, life.output = 100;
-  life.second = 105.4, life.ended = 109;
+  RequestTrace trace{.request = 7, .t = 100, .placed = 100.5, .prefill = "P0", .decode = "D1"};
+  trace.started = 102, trace.prompt_done = 105, trace.first = 105.001, trace.granted = 105.15, trace.joined = 105.2,
+  trace.decoding = 105.3, trace.kv_token_bytes = 1e6, trace.prompt = 1000, trace.cached = 200, trace.output = 100;
+  trace.second = 105.4, trace.ended = 109;
   //                            schedule queue fetch prefill grant transfer wait first_decode
-  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0.15, 0.05, 0.1, 0.1});
+  CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0.15, 0.05, 0.1, 0.1});
   // P: 3 s of 200 to 1000 tokens, .2 s of 1000; D: .05 s of 1000, 3.8 s of 1000 to 1100. A token has 1 MB.
-  CHECK(held_kv(life).prefill == Approx(2e9));
-  CHECK(held_kv(life).decode == Approx(4.04e9));
-  CHECK(attribution_line(life) ==
+  CHECK(held_kv(trace).prefill == Approx(2e9));
+  CHECK(held_kv(trace).decode == Approx(4.04e9));
+  CHECK(attribution_line(trace) ==
         "request 7: first token after 5.001000 s, second after 5.400000 s: schedule 0.500000 queue 1.500000 prefill "
         "3.000000 grant 0.150000 transfer 0.050000 wait 0.100000 first_decode 0.100000; KV on P 2 GB s, KV on D 4.04 "
         "GB s");
-  CHECK(attribution_row(life) ==
+  CHECK(attribution_row(trace) ==
         "7,1000,200,0.500000,1.500000,0.000000,3.000000,0.150000,0.050000,0.100000,0.100000,5.001000,5.400000,P0,D1,"
         "2,4.04");
   CHECK(attribution_header() ==
         "request,prompt,cached,schedule_s,queue_s,fetch_s,prefill_s,grant_s,transfer_s,wait_s,first_decode_s,"
         "ttft_s,second_token_s,prefill,decode,kv_prefill_gb_s,kv_decode_gb_s");
-  life.granted = 104;  // while the prompt was computed
-  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0.2, 0.1, 0.1});
-  life.fetching = 100.7, life.fetched = 101.5;  // while it waited
-  CHECK(seconds(life) == std::vector<double>{0.5, 0.7, 0.8, 3, 0, 0.2, 0.1, 0.1});
-  life.fetched = 103;  // beyond its turn: none of it is counted twice
-  CHECK(seconds(life) == std::vector<double>{0.5, 0.2, 1.3, 3, 0, 0.2, 0.1, 0.1});
-  life.fetching = life.fetched = life.decoding = 0;  // D's log is not there
-  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0.2, 0, 0.2});
-  life.joined = life.granted = 0, life.prefill = life.decode;  // one instance for both
-  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0, 0.4});
-  CHECK(held_kv(life).prefill == 0);
-  CHECK(held_kv(life).decode == Approx(6e9));  // 3 s of 200 to 1000 tokens, 4 s of 1000 to 1100
-  life.second = 0;                             // it had one token
-  CHECK(seconds(life) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0, 0.001});
+  trace.granted = 104;  // while the prompt was computed
+  CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0.2, 0.1, 0.1});
+  trace.fetching = 100.7, trace.fetched = 101.5;  // while it waited
+  CHECK(seconds(trace) == std::vector<double>{0.5, 0.7, 0.8, 3, 0, 0.2, 0.1, 0.1});
+  trace.fetched = 103;  // beyond its turn: none of it is counted twice
+  CHECK(seconds(trace) == std::vector<double>{0.5, 0.2, 1.3, 3, 0, 0.2, 0.1, 0.1});
+  trace.fetching = trace.fetched = trace.decoding = 0;  // D's log is not there
+  CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0.2, 0, 0.2});
+  trace.joined = trace.granted = 0, trace.prefill = trace.decode;  // one instance for both
+  CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0, 0.4});
+  CHECK(held_kv(trace).prefill == 0);
+  CHECK(held_kv(trace).decode == Approx(6e9));  // 3 s of 200 to 1000 tokens, 4 s of 1000 to 1100
+  trace.second = 0;                             // it had one token
+  CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0, 0.001});
   // decode_first: KV is there before the first token.
-  life = {.t = 10, .placed = 11, .started = 12, .prompt_done = 14, .joined = 15, .first = 17, .second = 18};
-  life.decoding = 16;
-  CHECK(seconds(life) == std::vector<double>{1, 1, 0, 2, 0, 1, 1, 2});
+  trace = {.t = 10, .placed = 11, .started = 12, .prompt_done = 14, .joined = 15, .first = 17, .second = 18};
+  trace.decoding = 16;
+  CHECK(seconds(trace) == std::vector<double>{1, 1, 0, 2, 0, 1, 1, 2});
   // Refused, and aborted in the queue.
-  life = {.t = 10, .ended = 10.5};
-  CHECK(seconds(life) == std::vector<double>{0, 0, 0, 0, 0, 0, 0, 0});
-  life = {.t = 10, .placed = 11, .started = 12, .ended = 13};
-  CHECK(seconds(life) == std::vector<double>{1, 1, 0, 0, 0, 0, 0, 0});
+  trace = {.t = 10, .ended = 10.5};
+  CHECK(seconds(trace) == std::vector<double>{0, 0, 0, 0, 0, 0, 0, 0});
+  trace = {.t = 10, .placed = 11, .started = 12, .ended = 13};
+  CHECK(seconds(trace) == std::vector<double>{1, 1, 0, 0, 0, 0, 0, 0});
 }
 
 // The Chrome trace event format: what viewers need of each event.
@@ -216,15 +216,15 @@ void check_trace(const json& trace) {
 // The phases of each request are its time to the second token.
 void check_lives(const Logged& logged) {
   int waited = 0;
-  for (const RequestLife& life : logged.lives()) {
-    INFO(attribution_line(life));
-    const auto seconds = attribute(life);
-    const double last = life.second > 0 ? life.second : life.first;
-    if (last > 0) CHECK(std::accumulate(seconds.begin(), seconds.end(), 0.0) == Approx(last - life.t).margin(1e-6));
-    if (life.output < 2 || life.prompt < 2) continue;  // decode_first: one token is computed on D
+  for (const RequestTrace& trace : logged.traces()) {
+    INFO(attribution_line(trace));
+    const auto seconds = attribute(trace);
+    const double last = trace.second > 0 ? trace.second : trace.first;
+    if (last > 0) CHECK(std::accumulate(seconds.begin(), seconds.end(), 0.0) == Approx(last - trace.t).margin(1e-6));
+    if (trace.output < 2 || trace.prompt < 2) continue;  // decode_first: one token is computed on D
     for (const int phase : {1, 3, 7}) CHECK(seconds[size_t(phase)] > 0);
-    CHECK((life.joined > 0 && life.decoding > 0 && life.granted > 0 && life.granted <= life.joined));
-    CHECK((held_kv(life).prefill > 0 && held_kv(life).decode > 0));
+    CHECK((trace.joined > 0 && trace.decoding > 0 && trace.granted > 0 && trace.granted <= trace.joined));
+    CHECK((held_kv(trace).prefill > 0 && held_kv(trace).decode > 0));
     waited += seconds[6] > 0;
   }
   CHECK(waited > 0);
@@ -237,7 +237,7 @@ TEST_CASE("explain, trace: a live run's has instances, wires, requests, their ph
     TinySetup setup{.topology = "2P2D"};
     setup.disagg = disagg;
     serve(setup, 30, logged);
-    CHECK(logged.lives().size() == 30);
+    CHECK(logged.traces().size() == 30);
     check_lives(logged);
     const json trace = trace_of(logged);
     check_trace(trace);
@@ -262,9 +262,9 @@ TEST_CASE("explain, trace: a live run's has instances, wires, requests, their ph
     // A prompt of which all but the last token is cached is a step of one token, like a decode.
     CHECK(batches == names["P0"]["prefill"] + names["P0"]["decode"] + names["P0"]["mixed"]);
     for (const char* phase : {"queue", "prefill", "transfer", "decode"}) CHECK(names["requests"][phase] > 0);
-    int wires = 0;
-    for (const auto& [process, events] : names) wires += process.find(" -> ") != std::string::npos;
-    CHECK(wires > 0);
+    int transports = 0;
+    for (const auto& [process, events] : names) transports += process.find(" -> ") != std::string::npos;
+    CHECK(transports > 0);
   }
 }
 

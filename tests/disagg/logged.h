@@ -38,8 +38,8 @@ struct Logged {
         read_event_logs({&path, 1}, [&](auto&, const nlohmann::json& line) { all[line["e"]].push_back(line); }).ok());
     return all;
   }
-  std::vector<RequestLife> lives() const {
-    auto read = read_lives({&path, 1});
+  std::vector<RequestTrace> traces() const {
+    auto read = read_traces({&path, 1});
     REQUIRE(read.ok());
     return std::move(read).value();
   }

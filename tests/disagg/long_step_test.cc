@@ -11,9 +11,9 @@ namespace {
 constexpr double kLease = 0.4;  // seconds
 
 // The local wire, of which one instance's takes its time to reach anybody.
-class LateWire final : public WrappedTransport {
+class LateTransport final : public WrappedTransport {
  public:
-  LateWire(const TransportOptions& options, double reached_s)
+  LateTransport(const TransportOptions& options, double reached_s)
       : WrappedTransport("local", options), clock_(*options.clock), reached_s_(reached_s) {}
   Result<bool> connect(PeerId peer, const std::string& address) override {
     if (clock_.now() < reached_s_) return false;
@@ -54,8 +54,8 @@ class SlowCluster final : public Scene {
   static SimOptions slow(const char* disagg, bool pull, InstanceId late) {
     SimOptions options = in(disagg, pull);
     options.conductor.disagg_options.max_local_prefill_tokens = 1000;
-    options.wire = [late](const TransportOptions& wire) {
-      return std::make_unique<LateWire>(wire, wire.self == late ? 3 * kLease : 0);
+    options.transport = [late](const TransportOptions& transport) {
+      return std::make_unique<LateTransport>(transport, transport.self == late ? 3 * kLease : 0);
     };
     return options;
   }

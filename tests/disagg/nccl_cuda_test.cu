@@ -3,7 +3,7 @@
 // kernels and the suite both reach. On the interpreter there is no NCCL.
 #include "base/device/device_cuda.h"
 #include "disagg/transport/nccl/nccl_api.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
@@ -30,23 +30,24 @@ std::string missing() {
   return why;
 }
 
-const RegisterWire nccl_wire({.name = "nccl on a card",
-                              .make =
-                                  [](const TransportOptions& options) {
-                                    TransportOptions ours = options;
-                                    ours.queue = on_card().queue.get();
-                                    return make_nccl_transport(ours);
-                                  },
-                              .memory = [](size_t bytes) { return on_card().device->allocate_host(bytes).value(); },
-                              .shares_process = false,
-                              .environment = "NCCL_HOSTID",
-                              .missing = missing});
+const RegisterTransport nccl_wire({.name = "nccl on a card",
+                                   .make =
+                                       [](const TransportOptions& options) {
+                                         TransportOptions ours = options;
+                                         ours.queue = on_card().queue.get();
+                                         return make_nccl_transport(ours);
+                                       },
+                                   .memory =
+                                       [](size_t bytes) { return on_card().device->allocate_host(bytes).value(); },
+                                   .shares_process = false,
+                                   .environment = "NCCL_HOSTID",
+                                   .missing = missing});
 
 TEST_CASE("nccl: two instances of one process on one card are refused, with the remedy", "[transport][nccl]") {
   if (!missing().empty()) SKIP_TEST(missing());
-  for (const Wire& wire : wires()) {
-    if (wire.name != "nccl on a card") continue;
-    auto poster = make_side_here(wire, 1), owner = make_side_here(wire, 2);
+  for (const TestedTransport& transport : tested_transports()) {
+    if (transport.name != "nccl on a card") continue;
+    auto poster = make_side_here(transport, 1), owner = make_side_here(transport, 2);
     const std::string why = poster->connect(2, owner->address());
     INFO(why);
     CHECK(why.find("NCCL_HOSTID") != std::string::npos);

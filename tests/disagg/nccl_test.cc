@@ -9,7 +9,7 @@
 
 #include "base/random.h"
 #include "disagg/transport/nccl/nccl_link.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 #include "tests/catch.h"
 #include "tests/disagg/fake_nccl.h"
 #include "tests/disagg/transport_side.h"
@@ -23,9 +23,9 @@ using nccl::Message;
 constexpr size_t KiB = 1024, MiB = 1024 * KiB;
 constexpr PeerId kPoster = 1, kOwner = 2;
 
-const Wire& fake_wire() {
-  for (const Wire& wire : wires())
-    if (wire.name == "nccl") return wire;
+const TestedTransport& fake_transport() {
+  for (const TestedTransport& transport : tested_transports())
+    if (transport.name == "nccl") return transport;
   throw std::runtime_error("the suite has no nccl wire");
 }
 
@@ -35,7 +35,8 @@ struct Pair {
     REQUIRE(poster->connect(kOwner, owner->address()) == "");
     REQUIRE(owner->connect(kPoster, poster->address()) == "");
   }
-  std::unique_ptr<Side> poster = make_side_here(fake_wire(), kPoster), owner = make_side_here(fake_wire(), kOwner);
+  std::unique_ptr<Side> poster = make_side_here(fake_transport(), kPoster),
+                        owner = make_side_here(fake_transport(), kOwner);
 };
 
 TEST_CASE("nccl: over memory of the host it is refused, with what it takes", "[nccl]") {
@@ -90,7 +91,7 @@ TEST_CASE("nccl: messages come through whole or not at all", "[nccl]") {
     if (kind == Message::ask) {
       const Ask &ask = *message.value().asked, &asked = *told.asked;
       CHECK((ask.post == asked.post && ask.group == asked.group && ask.n_groups == asked.n_groups));
-      CHECK((ask.window == asked.window && ask.op == asked.op && ask.ranges == asked.ranges));
+      CHECK((ask.registration == asked.registration && ask.op == asked.op && ask.ranges == asked.ranges));
       continue;
     }
     told.asked = some_ask().asked;
@@ -122,7 +123,7 @@ TEST_CASE("nccl: asks that no poster makes are refused", "[nccl]") {
 TEST_CASE("nccl: a post is cut into groups that NCCL takes", "[nccl]") {
   auto* from = reinterpret_cast<std::byte*>(size_t(1) << 40);
   auto* to = reinterpret_cast<std::byte*>(size_t(1) << 41);
-  const auto cut = [](const std::vector<Copy>& copies) { return nccl::Post(1, {}, copies).groups; };
+  const auto cut = [](const std::vector<Copy>& copies) { return nccl::Transfer(1, {}, copies).groups; };
   CHECK(cut({}).size() == 1);
   CHECK(cut({{from, to, 0}})[0].empty());
   // Neighbours on both sides are one call, on one side only they are two.
@@ -162,7 +163,7 @@ TEST_CASE("nccl: a post is cut into groups that NCCL takes", "[nccl]") {
 }
 
 TEST_CASE("nccl: a communicator that cannot be made is why there is no connection", "[nccl]") {
-  auto poster = make_side_here(fake_wire(), kPoster), owner = make_side_here(fake_wire(), kOwner);
+  auto poster = make_side_here(fake_transport(), kPoster), owner = make_side_here(fake_transport(), kOwner);
   fail_fake_joins(true);
   const std::string why = poster->connect(kOwner, owner->address());
   fail_fake_joins(false);
@@ -183,7 +184,7 @@ TEST_CASE("nccl: a communicator that breaks is replaced", "[nccl]") {
   int failed = 0;
   for (int round = 0; round < 8 || (failed == 0 && round < 1000); ++round) {
     const KvOp op = KvOp(round % 2);
-    const WindowKey key = owner->open(kPoster, op, {{0, 16 * MiB}});
+    const RemoteKey key = owner->open(kPoster, op, {{0, 16 * MiB}});
     const int made = fake_comms_made();
     owner->fill(0, 16 * MiB, 2);
     poster->fill(0, 16 * MiB, 1);
@@ -205,7 +206,7 @@ TEST_CASE("nccl: a communicator that breaks is replaced", "[nccl]") {
     close_for_good(*owner, key);
     poster->fill(0, MiB, 1);
     owner->fill(0, MiB, 2);
-    const WindowKey next = owner->open(kPoster, KvOp::write, {{0, MiB}});
+    const RemoteKey next = owner->open(kPoster, KvOp::write, {{0, MiB}});
     // Where the error is seen first by this post, it fails; the next one has a new communicator.
     TransferState state = TransferState::failed;
     for (int i = 0; i < 100 && state != TransferState::done; ++i)
@@ -226,7 +227,7 @@ TEST_CASE("nccl: a window that is closed while groups run breaks no communicator
   int failed = 0;
   for (int round = 0; round < 100 || (failed == 0 && round < 1000); ++round) {
     const KvOp op = KvOp(round % 2);
-    const WindowKey key = owner->open(kPoster, op, {{0, 16 * MiB}});
+    const RemoteKey key = owner->open(kPoster, op, {{0, 16 * MiB}});
     std::vector<TransferId> ids;
     for (size_t i = 0; i < 4; ++i)
       ids.push_back(poster->post({kOwner, op, key, 0}, {{i * 4 * MiB, i * 4 * MiB, 4 * MiB}}));
@@ -243,13 +244,13 @@ TEST_CASE("nccl: a peer that talks nonsense is hung up on", "[nccl]") {
   Pair pair;
   auto &poster = pair.poster, &owner = pair.owner;
   owner->fill(0, kSideBytes, 2);
-  const WindowKey key = owner->open(kPoster, KvOp::write, {{0, MiB}});
-  const auto address = parse_wire_address("nccl", owner->address()).value();
+  const RemoteKey key = owner->open(kPoster, KvOp::write, {{0, MiB}});
+  const auto address = parse_transport_address("nccl", owner->address()).value();
   RealClock clock;
   std::atomic<int> hung_up = 0;
-  ControlLoop stranger(clock, wire_limits(kMaxMessageBytes));
+  ControlLoop stranger(clock, transport_limits(kMaxMessageBytes));
   const auto call = [&](const std::string& token, const OnOpen& on_open) {
-    const NodeIdentity self{NodeRole::wire, "7", 0, schema_of<Message>()};
+    const NodeIdentity self{NodeRole::transport, "7", 0, schema_of<Message>()};
     const std::string at = address.host + ":" + std::to_string(address.port);
     return stranger.connect({at, ClusterKey::of(token), self}, 30, on_open);
   };
@@ -267,7 +268,7 @@ TEST_CASE("nccl: a peer that talks nonsense is hung up on", "[nccl]") {
     }
     Message message{.kind = Message::Kind(random.below(8)), .seq = random.below(3)};
     if (message.kind == Message::ask) message.asked = some_ask().asked;
-    if (message.kind == Message::ask) message.asked->window = key;  // stolen: it is another peer's
+    if (message.kind == Message::ask) message.asked->registration = key;  // stolen: it is another peer's
     if (message.kind == Message::ask) message.asked->op = KvOp::write;
     if (message.kind == Message::ask) message.asked->ranges = {{address.regions[0].begin, 4096}};
     std::string bytes = to_bytes(message);

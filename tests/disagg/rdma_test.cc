@@ -10,7 +10,7 @@
 #include "disagg/transport/rdma/rdma_messages.h"
 #include "disagg/transport/rdma/rdma_plan.h"
 #include "disagg/transport/rdma/rdma_verbs.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
@@ -34,14 +34,14 @@ std::string missing() {
 }
 
 // All devices that are up: two rails in the virtual machine of `make check STAGE=rdma`.
-const RegisterWire rdma_wire({.name = "rdma",
-                              .make = [](const TransportOptions& options) { return make_rdma_transport(options); },
-                              .memory = plain_memory,
-                              .needs_owner = false,
-                              .missing = missing});
+const RegisterTransport rdma_wire({.name = "rdma",
+                                   .make = [](const TransportOptions& options) { return make_rdma_transport(options); },
+                                   .memory = plain_memory,
+                                   .needs_owner = false,
+                                   .missing = missing});
 
 // As on a device without memory windows.
-const RegisterWire registrations_wire(
+const RegisterTransport registrations_wire(
     {.name = "rdma by registrations",
      .make = [](const TransportOptions& options) { return make_rdma_transport(options, Keys::registrations); },
      .memory = plain_memory,
@@ -50,49 +50,49 @@ const RegisterWire registrations_wire(
 
 Message opened() {
   Message message{Message::opened, {7, 9, KvOp::read, {}}, 0, {}};
-  message.window.ranges = {{4096, 100}, {8192, 1}};
-  message.window.keys = {1, 2, 3, 4};
+  message.registration.ranges = {{4096, 100}, {8192, 1}};
+  message.registration.keys = {1, 2, 3, 4};
   return message;
 }
 
 TEST_CASE("rdma: addresses", "[rdma]") {
   const std::string token = "00112233445566778899aabbccddeeff", address = "rdma,10.0.0.1,4711," + token;
-  const WireAddress there{"10.0.0.1", 4711, token, {{0x1000, 0x200}, {0x7000, 1}}};
+  const TransportAddress there{"10.0.0.1", 4711, token, {{0x1000, 0x200}, {0x7000, 1}}};
   CHECK(to_text("rdma", there) == address + ",1000+200,7000+1");
-  auto parsed = parse_wire_address("rdma", to_text("rdma", there));
+  auto parsed = parse_transport_address("rdma", to_text("rdma", there));
   REQUIRE(parsed);
   CHECK(parsed.value() == there);
-  CHECK(parse_wire_address("rdma", address));
+  CHECK(parse_transport_address("rdma", address));
   for (const std::string& wrong :
        {std::string(), std::string("rdma"), "tcp,h,1," + token, "rdma,,1," + token, "rdma,h,0," + token,
         "rdma,h,65536," + token, std::string("rdma,h,1,x"), std::string("rdma,h,1,"), "rdma,h,1," + token + "0",
         "rdma,h,1,G" + token.substr(1), address + ",5", address + ",5+", address + ",+5", address + ",-1+5",
         address + ",ffffffffffffffff+1", address + ",11111111111111111+1"}) {
     INFO(wrong);
-    CHECK(!parse_wire_address("rdma", wrong));
+    CHECK(!parse_transport_address("rdma", wrong));
   }
 }
 
 TEST_CASE("rdma: messages come through whole or not at all", "[rdma]") {
-  RailEnd end;
+  NicPortEnd end;
   end.mtu = 3, end.reads = 16, end.number = 0xabcdef, end.psn = 5, end.gid[3] = 9;
   const Offer offer{{end, end}, "no room"};
   const auto greeted = from_bytes<Offer>(to_bytes(offer));
   REQUIRE(greeted);
-  REQUIRE(greeted.value().rails.size() == 2);
-  CHECK(greeted.value().rails[1].number == 0xabcdef);
-  CHECK(greeted.value().rails[1].gid == end.gid);
+  REQUIRE(greeted.value().nic_ports.size() == 2);
+  CHECK(greeted.value().nic_ports[1].number == 0xabcdef);
+  CHECK(greeted.value().nic_ports[1].gid == end.gid);
   CHECK(greeted.value().refusal == "no room");
 
   const auto read = read_message(to_bytes(opened()), 2);
   REQUIRE(read);
   const Message* told = &read.value();
-  CHECK(told->window.index == 7);
-  CHECK(told->window.generation == 9);
-  CHECK(told->window.op == KvOp::read);
-  REQUIRE(told->window.ranges.size() == 2);
-  CHECK(told->window.ranges[1].begin == 8192);
-  CHECK((told->window.key(1, 0) == 3 && told->window.key(1, 1) == 4));
+  CHECK(told->registration.index == 7);
+  CHECK(told->registration.generation == 9);
+  CHECK(told->registration.op == KvOp::read);
+  REQUIRE(told->registration.ranges.size() == 2);
+  CHECK(told->registration.ranges[1].begin == 8192);
+  CHECK((told->registration.key(1, 0) == 3 && told->registration.key(1, 1) == 4));
 
   // Cut anywhere, or one byte longer, they are refused.
   for (const std::string& whole : {to_bytes(opened()), to_bytes(Message{Message::renew, {}, 1, {end}}),
@@ -106,43 +106,43 @@ TEST_CASE("rdma: messages come through whole or not at all", "[rdma]") {
 TEST_CASE("rdma: what cannot be is refused", "[rdma]") {
   auto refused = [](auto change) {
     Message message = opened();
-    change(message.window);
+    change(message.registration);
     return !read_message(to_bytes(message), 2);
   };
-  CHECK(!refused([](WindowKeys&) {}));
-  CHECK(refused([](WindowKeys& w) { w.generation = 0; }));
-  CHECK(refused([](WindowKeys& w) { w.ranges[0].bytes = 0; }));
-  CHECK(refused([](WindowKeys& w) { w.ranges[0].bytes = 5000; }));  // runs into the next
-  CHECK(refused([](WindowKeys& w) { w.ranges[1].bytes = UINT64_MAX; }));
+  CHECK(!refused([](RegistrationKeys&) {}));
+  CHECK(refused([](RegistrationKeys& w) { w.generation = 0; }));
+  CHECK(refused([](RegistrationKeys& w) { w.ranges[0].bytes = 0; }));
+  CHECK(refused([](RegistrationKeys& w) { w.ranges[0].bytes = 5000; }));  // runs into the next
+  CHECK(refused([](RegistrationKeys& w) { w.ranges[1].bytes = UINT64_MAX; }));
   Message closed = opened();
   closed.kind = Message::closed;
   CHECK(!read_message(to_bytes(closed), 2));
-  Offer offer{{RailEnd{}}, ""};
+  Offer offer{{NicPortEnd{}}, ""};
   CHECK(!from_bytes<Offer>(to_bytes(offer)));  // no MTU
-  offer.rails[0].mtu = 3, offer.rails[0].reads = 1;
+  offer.nic_ports[0].mtu = 3, offer.nic_ports[0].reads = 1;
   CHECK(from_bytes<Offer>(to_bytes(offer)));
-  offer.rails[0].number = 1u << 24;
+  offer.nic_ports[0].number = 1u << 24;
   CHECK(!from_bytes<Offer>(to_bytes(offer)));
   // More than there may be, which no writer writes.
-  offer.rails[0].number = 0;
-  ByteWriter rails;
-  rails.count(kMaxRails + 1);
-  for (size_t i = 0; i <= kMaxRails; ++i) rails.raw(to_bytes(offer.rails[0]));
-  rails.text("");
-  CHECK(from_bytes<Offer>(rails.bytes()).error().message.find("rails: 17 elements") == 0);
+  offer.nic_ports[0].number = 0;
+  ByteWriter nic_ports;
+  nic_ports.count(kMaxNicPorts + 1);
+  for (size_t i = 0; i <= kMaxNicPorts; ++i) nic_ports.raw(to_bytes(offer.nic_ports[0]));
+  nic_ports.text("");
+  CHECK(from_bytes<Offer>(nic_ports.bytes()).error().message.find("rails: 17 elements") == 0);
 }
 
 TEST_CASE("rdma: no bytes upset the parsers", "[rdma]") {
   Random random(11);
-  const std::string samples[] = {to_bytes(opened()), to_bytes(Offer{{RailEnd{}}, "x"}),
-                                 to_bytes(Message{Message::renewed, {}, 0, {RailEnd{}}})};
+  const std::string samples[] = {to_bytes(opened()), to_bytes(Offer{{NicPortEnd{}}, "x"}),
+                                 to_bytes(Message{Message::renewed, {}, 0, {NicPortEnd{}}})};
   int parsed = 0;
   for (int i = 0; i < 20000; ++i) {
     std::string bytes = samples[i % 3];
     for (uint64_t n = random.below(4); n > 0; --n) bytes[random.below(bytes.size())] = char(random.below(256));
     bytes.resize(random.below(2 * bytes.size()), char(random.below(256)));
     parsed += read_message(bytes, random.below(3)).ok() + from_bytes<Offer>(bytes).ok();
-    (void)parse_wire_address("rdma", bytes).ok();
+    (void)parse_transport_address("rdma", bytes).ok();
   }
   CHECK(parsed > 0);
 }
@@ -168,10 +168,10 @@ MemoryRange piece(uint64_t begin, uint64_t bytes) { return {at(begin), bytes}; }
 
 constexpr uint64_t kHere = 1 << 20, kThere = 1 << 30;
 
-WindowKeys window_of(KvOp op, std::initializer_list<std::pair<uint64_t, uint64_t>> ranges) {
-  WindowKeys window{1, 1, op, {}};
-  for (auto [begin, bytes] : ranges) window.ranges.push_back({begin, bytes});
-  return window;
+RegistrationKeys registration_of(KvOp op, std::initializer_list<std::pair<uint64_t, uint64_t>> ranges) {
+  RegistrationKeys registration{1, 1, op, {}};
+  for (auto [begin, bytes] : ranges) registration.ranges.push_back({begin, bytes});
+  return registration;
 }
 
 TEST_CASE("rdma: a window's ranges are its pieces, joined where they touch", "[rdma]") {
@@ -235,13 +235,13 @@ TEST_CASE("rdma: a window of many pieces has at most 256 keys, over the smallest
 }
 
 // What each remote byte is copied from or to, as the requests say; and that they keep the limits.
-std::map<uint64_t, uint64_t> moved(const Requests& planned, const WindowKeys& window,
+std::map<uint64_t, uint64_t> moved(const Requests& planned, const RegistrationKeys& registration,
                                    std::span<const MemoryRange> regions, const RequestLimits& limits) {
   std::map<uint64_t, uint64_t> bytes;
   size_t next_piece = 0, total = 0;
   for (const Request& request : planned.list) {
-    REQUIRE(request.range < window.ranges.size());
-    const AddressRange& range = window.ranges[request.range];
+    REQUIRE(request.range < registration.ranges.size());
+    const AddressRange& range = registration.ranges[request.range];
     CHECK((request.remote >= range.begin && request.remote + request.bytes <= range.begin + range.bytes));
     CHECK((request.bytes > 0 && request.bytes <= limits.bytes));
     CHECK((request.n_pieces > 0 && request.n_pieces <= limits.pieces));
@@ -269,17 +269,17 @@ TEST_CASE("rdma: requests move every byte of the copies and no other", "[rdma]")
   for (int round = 0; round < 300; ++round) {
     const KvOp op = random.below(2) ? KvOp::write : KvOp::read;
     // Ranges that touch are keys of their own all the same.
-    WindowKeys window = window_of(op, {});
-    for (uint64_t at = kThere; window.ranges.size() < 8;) {
+    RegistrationKeys registration = registration_of(op, {});
+    for (uint64_t at = kThere; registration.ranges.size() < 8;) {
       const uint64_t bytes = 1 + random.below(600);
-      window.ranges.push_back({at, bytes});
+      registration.ranges.push_back({at, bytes});
       at += bytes + (random.below(2) ? 0 : random.below(50));
     }
     const RequestLimits limits{1 + random.below(700), uint32_t(1 + random.below(5))};
     std::vector<Copy> copies;
     std::map<uint64_t, uint64_t> expected;
     uint64_t local = kHere;
-    for (const AddressRange& range : window.ranges) {
+    for (const AddressRange& range : registration.ranges) {
       for (uint64_t from = 0; from < range.bytes;) {
         const uint64_t bytes = std::min(random.below(200), range.bytes - from);
         if (random.below(3) == 0) local += random.below(40);
@@ -296,17 +296,17 @@ TEST_CASE("rdma: requests move every byte of the copies and no other", "[rdma]")
     }
     if (local > kHere + 8192) continue;
     Requests planned;
-    REQUIRE(plan_requests(copies, window, regions, limits, planned));
-    CHECK(moved(planned, window, regions, limits) == expected);
+    REQUIRE(plan_requests(copies, registration, regions, limits, planned));
+    CHECK(moved(planned, registration, regions, limits) == expected);
   }
 }
 
 TEST_CASE("rdma: neighbours become one request, and a copy may cross ranges", "[rdma]") {
   const std::vector<MemoryRange> regions = {piece(kHere, 1 << 20), piece(kHere + (1 << 20), 4096)};
-  const WindowKeys window = window_of(KvOp::write, {{kThere, 1000}, {kThere + 1000, 1000}});
+  const RegistrationKeys registration = registration_of(KvOp::write, {{kThere, 1000}, {kThere + 1000, 1000}});
   const RequestLimits limits{1 << 20, 16};
   Requests planned;
-  auto plan = [&](std::vector<Copy> copies) { return plan_requests(copies, window, regions, limits, planned); };
+  auto plan = [&](std::vector<Copy> copies) { return plan_requests(copies, registration, regions, limits, planned); };
   // Two blocks side by side there and apart here: one request of two pieces.
   REQUIRE(plan({{at(kHere), at(kThere), 100}, {at(kHere + 500), at(kThere + 100), 100}}));
   CHECK((planned.list.size() == 1 && planned.pieces.size() == 2 && planned.bytes == 200));

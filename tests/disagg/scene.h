@@ -12,31 +12,33 @@
 namespace xpyd::testing {
 
 // The local wire, whose posts arrive when a test lets them.
-class HeldWire final : public FlyingTransport {
+class HeldTransport final : public FlyingTransport {
  public:
   struct Hand {
     bool holds = false;
     int close_late = 0;  // so many calls of close() say: not yet
-    std::set<HeldWire*> wires;
+    std::set<HeldTransport*> transports;
     // All arrive, but for the last one, where it is to fail.
     void let_go(bool last_fails = false) {
       holds = false;
-      for (HeldWire* wire : wires) wire->let_go(last_fails);
+      for (HeldTransport* transport : transports) transport->let_go(last_fails);
     }
   };
-  HeldWire(const TransportOptions& options, Hand& hand)
+  HeldTransport(const TransportOptions& options, Hand& hand)
       : FlyingTransport(options), clock_(*options.clock), hand_(hand) {
-    hand_.wires.insert(this);
+    hand_.transports.insert(this);
   }
-  ~HeldWire() override { hand_.wires.erase(this); }
+  ~HeldTransport() override { hand_.transports.erase(this); }
   // Somebody is still inside. Of such a window nothing is counted.
-  bool close(const WindowKey& window) override {
+  bool close(const RemoteKey& registration) override {
     closing_ = hand_.close_late > 0;
-    if (!closing_) return WrappedTransport::close(window);
+    if (!closing_) return WrappedTransport::close(registration);
     --hand_.close_late;
     return false;
   }
-  int arrived(const WindowKey& window) const override { return closing_ ? 0 : WrappedTransport::arrived(window); }
+  int arrived(const RemoteKey& registration) const override {
+    return closing_ ? 0 : WrappedTransport::arrived(registration);
+  }
 
  private:
   void posted(TransferId, Flight& flight) override {
@@ -71,8 +73,10 @@ inline SimOptions in(const char* disagg, bool pull = false) {
 class Scene : public SimCluster {
  public:
   explicit Scene(const std::string& topology, SimOptions options = {}) {
-    if (!options.wire)
-      options.wire = [this](const TransportOptions& wire) { return std::make_unique<HeldWire>(wire, hand); };
+    if (!options.transport)
+      options.transport = [this](const TransportOptions& transport) {
+        return std::make_unique<HeldTransport>(transport, hand);
+      };
     open(std::move(options));
     add_all(topology);
     tick();
@@ -142,7 +146,7 @@ class Scene : public SimCluster {
     settle();
   }
 
-  HeldWire::Hand hand;
+  HeldTransport::Hand hand;
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
 
  private:

@@ -16,7 +16,7 @@ class Told final : public InstanceProbe {
   explicit Told(bool versions) : versions_(versions) {}
   InstanceStats stats() const override { return stats_; }
   KvStats kv() const override { return stats_.kv; }
-  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+  std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
   const std::atomic<uint64_t>* version() const override { return versions_ ? &version_ : nullptr; }
   void did(int64_t steps, const StepCost::Terms& cost) {
     stats_.steps = steps;

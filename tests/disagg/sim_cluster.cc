@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "allocator/kv_pool.h"
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 #include "allocator/prefix_log.h"
 
 namespace xpyd::testing {
@@ -16,9 +16,9 @@ class SimCluster::Probe final : public InstanceProbe {
     return stats_;
   }
   KvStats kv() const override { return stats().kv; }
-  std::optional<int> promise(std::span<const int32_t> tokens, uint64_t salt) const override {
+  std::optional<int> matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const override {
     if (node_->log) return std::nullopt;
-    return node_->instance ? node_->instance->memory().promise(tokens, salt) : 0;
+    return node_->instance ? node_->instance->memory().matched_tokens(tokens, salt) : 0;
   }
 
  private:
@@ -41,7 +41,8 @@ void SimCluster::open(SimOptions options) {
   o.conductor.max_model_len = o.kv.max_sequence_tokens;
   o.conductor.lease_s = o.lease_s;
   if (o.kv.tiers.on()) link_ = std::make_unique<LinkDevice>(clock, o.tier_byte_s);
-  if (!o.wire) o.wire = [](const TransportOptions& wire) { return find_transport("local")->make(wire).value(); };
+  if (!o.transport)
+    o.transport = [](const TransportOptions& transport) { return find_transport("local")->make(transport).value(); };
   conductor_ = std::make_unique<Conductor>(o.conductor, clock, *this);
 }
 
@@ -60,18 +61,18 @@ SimCluster::NodePtr SimCluster::add(Role role) {
   if (kv.tiers.on()) {
     kv.device = link_.get();
     kv.clock = &clock;
-    memory = make_tiered(std::move(memory), kv).value();
+    memory = make_offloaded(std::move(memory), kv).value();
   }
-  const TransportOptions wire{.regions = {{memory->base(), memory->layout().pool_bytes()}},
-                              .queue = node->queue.get(),
-                              .clock = &clock,
-                              .self = node->id};
+  const TransportOptions transport{.regions = {{memory->base(), memory->layout().pool_bytes()}},
+                                   .queue = node->queue.get(),
+                                   .clock = &clock,
+                                   .self = node->id};
   InstanceOptions instance{.id = node->id,
                            .name = node->name,
                            .role = role,
                            .remote = o.conductor.remote(),
                            .stream_kv = o.stream_kv,
-                           .escrow = o.conductor.escrow,
+                           .reserve_blocks = o.conductor.reserve_blocks,
                            .lease_s = o.lease_s,
                            .checksum = o.checksum,
                            .cache_log = node->log,
@@ -82,7 +83,7 @@ SimCluster::NodePtr SimCluster::add(Role role) {
                      .chunks = o.chunks,
                      .speculation = o.speculation};
   node->instance = std::make_unique<Instance>(std::move(instance), make_checksum_model(), std::move(memory),
-                                              o.wire(wire), clock, *this);
+                                              o.transport(transport), clock, *this);
   nodes[node->id] = node;
   conductor_->joined(node->instance->info(), std::make_shared<Probe>(node));
   return node;
@@ -169,7 +170,7 @@ std::string SimCluster::check_memory(bool at_rest) const {
     if (kv.free + kv.cached != kv.capacity)
       return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached) + " blocks, " +
              std::to_string(kv.in_transfer) + " in transfer";
-    if (kv.escrowed > 0) return node->name + " keeps room for nobody";
+    if (kv.reserved_blocks > 0) return node->name + " keeps room for nobody";
     const PlacedLoad load = conductor_->load(id);
     if (load.queued_requests || load.queued_tokens || load.sequences)
       return node->name + " has load that nobody placed";

@@ -31,10 +31,10 @@ struct SimOptions {
   bool far_caches = false;  // the conductor knows the instances' prefix caches by their reports alone
   double lease_s = 0.4;
   ConductorOptions conductor;
-  std::function<std::unique_ptr<KvTransport>(const TransportOptions&)> wire;  // null: local
+  std::function<std::unique_ptr<KvTransport>(const TransportOptions&)> transport;  // null: local
 };
 
-class SimCluster : public Post {
+class SimCluster : public MessageBus {
  public:
   struct Node {
     InstanceId id = -1;

@@ -29,8 +29,8 @@ namespace {
 
 constexpr const char* kPeerTest = "the other process of a transport test";
 
-std::vector<Wire>& registered() {
-  static std::vector<Wire> all;
+std::vector<TestedTransport>& registered() {
+  static std::vector<TestedTransport> all;
   return all;
 }
 
@@ -49,16 +49,16 @@ void for_pattern(uint64_t seed, size_t from, size_t bytes, Run run) {
 
 class SideHere final : public Side {
  public:
-  SideHere(const Wire& wire, PeerId self) {
+  SideHere(const TestedTransport& transport, PeerId self) {
     for (size_t bytes : kRegionBytes) {
-      memory_.push_back(wire.memory(bytes));
+      memory_.push_back(transport.memory(bytes));
       options_.regions.push_back({memory_.back().get(), bytes});
     }
     options_.queue = &cpu_queue();
     options_.clock = &clock_;
     options_.self = self;
-    auto made = wire.make(options_);
-    if (!made.ok()) throw std::runtime_error(wire.name + ": " + made.error().message);
+    auto made = transport.make(options_);
+    if (!made.ok()) throw std::runtime_error(transport.name + ": " + made.error().message);
     transport_ = std::move(made).value();
   }
 
@@ -68,7 +68,7 @@ class SideHere final : public Side {
     return status.ok() ? "" : status.error().message.empty() ? "?" : status.error().message;
   }
   void disconnect(PeerId peer) override { transport_->disconnect(peer); }
-  WindowKey open(PeerId peer, KvOp op, const std::vector<Extent>& extents) override {
+  RemoteKey open(PeerId peer, KvOp op, const std::vector<Extent>& extents) override {
     std::vector<MemoryRange> ranges;
     for (const Extent& extent : extents) {
       REQUIRE(extent.begin + extent.bytes <= kSideBytes);
@@ -80,8 +80,8 @@ class SideHere final : public Side {
     if (!key.ok()) throw std::runtime_error(key.error().message);
     return key.value();
   }
-  bool close(const WindowKey& window) override { return transport_->close(window); }
-  int arrived(const WindowKey& window) override { return transport_->arrived(window); }
+  bool close(const RemoteKey& registration) override { return transport_->close(registration); }
+  int arrived(const RemoteKey& registration) override { return transport_->arrived(registration); }
 
   TransferId post(const KvTransfer& transfer, const std::vector<Piece>& pieces) override {
     TransferPlan plan;
@@ -171,20 +171,20 @@ struct Line {
 
 class SideThere final : public Side {
  public:
-  SideThere(const Wire& wire, PeerId self) {
+  SideThere(const TestedTransport& transport, PeerId self) {
     int fds[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, fds[1], 3);
     posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-    const std::string command = "XPYD_TRANSPORT_PEER=" + std::to_string(self) + " " + wire.name;
+    const std::string command = "XPYD_TRANSPORT_PEER=" + std::to_string(self) + " " + transport.name;
     std::vector<char*> environment;
     for (char** e = environ; *e; ++e)
       if (!std::strstr(*e, "XPYD_REQUIRE_DEVICE")) environment.push_back(*e);
     environment.push_back(const_cast<char*>(command.c_str()));
-    const std::string more = wire.environment + "=" + std::to_string(self);
-    if (!wire.environment.empty()) environment.insert(environment.begin(), const_cast<char*>(more.c_str()));
+    const std::string more = transport.environment + "=" + std::to_string(self);
+    if (!transport.environment.empty()) environment.insert(environment.begin(), const_cast<char*>(more.c_str()));
     environment.push_back(nullptr);
     char program[] = "/proc/self/exe";
     std::string test = kPeerTest;
@@ -194,7 +194,8 @@ class SideThere final : public Side {
     ::close(fds[1]);
     line_.fd = fds[0];
     std::string hello;
-    if (!line_.hear(hello) || hello != "ready") throw std::runtime_error(wire.name + ": the other process: " + hello);
+    if (!line_.hear(hello) || hello != "ready")
+      throw std::runtime_error(transport.name + ": the other process: " + hello);
   }
   ~SideThere() override {
     kill(pid_, SIGCONT);  // first: behind its end, a leak checker's SIGSTOP would be undone
@@ -208,11 +209,11 @@ class SideThere final : public Side {
     return ask<std::string>("connect", peer, address);
   }
   void disconnect(PeerId peer) override { ask<Nothing>("disconnect", peer); }
-  WindowKey open(PeerId peer, KvOp op, const std::vector<Extent>& extents) override {
-    return ask<WindowKey>("open", peer, op, extents);
+  RemoteKey open(PeerId peer, KvOp op, const std::vector<Extent>& extents) override {
+    return ask<RemoteKey>("open", peer, op, extents);
   }
-  bool close(const WindowKey& window) override { return ask<bool>("close", window); }
-  int arrived(const WindowKey& window) override { return ask<int>("arrived", window); }
+  bool close(const RemoteKey& registration) override { return ask<bool>("close", registration); }
+  int arrived(const RemoteKey& registration) override { return ask<int>("arrived", registration); }
   TransferId post(const KvTransfer& transfer, const std::vector<Piece>& pieces) override {
     return ask<TransferId>("post", transfer, pieces);
   }
@@ -319,19 +320,23 @@ TEST_CASE("the other process of a transport test", "[.transport-peer]") {
   std::string name;
   PeerId self = 0;
   std::getline(in >> self >> std::ws, name);  // names have blanks
-  for (const Wire& wire : wires()) {
-    if (wire.name != name) continue;
-    obey(*make_side_here(wire, self), {3});
+  for (const TestedTransport& transport : tested_transports()) {
+    if (transport.name != name) continue;
+    obey(*make_side_here(transport, self), {3});
   }
 }
 
 }  // namespace
 
-RegisterWire::RegisterWire(Wire wire) { registered().push_back(std::move(wire)); }
-const std::vector<Wire>& wires() { return registered(); }
+RegisterTransport::RegisterTransport(TestedTransport transport) { registered().push_back(std::move(transport)); }
+const std::vector<TestedTransport>& tested_transports() { return registered(); }
 
-std::unique_ptr<Side> make_side_here(const Wire& wire, PeerId self) { return std::make_unique<SideHere>(wire, self); }
-std::unique_ptr<Side> make_side_there(const Wire& wire, PeerId self) { return std::make_unique<SideThere>(wire, self); }
+std::unique_ptr<Side> make_side_here(const TestedTransport& transport, PeerId self) {
+  return std::make_unique<SideHere>(transport, self);
+}
+std::unique_ptr<Side> make_side_there(const TestedTransport& transport, PeerId self) {
+  return std::make_unique<SideThere>(transport, self);
+}
 
 void wait_until(const std::function<bool()>& holds) {
   RealClock clock;
@@ -343,8 +348,8 @@ TransferState settle(Side& side, TransferId id) {
   wait_until([&] { return (state = side.poll(id)) != TransferState::in_flight; });
   return state;
 }
-void close_for_good(Side& side, const WindowKey& window) {
-  wait_until([&] { return side.close(window); });
+void close_for_good(Side& side, const RemoteKey& registration) {
+  wait_until([&] { return side.close(registration); });
 }
 
 }  // namespace xpyd::testing

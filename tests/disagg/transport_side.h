@@ -15,7 +15,7 @@
 namespace xpyd::testing {
 
 // A wire as the suite sees it. Registered by a static object; the suite (transport_test.cc) runs over all of them.
-struct Wire {
+struct TestedTransport {
   std::string name;
   std::function<Result<std::unique_ptr<KvTransport>>(const TransportOptions&)> make;
   std::function<std::shared_ptr<std::byte>(size_t bytes)> memory;  // KV memory for it, zeroed
@@ -26,10 +26,10 @@ struct Wire {
   std::string environment = {};          // variable of the other process, which becomes NAME=<instance>
   std::function<std::string()> missing;  // why it cannot work on this machine, or ""; may be null
 };
-struct RegisterWire {
-  explicit RegisterWire(Wire wire);
+struct RegisterTransport {
+  explicit RegisterTransport(TestedTransport transport);
 };
-const std::vector<Wire>& wires();
+const std::vector<TestedTransport>& tested_transports();
 
 // Memory of a side: two regions, and offsets that count through both.
 constexpr size_t kRegionBytes[] = {size_t(18) << 20, size_t(1) << 20};
@@ -48,9 +48,9 @@ class Side {
   virtual std::string address() = 0;
   virtual std::string connect(PeerId peer, const std::string& address) = 0;  // the error, or ""
   virtual void disconnect(PeerId peer) = 0;
-  virtual WindowKey open(PeerId peer, KvOp op, const std::vector<Extent>& extents) = 0;
-  virtual bool close(const WindowKey& window) = 0;
-  virtual int arrived(const WindowKey& window) = 0;
+  virtual RemoteKey open(PeerId peer, KvOp op, const std::vector<Extent>& extents) = 0;
+  virtual bool close(const RemoteKey& registration) = 0;
+  virtual int arrived(const RemoteKey& registration) = 0;
   virtual TransferId post(const KvTransfer& transfer, const std::vector<Piece>& pieces) = 0;
   virtual TransferState poll(TransferId id) = 0;
   virtual void cancel(TransferId id) = 0;
@@ -69,14 +69,14 @@ class Side {
   virtual pid_t pid() { return 0; }  // of the other process
 };
 
-std::unique_ptr<Side> make_side_here(const Wire& wire, PeerId self);
-std::unique_ptr<Side> make_side_there(const Wire& wire, PeerId self);
+std::unique_ptr<Side> make_side_here(const TestedTransport& transport, PeerId self);
+std::unique_ptr<Side> make_side_there(const TestedTransport& transport, PeerId self);
 
 // Until it holds; what hangs fails the test after a minute.
 void wait_until(const std::function<bool()>& holds);
 // Polls until it is settled.
 TransferState settle(Side& side, TransferId id);
 // Closes until it says true.
-void close_for_good(Side& side, const WindowKey& window);
+void close_for_good(Side& side, const RemoteKey& registration);
 
 }  // namespace xpyd::testing

@@ -9,7 +9,7 @@
 #include <functional>
 
 #include "base/random.h"
-#include "disagg/transport/window_table.h"
+#include "disagg/transport/registration_table.h"
 #include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
@@ -29,23 +29,23 @@ const char* const kModes[] = {"both in this process", "the poster in another pro
 
 // A poster and the owner of memory, connected.
 struct Pair {
-  Pair(const Wire& wire_, Mode mode_) : wire(wire_), mode(mode_) {
-    poster = mode == Mode::poster_there ? make_side_there(wire, kPoster) : make_side_here(wire, kPoster);
-    owner = mode == Mode::owner_there ? make_side_there(wire, kOwner) : make_side_here(wire, kOwner);
+  Pair(const TestedTransport& transport_, Mode mode_) : transport(transport_), mode(mode_) {
+    poster = mode == Mode::poster_there ? make_side_there(transport, kPoster) : make_side_here(transport, kPoster);
+    owner = mode == Mode::owner_there ? make_side_there(transport, kOwner) : make_side_here(transport, kOwner);
     REQUIRE(poster->connect(kOwner, owner->address()) == "");
     REQUIRE(owner->connect(kPoster, poster->address()) == "");
   }
-  TransferId post(KvOp op, const WindowKey& key, const std::vector<Piece>& pieces, double deadline_s = 0) {
+  TransferId post(KvOp op, const RemoteKey& key, const std::vector<Piece>& pieces, double deadline_s = 0) {
     return poster->post({kOwner, op, key, deadline_s}, pieces);
   }
-  TransferState move(KvOp op, const WindowKey& key, const std::vector<Piece>& pieces) {
+  TransferState move(KvOp op, const RemoteKey& key, const std::vector<Piece>& pieces) {
     return settle(*poster, post(op, key, pieces));
   }
   // Another one, not connected.
   std::unique_ptr<Side> third() const {
-    return wire.shares_process ? make_side_here(wire, kThird) : make_side_there(wire, kThird);
+    return transport.shares_process ? make_side_here(transport, kThird) : make_side_there(transport, kThird);
   }
-  const Wire& wire;
+  const TestedTransport& transport;
   const Mode mode;
   std::unique_ptr<Side> poster, owner;
 };
@@ -54,16 +54,16 @@ struct Pair {
 void everywhere(const std::function<void(Pair&)>& test,
                 std::vector<Mode> modes = {Mode::here, Mode::poster_there, Mode::owner_there}) {
   const char* only = std::getenv("XPYD_WIRE");
-  for (const Wire& wire : wires()) {
-    if (only && !wire.name.starts_with(only)) continue;
-    if (wire.missing && !wire.missing().empty()) {
-      mark_skipped(wire.missing());
+  for (const TestedTransport& transport : tested_transports()) {
+    if (only && !transport.name.starts_with(only)) continue;
+    if (transport.missing && !transport.missing().empty()) {
+      mark_skipped(transport.missing());
       continue;
     }
     for (Mode mode : modes) {
-      if (mode == Mode::here ? !wire.shares_process : !wire.leaves_process) continue;
-      INFO(wire.name << ", " << kModes[int(mode)]);
-      Pair pair(wire, mode);
+      if (mode == Mode::here ? !transport.shares_process : !transport.leaves_process) continue;
+      INFO(transport.name << ", " << kModes[int(mode)]);
+      Pair pair(transport, mode);
       test(pair);
     }
   }
@@ -120,7 +120,7 @@ TEST_CASE("transports: writes and reads place every byte and no other", "[transp
       for (auto [n, most] : {std::pair<int, size_t>{1, 1}, {3, 200}, {1000, 300}, {40, 300 * KiB}, {2, 8 * MiB}}) {
         fill_both(pair);
         const std::vector<Piece> pieces = scattered(random, n, most);
-        const WindowKey key = pair.owner->open(kPoster, op, remote_extents(pieces));
+        const RemoteKey key = pair.owner->open(kPoster, op, remote_extents(pieces));
         REQUIRE(key.generation != 0);
         CHECK(pair.owner->arrived(key) == 0);
         REQUIRE(pair.move(op, key, pieces) == TransferState::done);
@@ -133,7 +133,7 @@ TEST_CASE("transports: writes and reads place every byte and no other", "[transp
     }
     // From the first region to the second and the other way round; nothing at all.
     fill_both(pair);
-    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, kSideBytes}});
+    const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, kSideBytes}});
     for (const std::vector<Piece>& nothing : {std::vector<Piece>{}, {{5, 9, 0}}}) {
       CHECK(pair.move(KvOp::write, key, nothing) == TransferState::done);
       ++posts, descriptors += int64_t(nothing.size());
@@ -156,7 +156,7 @@ TEST_CASE("transports: many posts in flight, polled in any order", "[transport]"
     Random random(8);
     struct Posted {
       TransferId id;
-      WindowKey key;
+      RemoteKey key;
     };
     std::vector<Posted> posted;
     std::vector<Piece> all;
@@ -165,7 +165,7 @@ TEST_CASE("transports: many posts in flight, polled in any order", "[transport]"
       std::vector<Piece> pieces;
       for (int p = 0; p < 3; ++p, at += 50 * KiB)
         pieces.push_back({at + random.below(100), at + random.below(100), 1 + random.below(49 * KiB)});
-      const WindowKey key = pair.owner->open(kPoster, KvOp::write, remote_extents(pieces));
+      const RemoteKey key = pair.owner->open(kPoster, KvOp::write, remote_extents(pieces));
       for (const Posted& other : posted) REQUIRE(!(other.key == key));
       posted.push_back({pair.post(KvOp::write, key, pieces), key});
       all.insert(all.end(), pieces.begin(), pieces.end());
@@ -178,7 +178,7 @@ TEST_CASE("transports: many posts in flight, polled in any order", "[transport]"
     CHECK(wrong_after(pair, KvOp::write, all) == 0);
     for (const Posted& p : posted) close_for_good(*pair.owner, p.key);
     // One window counts all its posts.
-    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
+    const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
     std::vector<TransferId> ids;
     for (size_t i = 0; i < 64; ++i) ids.push_back(pair.post(KvOp::write, key, {{i * KiB, i * 16 * KiB, 16 * KiB}}));
     for (TransferId id : ids) CHECK(settle(*pair.poster, id) == TransferState::done);
@@ -192,14 +192,14 @@ TEST_CASE("transports: what no open window allows is refused and counted", "[tra
   everywhere([](Pair& pair) {
     fill_both(pair);
     const std::vector<Piece> piece = {{0, 4096, 8192}};
-    auto refused = [&](KvOp op, const WindowKey& key, const std::vector<Piece>& pieces) {
+    auto refused = [&](KvOp op, const RemoteKey& key, const std::vector<Piece>& pieces) {
       const int64_t before = pair.owner->stats().refused;
       CHECK(pair.move(op, key, pieces) == TransferState::failed);
       return pair.owner->stats().refused > before;
     };
-    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{4096, 8192}});
+    const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{4096, 8192}});
     CHECK(refused(KvOp::read, key, piece));  // the other operation
-    if (pair.wire.asks_ranges) {
+    if (pair.transport.asks_ranges) {
       CHECK(refused(KvOp::write, key, {{0, 4095, 8192}}));  // one byte before, one behind
       CHECK(refused(KvOp::write, key, {{0, 4096, 8193}}));
       CHECK(refused(KvOp::write, key, {{0, kRegionBytes[0] + 4096, 16}}));
@@ -209,9 +209,9 @@ TEST_CASE("transports: what no open window allows is refused and counted", "[tra
     pair.owner->fill(4096, 8, 2, 4096);  // of the first a wire may have moved what it may
     // Out of the memory altogether: no wire does that.
     CHECK(pair.move(KvOp::write, key, {{0, kSideBytes + (size_t(1) << 40), 16}}) == TransferState::failed);
-    for (WindowKey no :
-         {WindowKey{}, WindowKey{key.index, key.generation + 1, key.secret},
-          WindowKey{key.index + 1, key.generation, key.secret}, WindowKey{UINT32_MAX, UINT32_MAX, UINT64_MAX}})
+    for (RemoteKey no :
+         {RemoteKey{}, RemoteKey{key.index, key.generation + 1, key.secret},
+          RemoteKey{key.index + 1, key.generation, key.secret}, RemoteKey{UINT32_MAX, UINT32_MAX, UINT64_MAX}})
       CHECK(refused(KvOp::write, no, piece));
     CHECK(pair.owner->arrived(key) == 0);
     CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
@@ -224,7 +224,7 @@ TEST_CASE("transports: what no open window allows is refused and counted", "[tra
     pair.owner->fill(0, kSideBytes, 2);
     CHECK(refused(KvOp::write, key, piece));
     for (int i = 0; i < 5; ++i) {
-      const WindowKey next = pair.owner->open(kPoster, KvOp::write, {{4096, 8192}});
+      const RemoteKey next = pair.owner->open(kPoster, KvOp::write, {{4096, 8192}});
       CHECK(!(next == key));
       CHECK(refused(KvOp::write, key, piece));
       CHECK(pair.owner->arrived(next) == 0);
@@ -242,8 +242,8 @@ TEST_CASE("transports: a window is one peer's", "[transport]") {
     auto third = pair.third();
     REQUIRE(third->connect(kOwner, pair.owner->address()) == "");
     REQUIRE(pair.owner->connect(kThird, third->address()) == "");
-    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
-    const WindowKey thirds = pair.owner->open(kThird, KvOp::write, {{MiB, MiB}});
+    const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
+    const RemoteKey thirds = pair.owner->open(kThird, KvOp::write, {{MiB, MiB}});
     const Piece piece{0, 100, 5000};
     CHECK(settle(*third, third->post({kOwner, KvOp::write, key, 0}, {piece})) == TransferState::failed);
     CHECK(pair.move(KvOp::write, thirds, {{0, MiB, 16}}) == TransferState::failed);
@@ -264,7 +264,7 @@ TEST_CASE("transports: a window is one peer's", "[transport]") {
 TEST_CASE("transports: deadlines and cancelled transfers", "[transport]") {
   everywhere([](Pair& pair) {
     fill_both(pair);
-    const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
+    const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
     const TransferId late = pair.post(KvOp::write, key, {{0, 0, MiB}}, std::max(pair.poster->now() - 1, 1e-9));
     CHECK(settle(*pair.poster, late) == TransferState::failed);
     CHECK(pair.owner->arrived(key) == 0);
@@ -287,7 +287,7 @@ TEST_CASE("transports: deadlines and cancelled transfers", "[transport]") {
     // What is left of the cancelled ones may still land, until the window is closed.
     close_for_good(*pair.owner, key);
     pair.owner->fill(0, kSideBytes, 2);
-    const WindowKey next = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
+    const RemoteKey next = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
     const std::vector<Piece> pieces = {{0, 0, MiB}, {MiB, MiB, 8 * MiB}};
     CHECK(pair.move(KvOp::write, next, pieces) == TransferState::done);
     CHECK(wrong_after(pair, KvOp::write, pieces) == 0);
@@ -298,7 +298,7 @@ TEST_CASE("transports: deadlines and cancelled transfers", "[transport]") {
 TEST_CASE("transports: a cancelled read leaves the rows alone once it is settled", "[transport]") {
   everywhere([](Pair& pair) {
     fill_both(pair);
-    const WindowKey key = pair.owner->open(kPoster, KvOp::read, {{0, 16 * MiB}});
+    const RemoteKey key = pair.owner->open(kPoster, KvOp::read, {{0, 16 * MiB}});
     for (int round = 0; round < 6; ++round) {
       const TransferId id = pair.post(KvOp::read, key, {{0, 0, 16 * MiB}});
       pair.poster->cancel(id);
@@ -315,7 +315,7 @@ TEST_CASE("transports: a cancelled read leaves the rows alone once it is settled
 TEST_CASE("transports: disconnect fails what is in flight, and the next posts", "[transport]") {
   for (const bool poster_leaves : {true, false})
     everywhere([&](Pair& pair) {
-      const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
+      const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
       std::vector<TransferId> ids;
       for (int i = 0; i < 8; ++i) ids.push_back(pair.post(KvOp::write, key, {{0, 0, 16 * MiB}}));
       poster_leaves ? pair.poster->disconnect(kOwner) : pair.owner->disconnect(kPoster);
@@ -341,7 +341,7 @@ TEST_CASE("transports: addresses that are none of theirs, and windows of strange
           INFO(address);
           CHECK(pair.poster->connect(77, address) != "");
         }
-        const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16}});
+        const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16}});
         CHECK(settle(*pair.poster, pair.poster->post({77, KvOp::write, key, 0}, {})) == TransferState::failed);
         CHECK(pair.move(KvOp::write, key, {{0, 0, 16}}) == TransferState::done);
         CHECK_THROWS(pair.owner->open(kThird, KvOp::write, {{0, 16}}));
@@ -374,7 +374,7 @@ TEST_CASE("transports: either side is killed in the middle of a write, and the o
   everywhere(
       [](Pair& pair) {
         const bool poster_dies = pair.mode == Mode::poster_there;
-        const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
+        const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
         std::vector<TransferId> ids;
         if (poster_dies) {
           pair.poster->fill(0, 16 * MiB, 1);
@@ -400,7 +400,7 @@ TEST_CASE("transports: either side is killed in the middle of a write, and the o
         Side &from = poster_dies ? *third : alive, &to = poster_dies ? alive : *third;
         from.fill(0, MiB, 3);
         to.fill(0, kSideBytes, 2);
-        const WindowKey next = to.open(poster_dies ? kThird : kPoster, KvOp::write, {{0, MiB}});
+        const RemoteKey next = to.open(poster_dies ? kThird : kPoster, KvOp::write, {{0, MiB}});
         const KvTransfer transfer{poster_dies ? kOwner : kThird, KvOp::write, next, 0};
         CHECK(settle(from, from.post(transfer, {{0, 0, MiB}})) == TransferState::done);
         CHECK(to.differing(0, MiB, 3) == 0);
@@ -414,7 +414,7 @@ TEST_CASE("transports: a stopped owner does not hold a transfer beyond its deadl
           "[transport]") {
   everywhere(
       [](Pair& pair) {
-        const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
+        const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
         std::vector<TransferId> given_up, late;
         for (int i = 0; i < 8; ++i) given_up.push_back(pair.post(KvOp::write, key, {{0, 0, 16 * MiB}}));
         REQUIRE(settle(*pair.poster, given_up[0]) == TransferState::done);
@@ -426,16 +426,16 @@ TEST_CASE("transports: a stopped owner does not hold a transfer beyond its deadl
           late.push_back(pair.post(KvOp::write, key, {{0, 0, 16 * MiB}}, pair.poster->now() + 0.1));
         for (TransferId id : late) {
           const TransferState state = settle(*pair.poster, id);
-          if (pair.wire.needs_owner) CHECK(state == TransferState::failed);
+          if (pair.transport.needs_owner) CHECK(state == TransferState::failed);
         }
         const TransferId early = pair.post(KvOp::write, key, {{0, 0, MiB}});
         pair.poster->cancel(early);
         const TransferState state = settle(*pair.poster, early);
-        if (pair.wire.needs_owner) CHECK(state == TransferState::failed);
+        if (pair.transport.needs_owner) CHECK(state == TransferState::failed);
         go_on(*pair.owner);
         close_for_good(*pair.owner, key);
         pair.owner->fill(0, 16 * MiB, 2);
-        const WindowKey next = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
+        const RemoteKey next = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
         pair.poster->fill(0, MiB, 6);
         CHECK(pair.move(KvOp::write, next, {{0, 0, MiB}}) == TransferState::done);
         CHECK(pair.owner->differing(0, MiB, 6) == 0);
@@ -452,7 +452,7 @@ TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
         pair.poster->fill(0, 16 * MiB, 1);
         int quarantined = 0;
         for (int round = 0; round < 8; ++round) {
-          const WindowKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
+          const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
           pair.poster->storm({kOwner, KvOp::write, key, 0}, {{0, 0, 16 * MiB}});
           wait_until([&] { return pair.owner->arrived(key) >= 1 + round % 3; });
           wait_for_a_write(*pair.owner, size_t(1 + round) * MiB);
@@ -465,7 +465,7 @@ TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
             close_for_good(*pair.owner, key);
           }
           pair.owner->fill(0, kSideBytes, 2);
-          const WindowKey next = pair.owner->open(kPoster, KvOp::write, {{17 * MiB, MiB}});
+          const RemoteKey next = pair.owner->open(kPoster, KvOp::write, {{17 * MiB, MiB}});
           const int64_t refused = pair.owner->stats().refused;
           if (closed) go_on(*pair.poster);
           // It goes on with a window that is closed.
@@ -486,7 +486,7 @@ TEST_CASE("window table: random operations against a list", "[transport]") {
   std::vector<std::byte> memory(1 << 16);
   const MemoryRange region(memory);
   struct Known {
-    WindowKey key;
+    RemoteKey key;
     PeerId peer;
     KvOp op;
     size_t begin, bytes;
@@ -495,7 +495,7 @@ TEST_CASE("window table: random operations against a list", "[transport]") {
   };
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Random random(seed);
-    WindowTable table({&region, 1}, seed % 2);
+    RegistrationTable table({&region, 1}, seed % 2);
     for (PeerId peer : {1, 2, 3}) table.connect(peer);
     std::vector<Known> known;
     int64_t refused = 0;

@@ -123,8 +123,8 @@ TEST_CASE("demo model: answers from the context, and says what was not stated", 
     Answer alone = ask(prompt, "1C", find_transport("local"));
     CHECK(alone.text == expected);
     CHECK(alone.finish == FinishReason::stop);
-    for (const char* wire : {"local", "handoff"}) {
-      Answer parted = ask(prompt, "1P1D", find_transport(wire));
+    for (const char* transport : {"local", "handoff"}) {
+      Answer parted = ask(prompt, "1P1D", find_transport(transport));
       CHECK(parted.text == expected);
       CHECK(parted.hash == alone.hash);
     }
@@ -177,10 +177,10 @@ TEST_CASE("demo model: one flipped byte between P and D changes the hash and the
 
   Answer whole = ask(prompt, "1P1D", find_transport("local"));
   REQUIRE(whole.text == "The key of box 17 is amber.");
-  TransportRow wire = *find_transport("local");
-  wire.make = SpoilingTransport::make;
+  TransportRow transport = *find_transport("local");
+  transport.make = SpoilingTransport::make;
   spoiled = {std::vector<std::byte>(layout.shape.row_bytes(), std::byte{1}), 0, 0};  // no such row
-  Answer untouched = ask(prompt, "1P1D", &wire);
+  Answer untouched = ask(prompt, "1P1D", &transport);
   CHECK(untouched.text == whole.text);
   CHECK(untouched.hash == whole.hash);
   CHECK(spoiled.found == 0);
@@ -191,7 +191,7 @@ TEST_CASE("demo model: one flipped byte between P and D changes the hash and the
     const std::byte* row = view.row(1, 1, int(fact - prompt.begin()), head);
     // The byte with the sign and the high bits of the exponent.
     spoiled = {std::vector(row, row + layout.shape.row_bytes()), 3, 0};
-    Answer wrong = ask(prompt, "1P1D", &wire);
+    Answer wrong = ask(prompt, "1P1D", &transport);
     CHECK(spoiled.found == 1);
     CHECK(wrong.hash != whole.hash);
     CHECK(wrong.text != whole.text);

@@ -32,7 +32,7 @@ constexpr Memory memories[] = {{"contiguous", 16},
 constexpr std::pair<const char*, int> batchings[] = {
     {"static", 2048}, {"prefill_first", 2048}, {"persistent", 64}, {"chunked", 7}, {"chunked", 64}};
 constexpr const char* topologies[] = {"1C", "1P1D", "2P2D", "2C1P1D"};
-constexpr const char* wires[] = {"local", "handoff", "shm", "tcp"};
+constexpr const char* transports[] = {"local", "handoff", "shm", "tcp"};
 constexpr std::pair<int, int> shapes[] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {2, 4}};  // tensor ranks, stages
 constexpr std::tuple<const char*, int, int> cuts[] = {
     {"fixed", 0, 0}, {"fixed", 5, 8}, {"equal_time", 0, 0}, {"equal_time", 48, 8}};
@@ -60,7 +60,7 @@ enum Switch {
   kWeights,
   kExact,
   kScarce,
-  kEscrow,
+  kReservation,
   kBatch,
   kSwitches
 };
@@ -68,7 +68,7 @@ constexpr int kValues[kSwitches] = {std::size(topologies),
                                     std::size(memories),
                                     2,
                                     std::size(batchings),
-                                    std::size(wires),
+                                    std::size(transports),
                                     3,
                                     2,
                                     2,
@@ -95,7 +95,8 @@ bool legal(const Row& r) {
   const auto flat = [&](Switch s) { return r[s] >= 0 && shapes[r[s]].second == 1; };  // one stage
   const bool one = is(kTopology, 0), waves = not_plain(kWindow);
   const bool ranks = not_plain(kPrefill) || not_plain(kDecode) || waves;
-  if (one && (not_plain(kWire) || not_plain(kGrain) || not_plain(kDecode) || not_plain(kDisagg) || not_plain(kEscrow)))
+  if (one &&
+      (not_plain(kWire) || not_plain(kGrain) || not_plain(kDecode) || not_plain(kDisagg) || not_plain(kReservation)))
     return false;
   if (is(kExact, 1) && is(kWeights, 0)) return false;
   // A shared pool: instances of one shape, and nothing is read.
@@ -120,7 +121,7 @@ bool legal(const Row& r) {
 TinySetup setup_of(const Row& r) {
   const Memory& m = memories[r[kMemory]];
   TinySetup s{.topology = topologies[r[kTopology]], .scheme = m.scheme, .batching = batchings[r[kBatching]].first};
-  s.transport = wires[r[kWire]];
+  s.transport = transports[r[kWire]];
   s.block_tokens = m.block_tokens, s.share = m.share, s.radix = m.radix;
   s.order = KvOrder(r[kOrder]);
   s.step_tokens = batchings[r[kBatching]].second;
@@ -139,7 +140,7 @@ TinySetup setup_of(const Row& r) {
   if (r[kHost]) s.tiers.host_bytes = 1 << 18;
   s.weight_dtype = weights[r[kWeights]];
   s.exact = r[kExact] == 1;
-  s.escrow = r[kEscrow] == 1;
+  s.reserve_blocks = r[kReservation] == 1;
   s.max_batch = r[kBatch] ? 3 : 16;
   const bool slots = m.scheme[0] == 'c' || m.scheme[0] == 's';
   // Four ranks hold each of the two heads twice.

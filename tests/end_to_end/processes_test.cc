@@ -13,7 +13,7 @@ namespace xpyd::testing::processes_test {
 namespace {
 
 // Those that leave a process; rdma and nccl need devices, and so to be named.
-std::vector<std::string> wires() {
+std::vector<std::string> transports() {
   if (const char* one = std::getenv("WIRE"); one && *one) return {one};
   std::vector<std::string> names;
   for (const TransportRow& row : transports())
@@ -49,15 +49,15 @@ TEST_CASE("processes: every order and every wire give what one instance gives", 
   NEEDS_PROGRAM();
   const Words orders[] = {{"--disagg", "prefill_first"},    {"--kv-transfer", "pull"},   {"--disagg", "decode_first"},
                           {"--disagg", "conditional_cost"}, {"--disagg", "append_cost"}, {"--reservation", "escrow"}};
-  const std::vector<std::string> all = wires();
+  const std::vector<std::string> all = transports();
   for (size_t w = 0; w < all.size(); ++w)
     for (size_t i = 0; i < std::size(orders); ++i) {
       if (i > 0 && i % all.size() != w) continue;
-      const std::string& wire = all[w];
+      const std::string& transport = all[w];
       const Words& order = orders[i];
-      if (find_transport(wire)->shared_pool && order[1] == "pull") continue;  // refused
-      INFO(wire << " " << order[0] << " " << order[1]);
-      Words words = {"--transport", wire, "--kv-checksum", "on"};
+      if (find_transport(transport)->shared_pool && order[1] == "pull") continue;  // refused
+      INFO(transport << " " << order[0] << " " << order[1]);
+      Words words = {"--transport", transport, "--kv-checksum", "on"};
       words.insert(words.end(), order.begin(), order.end());
       Bed bed(words);
       bed.start("prefill");
@@ -79,9 +79,9 @@ TEST_CASE("processes: every order and every wire give what one instance gives", 
 
 TEST_CASE("processes: who is killed is replaced, over every wire, and nothing is lost or wrong", "[processes]") {
   NEEDS_PROGRAM();
-  for (const std::string& wire : wires()) {
-    INFO(wire);
-    Bed bed({"--transport", wire, "--kv-checksum", "on"}, kLongLease, "2P2D");
+  for (const std::string& transport : transports()) {
+    INFO(transport);
+    Bed bed({"--transport", transport, "--kv-checksum", "on"}, kLongLease, "2P2D");
     const char* roles[] = {"prefill", "prefill", "decode", "decode"};
     std::vector<size_t> alive;
     for (const char* role : roles) alive.push_back(bed.start(role));
@@ -130,14 +130,16 @@ TEST_CASE("processes: prefixes come from other workers, whatever they are made o
   NEEDS_PROGRAM();
   const Words memories[] = {
       {"--kv-dtype", "int8"}, {"--prefill-tp", "2", "--decode-pp", "2"}, {"--host-kv-bytes", "4MiB"}};
-  std::vector<std::string> copying = wires();
-  std::erase_if(copying,
-                [](const std::string& wire) { return find_transport(wire)->shared_pool; });  // one index for all
+  std::vector<std::string> copying = transports();
+  std::erase_if(copying, [](const std::string& transport) {
+    return find_transport(transport)->shared_pool;
+  });  // one index for all
   for (size_t m = 0; m < std::size(memories) && !copying.empty(); ++m) {
     const Words& memory = memories[m];
-    const std::string& wire = copying[m % copying.size()];
-    INFO(wire << " " << memory[0]);
-    Words words = {"--transport", wire, "--kv-checksum", "on", "--kv-fetch", "always", "--placement", "round_robin"};
+    const std::string& transport = copying[m % copying.size()];
+    INFO(transport << " " << memory[0]);
+    Words words = {"--transport", transport, "--kv-checksum", "on",
+                   "--kv-fetch",  "always",  "--placement",   "round_robin"};
     words.insert(words.end(), memory.begin(), memory.end());
     Bed bed(words, kLongLease, "2P1D");
     for (const char* role : {"prefill", "prefill", "decode"}) bed.start(role);
@@ -200,15 +202,16 @@ TEST_CASE(
   const char* seconds = std::getenv("SECONDS_OF_CHAOS");
   const char* patient = std::getenv("LEASE");  // where a machine is emulated, and slow
   Random random(uint64_t(std::getenv("SEED") ? std::atoi(std::getenv("SEED")) : 1));
-  bool escrow = false;
+  bool reserve_blocks = false;
   for (const bool stages : {false, true})
-    for (const std::string& wire : wires()) {
-      if (stages && find_transport(wire)->shared_pool) continue;  // it carries no activations
-      escrow = !escrow;
+    for (const std::string& transport : transports()) {
+      if (stages && find_transport(transport)->shared_pool) continue;  // it carries no activations
+      reserve_blocks = !reserve_blocks;
       const double lease = stages ? kLongLease : patient ? std::atof(patient) : kLease;
-      Words words = {"--transport", wire, "--kv-checksum", "on", "--reservation", escrow ? "escrow" : "off"};
+      Words words = {"--transport", transport,       "--kv-checksum",
+                     "on",          "--reservation", reserve_blocks ? "escrow" : "off"};
       if (stages) words.insert(words.end(), {"--ranks", "processes", "--prefill-pp", "2", "--decode-pp", "2"});
-      INFO(wire << " " << escrow << " " << stages);
+      INFO(transport << " " << reserve_blocks << " " << stages);
       Bed bed(words, lease, "2P2D");
       const char* roles[] = {"prefill", "prefill", "decode", "decode"};
       std::vector<size_t> alive;
@@ -247,7 +250,7 @@ TEST_CASE(
           "chaos of %s over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices placed anew; 0 "
           "lost, "
           "0 wrong\n",
-          stages ? "stages" : "processes", wire.c_str(), asked, kills, stops, int(totals.failed_attempts),
+          stages ? "stages" : "processes", transport.c_str(), asked, kills, stops, int(totals.failed_attempts),
           int(totals.replaced_choices));
       for (int i = 0; i < kAttemptFailures; ++i)
         if (totals.failed_by[size_t(i)] > 0)

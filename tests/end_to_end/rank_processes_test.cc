@@ -27,15 +27,15 @@ bool runs(pid_t pid) {
 TEST_CASE("ranks: stages as processes have the bits of one process", "[processes][rank-processes]") {
   NEEDS_PROGRAM();
   struct Case {
-    const char *pp, *tp, *window, *wire, *topology;
+    const char *pp, *tp, *window, *transport, *topology;
   };
   for (const Case& c :
        {Case{"2", "1", "1", "tcp", "1C"}, Case{"4", "1", "4", "shm", "1C"}, Case{"4", "2", "0", "tcp", "1C"},
         Case{"2", "1", "0", "tcp", "1P1D"}, Case{"2", "2", "2", "shm", "1P1D"}}) {
-    INFO(c.topology << " pp " << c.pp << " tp " << c.tp << " window " << c.window << " over " << c.wire);
+    INFO(c.topology << " pp " << c.pp << " tp " << c.tp << " window " << c.window << " over " << c.transport);
     const bool split = c.topology == std::string("1P1D");
-    Words words = {"--ranks",           "processes", "--prefill-pp", c.pp,   "--prefill-tp",  c.tp,
-                   "--pipeline-window", c.window,    "--transport",  c.wire, "--kv-checksum", "on",
+    Words words = {"--ranks",           "processes", "--prefill-pp", c.pp,        "--prefill-tp",  c.tp,
+                   "--pipeline-window", c.window,    "--transport",  c.transport, "--kv-checksum", "on",
                    "--chunk-tokens",    "48"};
     if (split) words.insert(words.end(), {"--decode-pp", "2"});
     Bed bed(words, kLongLease, c.topology);
@@ -212,7 +212,7 @@ TEST_CASE("ranks: what cannot be processes is refused, by its option's name", "[
     Words words = {"--ranks", "processes"};
     if (c.words[0] != "--prefill-pp") words.insert(words.end(), {"--prefill-pp", "2", "--decode-pp", "2"});
     words.insert(words.end(), c.words.begin(), c.words.end());
-    const auto prepared = prepare_stack(Options::parse(option_table(), "serve", words, 0).value());
+    const auto prepared = prepare_build(Options::parse(option_table(), "serve", words, 0).value());
     REQUIRE_FALSE(prepared.ok());
     INFO(prepared.error().message);
     CHECK(prepared.error().code == ErrorCode::invalid_argument);

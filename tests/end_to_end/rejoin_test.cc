@@ -5,7 +5,7 @@
 
 #include "disagg/processes/process_cluster.h"
 #include "disagg/processes/worker.h"
-#include "server/stack.h"
+#include "server/build.h"
 #include "server/workers/local_workers.h"
 #include "tests/json.h"
 #include "tests/program.h"
@@ -61,16 +61,16 @@ struct Elections {
 };
 
 struct Conductors {
-  std::unique_ptr<Stack> stack;
+  std::unique_ptr<Build> build;
   Conductors() {
-    stack = prepare_stack(Options::parse(option_table(), "serve", with_shape({"--processes"}), 0).value()).value();
+    build = prepare_build(Options::parse(option_table(), "serve", with_shape({"--processes"}), 0).value()).value();
   }
   std::unique_ptr<ProcessCluster> open(const std::string& listen, bool stands_by = false) {
-    auto conductor = ProcessCluster::create({.conductor = conductor_options(stack->options),
+    auto conductor = ProcessCluster::create({.conductor = conductor_options(build->options),
                                              .listen = listen,
-                                             .fingerprint = fingerprint(*stack),
+                                             .fingerprint = fingerprint(*build),
                                              .stands_by = stands_by},
-                                            stack->clock);
+                                            build->clock);
     REQUIRE(conductor.ok());
     return std::move(conductor).value();
   }
@@ -114,8 +114,8 @@ TEST_CASE("the next conductor's worker had lost its prefix cache", "[processes]"
 // A worker of this process that finds its conductor by a name which the test holds.
 class NamedWorker {
  public:
-  NamedWorker(Stack& stack, const std::string& listen) {
-    WorkerOptions options{.cluster = stack.options,
+  NamedWorker(Build& build, const std::string& listen) {
+    WorkerOptions options{.cluster = build.options,
                           .role = Role::colocated,
                           .find_conductor =
                               [this] {
@@ -124,9 +124,9 @@ class NamedWorker {
                                 return named_;
                               },
                           .listen = listen,
-                          .fingerprint = fingerprint(stack),
+                          .fingerprint = fingerprint(build),
                           .retry_s = 0.01};
-    worker_ = std::make_unique<Worker>(std::move(options), stack.clock);
+    worker_ = std::make_unique<Worker>(std::move(options), build.clock);
     thread_ = std::thread([this] { (void)worker_->run(); });
   }
   ~NamedWorker() {
@@ -159,11 +159,11 @@ TEST_CASE("workers joined a conductor that stood by at the address of the one th
   CHECK(NamedConductor::of("unix:/a folder/c conductor.1f").id == "conductor.1f");
   TempDir dir;
   Conductors conductors;
-  REQUIRE(open_backend(*conductors.stack).ok());
+  REQUIRE(open_backend(*conductors.build).ok());
   auto first = conductors.open("unix:" + dir.path + "/first");
   auto second = conductors.open("unix:" + dir.path + "/second");
   auto third = conductors.open("unix:" + dir.path + "/third", true);
-  NamedWorker worker(*conductors.stack, "unix:" + dir.path + "/peer");
+  NamedWorker worker(*conductors.build, "unix:" + dir.path + "/peer");
 
   // The registry has the name under the lease of the incarnation before, at the same address.
   for (const char* other : {"conductor.dead", ""}) {

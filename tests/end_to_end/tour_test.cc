@@ -127,7 +127,7 @@ TEST_CASE("tour: README.md shows what it prints", "[tour]") {
 
 }  // namespace
 TEST_CASE("tour: two sequences over vattention, which page groups appear and which stay", "[tour][vattention]") {
-  const std::vector<server::WalkStep> steps = server::vattention_walk();
+  const std::vector<server::TourStep> steps = server::vattention_steps();
   REQUIRE(steps.size() == 14);
   const auto maps = [&](int step) {
     return steps[size_t(step - 1)].maps - (step > 1 ? steps[size_t(step - 2)].maps : 0);

@@ -12,8 +12,8 @@
 
 #include "base/json/json.h"
 #include "experiments/subcommands.h"
+#include "server/build.h"
 #include "server/cli/commands.h"
-#include "server/stack.h"
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/server/fake_server.h"

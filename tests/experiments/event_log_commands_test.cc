@@ -7,8 +7,8 @@
 #include "base/json/json.h"
 #include "disagg/conductor/event_log.h"
 #include "experiments/subcommands.h"
+#include "server/build.h"
 #include "server/cli/commands.h"
-#include "server/stack.h"
 #include "tests/json.h"
 #include "tests/server/quiet_stdout.h"
 
@@ -48,10 +48,10 @@ std::string write_log(const std::string& path) {
     log->decided(1, "place", "least_loaded", i, view, PlacementOptions{},
                  find_placement_policy("least_loaded")->place(view, {}));
   }
-  RequestLife life{.request = 7, .t = 1, .placed = 1.5, .prefill = "C0", .decode = "C0", .started = 2};
-  life.prompt_done = life.first = 3, life.second = 3.25, life.ended = 4, life.output = 5;
-  log->happened("request", life);
-  log->happened("step", StepLife{.instance = "C0", .t = 2, .seconds = 1, .tokens = 1000});
+  RequestTrace trace{.request = 7, .t = 1, .placed = 1.5, .prefill = "C0", .decode = "C0", .started = 2};
+  trace.prompt_done = trace.first = 3, trace.second = 3.25, trace.ended = 4, trace.output = 5;
+  log->happened("request", trace);
+  log->happened("step", StepTrace{.instance = "C0", .t = 2, .seconds = 1, .tokens = 1000});
   return path;
 }
 
@@ -85,7 +85,7 @@ TEST_CASE("a worker's log is a file of its own beside the server's", "[event_log
   const auto options = Options::parse(all_options(), "worker",
                                       {"--join", "unix:/none", "--event-log", dir.path + "/log"}, 0);
   REQUIRE(options.ok());
-  REQUIRE(prepare_stack(options.value()).ok());
+  REQUIRE(prepare_build(options.value()).ok());
   CHECK(std::ifstream(dir.path + "/log.pid" + std::to_string(getpid())).good());
   CHECK_FALSE(std::ifstream(dir.path + "/log").good());
 }

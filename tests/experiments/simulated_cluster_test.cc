@@ -354,7 +354,7 @@ TEST_CASE("simulation: memory that cannot be is an error that names the option",
 }
 
 // What is said to instances, word for word.
-struct Said final : Post {
+struct Said final : MessageBus {
   void send(InstanceId, InstanceId to, Message message) override {
     if (auto* start = std::get_if<StartRequest>(&message))
       starts.push_back({uint64_t(to), start->attempt, start->request->id, uint64_t(start->decode)});
@@ -368,7 +368,7 @@ struct Said final : Post {
 struct SilentProbe final : InstanceProbe {
   InstanceStats stats() const override { return {}; }
   KvStats kv() const override { return {}; }
-  std::optional<int> promise(std::span<const int32_t>, uint64_t) const override { return {}; }
+  std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
 };
 
 struct NoSink final : EventSink {

@@ -24,12 +24,12 @@ int run(const uint8_t* data, size_t size) {
   alignas(64) static std::byte memory[kMemory];
   std::memset(memory, 0x5a, sizeof memory);
   const MemoryRange region(memory);
-  WindowTable windows({&region, 1});
-  windows.connect(1);
+  RegistrationTable registrations({&region, 1});
+  registrations.connect(1);
   const MemoryRange range = region.subspan(kBegin, kBytes);
-  const WindowKey key = windows.open(1, KvOp::write, {&range, 1}).value();
+  const RemoteKey key = registrations.open(1, KvOp::write, {&range, 1}).value();
   XPYD_CHECK(key.index == 0 && key.generation == 1);
-  InboundReader reader(windows, std::make_shared<InboundSession>(1, windows));
+  InboundReader reader(registrations, std::make_shared<InboundSession>(1, registrations));
 
   // The input as it is, but for addresses: offsets of the memory become addresses in it.
   std::vector<uint8_t> bytes(data, data + size);
@@ -70,7 +70,7 @@ int run(const uint8_t* data, size_t size) {
     reader.answers().clear();
   }
   for (size_t i = 0; i < kMemory; ++i) XPYD_CHECK(memory[i] == std::byte(0x5a) || (i >= kBegin && i < kBegin + kBytes));
-  XPYD_CHECK(windows.close(key), "nobody is inside any more");
+  XPYD_CHECK(registrations.close(key), "nobody is inside any more");
   return 0;
 }
 

@@ -7,7 +7,7 @@
 
 #include "disagg/transport/fault.h"
 #include "disagg/transport/forwarding.h"
-#include "server/stack.h"
+#include "server/build.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/tiny_model.h"
@@ -27,9 +27,9 @@ Tokens prompt_of(int length, int family) {
 
 // A wire of the table with faults, as a function that the table could have.
 FaultOptions faults;
-std::string wire;
+std::string transport;
 Result<std::unique_ptr<KvTransport>> make_faulty(const TransportOptions& options) {
-  auto made = find_transport(wire)->make(options);
+  auto made = find_transport(transport)->make(options);
   if (!made) return made;
   return make_fault_transport(std::move(made).value(), faults, options);
 }
@@ -67,7 +67,7 @@ void check_faults(const std::set<std::string>& kinds) {
       for (const Order& order : kOrders) {
         if (!kinds.contains(what)) continue;
         INFO(name << " " << what << " " << order.disagg << " pull " << order.pull);
-        wire = name;
+        transport = name;
         faults = fault;
         TinySetup setup{.topology = "2P1D", .transport = name, .disagg = order.disagg};
         setup.disagg_options.pull = order.pull;
@@ -94,7 +94,7 @@ TEST_CASE("faults over every wire in one process: every request ends, and nothin
 TEST_CASE("an attempt that fails again and again in one process ends in its time", "[issues][lost_posts]") {
   struct Deaf final : ForwardingTransport {
     using ForwardingTransport::ForwardingTransport;
-    Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) override { return invalid("no windows today"); }
+    Result<RemoteKey> open(PeerId, KvOp, std::span<const MemoryRange>) override { return invalid("no windows today"); }
   };
   TinyCluster tiny({.topology = "1P1D"}, [](const TransportOptions& options) -> Result<std::unique_ptr<KvTransport>> {
     return std::unique_ptr<KvTransport>(std::make_unique<Deaf>(find_transport("local")->make(options).value()));
@@ -225,13 +225,13 @@ TEST_CASE("conditional_cost: the server knows the model's work and the machine's
   const std::vector<std::string> words = {"--topology",     "1P1D", "--disagg",    "conditional_cost",
                                           "--kv-bytes",     "4MiB", "--threads",   "1",
                                           "--chunk-tokens", "96",   "--stream-kv", "chunk"};
-  const auto stack = prepare_stack(Options::parse(option_table(), "serve", words, 0).value()).value();
+  const auto build = prepare_build(Options::parse(option_table(), "serve", words, 0).value()).value();
   before ? setenv("XDG_CACHE_HOME", kept.c_str(), 1) : unsetenv("XDG_CACHE_HOME");
-  const ConductorOptions options = conductor_options(stack->options);
+  const ConductorOptions options = conductor_options(build->options);
   REQUIRE(options.prior.has_value());
   CHECK(options.prior->rates.flops_per_s > 1e8);
   CHECK(options.prior->rates.bytes_per_s > 1e8);
-  CHECK(options.prior->model.config.hidden == stack->config.hidden);
+  CHECK(options.prior->model.config.hidden == build->config.hidden);
   CHECK(options.step_tokens == 96);
   CHECK(options.stream_kv == StreamKv::chunk);
 }

@@ -9,7 +9,7 @@
 #include "disagg/processes/codec_fields.h"
 #include "disagg/processes/process_cluster.h"
 #include "disagg/processes/worker.h"
-#include "server/stack.h"
+#include "server/build.h"
 #include "tests/catch.h"
 #include "tests/disagg/control_end.h"
 #include "tests/disagg/full_messages.h"
@@ -177,14 +177,14 @@ class Bed {
         "--processes", "--topology",  "1P1D", "--max-model-len", "200", "--max-batch", "4", "--threads",
         "1",           "--transport", "tcp",  "--kv-bytes",      "1MiB"};
     const Options options = Options::parse(option_table(), "serve", words, 0).value();
-    stack_ = prepare_stack(options).value();
-    REQUIRE(open_backend(*stack_).ok());
-    ProcessClusterOptions cluster{.conductor = conductor_options(stack_->options),
+    build_ = prepare_build(options).value();
+    REQUIRE(open_backend(*build_).ok());
+    ProcessClusterOptions cluster{.conductor = conductor_options(build_->options),
                                   .limits = limits(),
                                   .listen = "unix:" + dir_.path + "/conductor",
-                                  .fingerprint = fingerprint(*stack_)};
+                                  .fingerprint = fingerprint(*build_)};
     cluster.conductor.lease_s = 30;
-    cluster_ = ProcessCluster::create(std::move(cluster), stack_->clock).value();
+    cluster_ = ProcessCluster::create(std::move(cluster), build_->clock).value();
     role_ = role_of(role);
   }
   ~Bed() {
@@ -193,17 +193,17 @@ class Bed {
     for (std::thread& thread : threads_) thread.join();
   }
   void add_worker(std::string join = "") {
-    WorkerOptions options{.cluster = stack_->options,
+    WorkerOptions options{.cluster = build_->options,
                           .role = role_,
                           .join = join.empty() ? cluster_->address() : join,
                           .listen = "unix:" + dir_.path + "/peer" + std::to_string(threads_.size()),
-                          .fingerprint = fingerprint(*stack_),
+                          .fingerprint = fingerprint(*build_),
                           .retry_s = 0.002};
-    workers_.push_back(std::make_unique<Worker>(std::move(options), stack_->clock));
+    workers_.push_back(std::make_unique<Worker>(std::move(options), build_->clock));
     threads_.emplace_back([&worker = *workers_.back()] { (void)worker.run(); });
   }
   ControlEndpoint endpoint(const std::string& address, NodeRole role, const char* id) const {
-    return {address, {}, {role, id, fingerprint(*stack_), codec_schema()}};
+    return {address, {}, {role, id, fingerprint(*build_), codec_schema()}};
   }
   // What instance `id` of this conductor calls itself.
   std::string member(const std::string& id) const {
@@ -219,15 +219,15 @@ class Bed {
     CHECK(recorder->choice(id).tokens.size() == 6);
   }
   ProcessCluster& cluster() { return *cluster_; }
-  Stack& stack() { return *stack_; }
+  Build& build() { return *build_; }
   const std::string& folder() const { return dir_.path; }
-  Limits limits() const { return disagg::limits(stack_->options); }
+  Limits limits() const { return disagg::limits(build_->options); }
 
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
 
  private:
   TempDir dir_;
-  std::unique_ptr<Stack> stack_;
+  std::unique_ptr<Build> build_;
   std::unique_ptr<ProcessCluster> cluster_;
   Role role_;
   std::vector<std::unique_ptr<Worker>> workers_;
@@ -270,7 +270,7 @@ std::vector<Lie> lies(Way way, const Limits& limits) {
 TEST_CASE("lies: a token beyond the vocabulary ends its member, and nobody else", "[lies][processes]") {
   Bed bed("colocated");
   End liar;  // outlives the loop that calls it
-  ControlLoop loop(bed.stack().clock);
+  ControlLoop loop(bed.build().clock);
   REQUIRE(loop.connect(bed.endpoint(bed.cluster().address(), NodeRole::colocated, "new"), 5, liar.on_open()).ok());
   join(liar, Role::colocated);
   REQUIRE(bed.cluster().wait_members(1, 20));
@@ -304,7 +304,7 @@ TEST_CASE("lies: the conductor drops the member that says one, whichever it is",
   Bed bed("colocated");
   bed.add_worker();
   REQUIRE(bed.cluster().wait_members(1, 30));
-  ControlLoop loop(bed.stack().clock);
+  ControlLoop loop(bed.build().clock);
   const std::vector<Lie> all = lies(kToConductor, bed.limits());
   int n = 0;
   {
@@ -327,7 +327,7 @@ TEST_CASE("lies: a worker closes the channel of a peer that says one, or speaks 
   bed.add_worker();
   REQUIRE(bed.cluster().wait_members(1, 30));
   const std::string door = bed.cluster().conductor().members()[0].control;
-  ControlLoop loop(bed.stack().clock);
+  ControlLoop loop(bed.build().clock);
   const std::vector<Lie> all = lies(kBetweenInstances, bed.limits());
   {
     CaughtStdout caught(bed.folder() + "/log", 2);
@@ -348,7 +348,7 @@ TEST_CASE("lies: a member took the channel of another one, and names of instance
   REQUIRE(bed.cluster().wait_members(1, 30));
   const InstanceInfo worker = bed.cluster().conductor().members()[0];
   std::vector<std::unique_ptr<End>> ends;  // they outlive the loop that calls them
-  ControlLoop loop(bed.stack().clock);
+  ControlLoop loop(bed.build().clock);
   const auto call = [&](const std::string& id) -> End& {
     ends.push_back(std::make_unique<End>());
     REQUIRE(loop.connect(bed.endpoint(worker.control, NodeRole::decode, id.c_str()), 5, ends.back()->on_open()).ok());
@@ -395,7 +395,7 @@ TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next",
   Bed bed("colocated");
   const std::vector<Lie> all = lies(kToInstance, bed.limits());
   End conductor;  // outlives the loop that calls it
-  ControlLoop loop(bed.stack().clock);
+  ControlLoop loop(bed.build().clock);
   REQUIRE(
       loop.listen(bed.endpoint("unix:" + bed.folder() + "/liar", NodeRole::conductor, "c"), conductor.on_open()).ok());
   int n = 0;

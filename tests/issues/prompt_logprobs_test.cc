@@ -127,12 +127,13 @@ TEST_CASE("prompt logprobs are those of a direct computation, whatever schedules
     check_setup({.batching = policy.name, .max_batch = 3, .pool_bytes = 12 * 16 * 256});
   check_setup({.prefill_tp = 2, .prefill_pp = 2, .max_batch = 7});
   check_setup({.step_tokens = 8, .max_batch = 2});
-  for (const char* wire : {"local", "handoff"})
+  for (const char* transport : {"local", "handoff"})
     for (const char* disagg :
          {"prefill_first", "decode_first", "conditional_threshold", "conditional_cost", "append_cost"})
       for (bool pull : {false, true}) {
-        if (pull && std::string(wire) == "handoff") continue;
-        TinySetup setup{.topology = "1P1D", .transport = wire, .disagg = disagg, .step_tokens = 32, .max_batch = 6};
+        if (pull && std::string(transport) == "handoff") continue;
+        TinySetup setup{
+            .topology = "1P1D", .transport = transport, .disagg = disagg, .step_tokens = 32, .max_batch = 6};
         setup.disagg_options.pull = pull;
         setup.disagg_options.max_local_prefill_tokens = 20;
         check_setup(setup);

@@ -147,10 +147,10 @@ TEST_CASE("cuda llama: work, memory and what was chosen", "[cuda][model]") {
   CHECK(mine.flops == theirs.flops);
   // Tied embeddings are there once. Beside the parameters: the table of RoPE's turns, padding of rows and parts.
   const ModelConfig& c = tied.host.config;
-  const size_t turns = size_t(c.max_position) * size_t(c.head_dim / 2) * sizeof(Turn);
+  const size_t rope = size_t(c.max_position) * size_t(c.head_dim / 2) * sizeof(RopeAngle);
   CHECK(tied.weights->embedding.data == tied.weights->lm_head.data);
-  CHECK(tied.model->weight_bytes() >= 4 * size_t(c.parameters()) + turns);
-  CHECK(tied.model->weight_bytes() < 4 * size_t(c.parameters()) + turns + 64 * 256);
+  CHECK(tied.model->weight_bytes() >= 4 * size_t(c.parameters()) + rope);
+  CHECK(tied.model->weight_bytes() < 4 * size_t(c.parameters()) + rope + 64 * 256);
   CHECK(loaded.model->scratch_bytes() > 64 * 4 * size_t(loaded.host.config.hidden));
   CHECK(loaded.model->describe().find("decode naive") != std::string::npos);
 }

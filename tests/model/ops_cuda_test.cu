@@ -153,14 +153,14 @@ TEST_CASE("cuda ops: norm of chosen rows; rows gathered", "[cuda][model]") {
 }
 
 // Two sequences and padding: tokens 0..2 of a sequence at positions 4..6, one token of another at position 0.
-struct TurnCase {
+struct RopeCase {
   Dtype dtype, kv_dtype;
   KvOrder order;
   bool contiguous, bias, norm;
   int head_dim, n_heads, n_kv_heads;
 };
 
-void check_turn(const TurnCase& c) {
+void check_turn(const RopeCase& c) {
   CAPTURE(dtype_name(c.dtype), dtype_name(c.kv_dtype), int(c.order), c.contiguous, c.bias, c.norm, c.head_dim);
   cuda::Stream stream;
   Random random(4);
@@ -176,15 +176,15 @@ void check_turn(const TurnCase& c) {
                                                    : std::vector<int32_t>{0, 4, 8, 12};
   const auto qkv = random_floats(size_t(padded * stride), random, c.dtype), bias = random_floats(size_t(width), random),
              q_norm = random_floats(size_t(d), random), k_norm = random_floats(size_t(d), random);
-  std::vector<Turn> turns(size_t(max_position * half));
-  for (Turn& t : turns) {
+  std::vector<RopeAngle> rope(size_t(max_position * half));
+  for (RopeAngle& t : rope) {
     const double angle = random.uniform() * 100;
     t = {float(std::cos(angle)), float(std::sin(angle))};
   }
   const size_t q_size = size_t(padded * c.n_heads * d);
   cuda::Memory on_qkv = floats_to_card(qkv, c.dtype, stream), on_bias = to_card(bias, stream),
                on_q_norm = to_card(q_norm, stream), on_k_norm = to_card(k_norm, stream),
-               on_turns = to_card(turns, stream), on_offsets = to_card(q_offsets, stream),
+               on_turns = to_card(rope, stream), on_offsets = to_card(q_offsets, stream),
                on_lengths = to_card(kv_lengths, stream), on_seqs = to_card(token_seqs, stream),
                on_positions = to_card(positions, stream), on_tables = to_card(tables, stream),
                on_begins = to_card(begins, stream), q = floats_to_card(std::vector<float>(q_size, -7), c.dtype, stream),
@@ -200,13 +200,13 @@ void check_turn(const TurnCase& c) {
                 .n_tokens = padded,
                 .max_q_tokens = 3,
                 .max_kv_length = 7};
-  cuda_turn_append({.qkv = on_qkv.data(),
+  cuda_rope_append({.qkv = on_qkv.data(),
                     .stride = stride,
                     .bias = c.bias ? on_bias.as<float>() : nullptr,
                     .q_norm = c.norm ? on_q_norm.as<float>() : nullptr,
                     .k_norm = c.norm ? on_k_norm.as<float>() : nullptr,
                     .eps = float(kEps),
-                    .turns = on_turns.as<Turn>(),
+                    .rope = on_turns.as<RopeAngle>(),
                     .q = q.data(),
                     .dtype = c.dtype,
                     .n_heads = c.n_heads,
@@ -226,7 +226,7 @@ void check_turn(const TurnCase& c) {
       if (c.norm && !is_v) x = normed(x, is_q ? q_norm : k_norm);
       std::vector<double> want = x;
       for (int j = 0; j < half; ++j) {
-        const Turn t = turns[size_t(positions[size_t(i)] * half + j)];
+        const RopeAngle t = rope[size_t(positions[size_t(i)] * half + j)];
         const double a = x[size_t(j)], b = x[size_t(j + half)];
         if (!is_v) want[size_t(j)] = a * double(t.cos) - b * double(t.sin);
         if (!is_v) want[size_t(j + half)] = b * double(t.cos) + a * double(t.sin);

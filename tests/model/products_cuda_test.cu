@@ -1,8 +1,8 @@
 // Products on CUDA against double: of dense matrices by the library and by the kernel for few rows, and of codes.
 #include <functional>
 
-#include "model/cuda/codes_cuda.h"
 #include "model/cuda/gemm_cuda.h"
+#include "model/cuda/quantised_gemm_cuda.h"
 #include "tests/model/cuda_fixture.h"
 #ifdef XPYD_SIMT
 #include "device_memory.h"
@@ -173,15 +173,15 @@ struct OnCard {
                   cuda::Stream& stream) const {
     const int n = matrix.n, k = matrix.k;
     const auto run = [&](const Call& call) {
-      cuda_codes({.x = call.x,
-                  .y = call.y,
-                  .w = matrix,
-                  .x_dtype = x_dtype,
-                  .y_dtype = y_dtype,
-                  .m = call.m,
-                  .x_stride = x_stride,
-                  .y_stride = n + 3},
-                 stream);
+      cuda_quantised_gemm({.x = call.x,
+                           .y = call.y,
+                           .w = matrix,
+                           .x_dtype = x_dtype,
+                           .y_dtype = y_dtype,
+                           .m = call.m,
+                           .x_stride = x_stride,
+                           .y_stride = n + 3},
+                          stream);
     };
     check({n, k, x_stride, n + 3, x_dtype, y_dtype, w, k, 2.0 * k + 8, run}, rows, stream);
   }
@@ -254,15 +254,15 @@ TEST_CASE("cuda gemv and codes: a row of them that start early gives what those 
     const OnCard codes(kCoded, kCoded, dtype, even_groups(kCoded, 32), stream);
     for (int m : {1, 20})
       check_early(kCoded, m, 0.02, [&](const Call& call, const cuda::On& on) {
-        cuda_codes({.x = call.x,
-                    .y = call.y,
-                    .w = codes.matrix,
-                    .x_dtype = Dtype::bf16,
-                    .y_dtype = Dtype::bf16,
-                    .m = call.m,
-                    .x_stride = kCoded,
-                    .y_stride = kCoded},
-                   on);
+        cuda_quantised_gemm({.x = call.x,
+                             .y = call.y,
+                             .w = codes.matrix,
+                             .x_dtype = Dtype::bf16,
+                             .y_dtype = Dtype::bf16,
+                             .m = call.m,
+                             .x_stride = kCoded,
+                             .y_stride = kCoded},
+                            on);
       });
   }
 }

@@ -19,7 +19,7 @@ constexpr int kRounds = 1000, kWarm = 200;
 constexpr double kPatienceSeconds = 30;
 
 struct Note {
-  rdma::RailEnd posting, serving;
+  rdma::NicPortEnd posting, serving;
   uint64_t base;
   uint32_t key;
 };
@@ -59,14 +59,14 @@ void bare_latency(const std::string& device, int socket, bool poster, bool notic
   TransportOptions options;
   options.regions = {{memory.get(), 4096}};
   options.nics = {device};
-  auto rails = rdma::open_rails(options, rdma::Keys::registrations);
-  need(rails.ok(), "no device");
-  rdma::Rail& rail = rails.value()[0];
-  auto posting = rdma::make_queues(rails.value(), 1, rdma::Role::post);
-  auto serving = rdma::make_queues(rails.value(), 1, rdma::Role::serve);
+  auto nic_ports = rdma::open_nic_ports(options, rdma::Keys::registrations);
+  need(nic_ports.ok(), "no device");
+  rdma::NicPort& nic_port = nic_ports.value()[0];
+  auto posting = rdma::make_queues(nic_ports.value(), 1, rdma::Role::bus);
+  auto serving = rdma::make_queues(nic_ports.value(), 1, rdma::Role::serve);
   need(posting.ok() && serving.ok(), "no queue pairs");
   const rdma::Registration open(
-      ibv_reg_mr(rail.protection.get(), memory.get(), 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+      ibv_reg_mr(nic_port.protection.get(), memory.get(), 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
   need(open != nullptr, "no registration");
   const Note ours{posting.value()[0].end, serving.value()[0].end, reinterpret_cast<uint64_t>(memory.get()), open->rkey};
   Note theirs;
@@ -76,8 +76,8 @@ void bare_latency(const std::string& device, int socket, bool poster, bool notic
          "the other process ended");
   };
   exchange();
-  need(rdma::connect_queues(rails.value(), posting.value(), {theirs.serving}).ok() &&
-           rdma::connect_queues(rails.value(), serving.value(), {theirs.posting}).ok(),
+  need(rdma::connect_queues(nic_ports.value(), posting.value(), {theirs.serving}).ok() &&
+           rdma::connect_queues(nic_ports.value(), serving.value(), {theirs.posting}).ok(),
        "not connected");
   exchange();
 
@@ -85,9 +85,9 @@ void bare_latency(const std::string& device, int socket, bool poster, bool notic
   RealClock clock;
   uint64_t sent = 0, seen = 0;
   const auto post = [&] {
-    if (sent > 0) completion(rail.sends.get());
+    if (sent > 0) completion(nic_port.sends.get());
     words[1] = ++sent;
-    ibv_sge piece{ours.base + 8, 8, rail.regions[0]->lkey};
+    ibv_sge piece{ours.base + 8, 8, nic_port.regions[0]->lkey};
     ibv_send_wr request{}, *bad = nullptr;
     request.sg_list = &piece, request.num_sge = 1;
     request.opcode = notice ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
@@ -99,8 +99,8 @@ void bare_latency(const std::string& device, int socket, bool poster, bool notic
   const auto arrival = [&] {
     ++seen;
     if (notice) {
-      completion(rail.serving.get());
-      if (seen % uint64_t(rail.receive_batch) == 0) rdma::post_receives(rail, rail.receive_batch);
+      completion(nic_port.serving.get());
+      if (seen % uint64_t(nic_port.receive_batch) == 0) rdma::post_receives(nic_port, nic_port.receive_batch);
     }
     for (Patience patience; words[0] != seen; patience.spin()) need(!notice, "a notice came before its bytes");
   };

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/device/device.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 #include "experiments/connect_and_wait.h"
 #include "tests/rdma_vm/bare.h"
 
@@ -29,7 +29,7 @@ constexpr int kRounds = 1000, kWarm = 200;
 
 struct Note {
   char address[512];
-  WindowKey write, read;
+  RemoteKey write, read;
 };
 
 class Side {
@@ -45,14 +45,15 @@ class Side {
     options.nics = {device};
     auto made = make_rdma_transport(options);
     if (!made) stop(made.error().message);
-    wire = std::move(made.value());
+    transport = std::move(made.value());
     peer = 1 - self;
     Note mine{};
-    std::snprintf(mine.address, sizeof mine.address, "%s", wire->address().c_str());
+    std::snprintf(mine.address, sizeof mine.address, "%s", transport->address().c_str());
     theirs = exchange(mine);
-    if (auto connected = connect_and_wait(*wire, peer, theirs.address); !connected) stop(connected.error().message);
-    mine.write = wire->open(peer, KvOp::write, {&all, 1}).value();
-    mine.read = wire->open(peer, KvOp::read, {&all, 1}).value();
+    if (auto connected = connect_and_wait(*transport, peer, theirs.address); !connected)
+      stop(connected.error().message);
+    mine.write = transport->open(peer, KvOp::write, {&all, 1}).value();
+    mine.read = transport->open(peer, KvOp::read, {&all, 1}).value();
     ours = mine;
     theirs = exchange(mine);
   }
@@ -68,20 +69,20 @@ class Side {
     plan.copies.clear();
     for (size_t block = first; block < first + n; ++block) {
       std::byte* local = memory.get() + block * 2 * kBlock;
-      std::byte* remote = wire->remote(peer, 0) + block * 2 * kBlock;
+      std::byte* remote = transport->remote(peer, 0) + block * 2 * kBlock;
       plan.copies.push_back(op == KvOp::write ? Copy{local, remote, bytes} : Copy{remote, local, bytes});
     }
     plan.bytes = bytes * n;
-    return wire->post({peer, op, op == KvOp::write ? theirs.write : theirs.read, 0}, plan);
+    return transport->post({peer, op, op == KvOp::write ? theirs.write : theirs.read, 0}, plan);
   }
   void wait(TransferId id) {
     TransferState state;
-    while ((state = wire->poll(id)) == TransferState::in_flight) {
+    while ((state = transport->poll(id)) == TransferState::in_flight) {
     }
     if (state != TransferState::done) stop("a transfer failed");
   }
   void wait_arrived(int n) {
-    while (wire->arrived(ours.write) < n) {
+    while (transport->arrived(ours.write) < n) {
     }
   }
   void fill(size_t round) {
@@ -106,7 +107,7 @@ class Side {
 
   RealClock clock;
   std::shared_ptr<std::byte> memory;
-  std::unique_ptr<KvTransport> wire;
+  std::unique_ptr<KvTransport> transport;
   PeerId peer = -1;
   Note ours, theirs;
   TransferPlan plan;
@@ -150,7 +151,8 @@ void write_bw(Side& side, bool poster) {
     std::printf("%.2f\n", speed);
   } else {
     side.exchange(side.ours);
-    if (side.wire->arrived(side.ours.write) != int(kBlocks / kBlocksOfPost) * (1 + kPasses) || !side.holds(1, kBlock))
+    if (side.transport->arrived(side.ours.write) != int(kBlocks / kBlocksOfPost) * (1 + kPasses) ||
+        !side.holds(1, kBlock))
       side.stop("wrong bytes");
   }
 }

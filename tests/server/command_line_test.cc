@@ -2,8 +2,8 @@
 #include "base/cpu.h"
 #include "experiments/subcommands.h"
 #include "model/folder.h"
+#include "server/build.h"
 #include "server/cli/commands.h"
-#include "server/stack.h"
 #include "tests/program.h"
 
 namespace xpyd::testing::command_line_test {
@@ -56,7 +56,7 @@ TEST_CASE("a worker whose weights have another dtype is not of the cluster", "[c
     Words words = {"--join", "unix:/none"};
     words.insert(words.end(), more.begin(), more.end());
     return server::fingerprint(
-        *server::prepare_stack(Options::parse(server::all_options(), "worker", words, 0).value()).value());
+        *server::prepare_build(Options::parse(server::all_options(), "worker", words, 0).value()).value());
   };
   const uint64_t plain = of({});
   CHECK(of({"--weight-dtype", "f32"}) == plain);

@@ -1,6 +1,6 @@
 // --cpus: what it says, and that instances are where it says.
 #include "base/thread_team.h"
-#include "server/stack.h"
+#include "server/build.h"
 #include "tests/matchers.h"
 #include "tests/program.h"
 
@@ -22,8 +22,8 @@ std::map<std::string, int> allowed_of_threads(const std::string& process) {
   return lists;
 }
 
-std::unique_ptr<Stack> stack_of(const Words& words) {
-  return build_stack(Options::parse(option_table(), "serve", words, 0).value()).value();
+std::unique_ptr<Build> stack_of(const Words& words) {
+  return make_build(Options::parse(option_table(), "serve", words, 0).value()).value();
 }
 
 }  // namespace
@@ -63,8 +63,8 @@ TEST_CASE("cpus: instances of one process compute on their own cores, and nothin
   if (here.size() < 2) SKIP_TEST("one cpu only");
   const std::string p = std::to_string(here[0]), d = std::to_string(here[1]);
   const auto before = allowed_of_threads("self");
-  const auto stack = stack_of({"--topology", "1P1D", "--kv-bytes", "4MiB", "--cpus", "P0=" + p + ",D0=" + d});
-  REQUIRE(stack->runtime->start().ok());
+  const auto build = stack_of({"--topology", "1P1D", "--kv-bytes", "4MiB", "--cpus", "P0=" + p + ",D0=" + d});
+  REQUIRE(build->runtime->start().ok());
   std::map<std::string, int> now;
   until(60, [&] {
     now = allowed_of_threads("self");
@@ -73,10 +73,10 @@ TEST_CASE("cpus: instances of one process compute on their own cores, and nothin
   CHECK(now[p] >= 1);
   CHECK(now[d] >= 1);
   CHECK(usable_cpus() == here);  // of the thread that made them
-  stack->runtime->stop();
+  build->runtime->stop();
   const auto two_threads = Options::parse(option_table(), "serve", {"--cpus", "P0=" + p + ",D0=" + d, "--threads", "2"},
                                           0);
-  const auto refused = prepare_stack(two_threads.value());
+  const auto refused = prepare_build(two_threads.value());
   REQUIRE_FALSE(refused.ok());
   CHECK_THAT(refused.error().message, Contains("an instance has as many threads as cores"));
 }

@@ -445,27 +445,27 @@ TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][
   REQUIRE(stats.instances.size() == 2);
   for (const auto& [key, value] : parse(metrics.render(stats)).samples)
     CHECK(key.find("kv_tier") == std::string::npos);  // where there is none, nothing is told
-  KvTierStats& t = stats.instances[0].kv.tiers;
-  const std::pair<int64_t KvTierStats::*, const char*> rows[] = {
-      {&KvTierStats::host_blocks, "kv_tier_blocks tier=host"},
-      {&KvTierStats::disk_blocks, "kv_tier_blocks tier=disk"},
-      {&KvTierStats::host_capacity, "kv_tier_blocks_capacity tier=host"},
-      {&KvTierStats::disk_capacity, "kv_tier_blocks_capacity tier=disk"},
-      {&KvTierStats::host_hit_tokens, "kv_tier_hit_tokens_total tier=host"},
-      {&KvTierStats::disk_hit_tokens, "kv_tier_hit_tokens_total tier=disk"},
-      {&KvTierStats::host_evictions, "kv_tier_evictions_total tier=host"},
-      {&KvTierStats::disk_evictions, "kv_tier_evictions_total tier=disk"},
-      {&KvTierStats::host_relieved, "kv_tier_relieved_blocks_total "},
-      {&KvTierStats::bytes_out, "kv_tier_bytes_total way=pool_to_host"},
-      {&KvTierStats::bytes_in, "kv_tier_bytes_total way=host_to_pool"},
-      {&KvTierStats::disk_bytes_written, "kv_tier_bytes_total way=host_to_disk"},
-      {&KvTierStats::disk_bytes_read, "kv_tier_bytes_total way=disk_to_host"},
-      {&KvTierStats::copies_out, "kv_tier_copies_total way=pool_to_host"},
-      {&KvTierStats::copies_in, "kv_tier_copies_total way=host_to_pool"},
-      {&KvTierStats::failed_writes, "kv_tier_failures_total what=write"},
-      {&KvTierStats::failed_reads, "kv_tier_failures_total what=read"},
-      {&KvTierStats::corrupt_reads, "kv_tier_failures_total what=corrupt"},
-      {&KvTierStats::dropped_out, "kv_tier_dropped_blocks_total "},
+  OffloadStats& t = stats.instances[0].kv.tiers;
+  const std::pair<int64_t OffloadStats::*, const char*> rows[] = {
+      {&OffloadStats::host_blocks, "kv_tier_blocks tier=host"},
+      {&OffloadStats::disk_blocks, "kv_tier_blocks tier=disk"},
+      {&OffloadStats::host_capacity, "kv_tier_blocks_capacity tier=host"},
+      {&OffloadStats::disk_capacity, "kv_tier_blocks_capacity tier=disk"},
+      {&OffloadStats::host_hit_tokens, "kv_tier_hit_tokens_total tier=host"},
+      {&OffloadStats::disk_hit_tokens, "kv_tier_hit_tokens_total tier=disk"},
+      {&OffloadStats::host_evictions, "kv_tier_evictions_total tier=host"},
+      {&OffloadStats::disk_evictions, "kv_tier_evictions_total tier=disk"},
+      {&OffloadStats::host_relieved, "kv_tier_relieved_blocks_total "},
+      {&OffloadStats::bytes_out, "kv_tier_bytes_total way=pool_to_host"},
+      {&OffloadStats::bytes_in, "kv_tier_bytes_total way=host_to_pool"},
+      {&OffloadStats::disk_bytes_written, "kv_tier_bytes_total way=host_to_disk"},
+      {&OffloadStats::disk_bytes_read, "kv_tier_bytes_total way=disk_to_host"},
+      {&OffloadStats::copies_out, "kv_tier_copies_total way=pool_to_host"},
+      {&OffloadStats::copies_in, "kv_tier_copies_total way=host_to_pool"},
+      {&OffloadStats::failed_writes, "kv_tier_failures_total what=write"},
+      {&OffloadStats::failed_reads, "kv_tier_failures_total what=read"},
+      {&OffloadStats::corrupt_reads, "kv_tier_failures_total what=corrupt"},
+      {&OffloadStats::dropped_out, "kv_tier_dropped_blocks_total "},
   };
   int64_t n = 0;
   for (const auto& [field, name] : rows) t.*field = ++n;

@@ -101,7 +101,7 @@ TEST_CASE("simt vattention: who stops keeps its rows until the step under way ha
 struct TwoRounds {
   uint64_t hash = 0;
   std::vector<std::vector<int32_t>> tokens;
-  KvTierStats tiers;
+  OffloadStats tiers;
 };
 TwoRounds run_twice(const TinySetup& setup) {
   TinyCluster tiny(setup);
@@ -117,7 +117,7 @@ TwoRounds run_twice(const TinySetup& setup) {
   result.hash = tiny.cluster->logits_hash();
   for (const auto& instance : tiny.cluster->instances()) {
     instance->memory().check_invariants(!tiny.cluster->stats().shared_pool);
-    const KvTierStats tiers = instance->memory().stats().tiers;
+    const OffloadStats tiers = instance->memory().stats().tiers;
     result.tiers.host_hit_tokens += tiers.host_hit_tokens;
     result.tiers.bytes_out += tiers.bytes_out;
     result.tiers.copies_out += tiers.copies_out;

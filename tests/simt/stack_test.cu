@@ -14,7 +14,7 @@
 #include "disagg/processes/process_cluster.h"
 #include "disagg/processes/worker.h"
 #include "disagg/transport/handoff/handoff_pool.h"
-#include "server/stack.h"
+#include "server/build.h"
 #include "tests/catch.h"
 #include "tests/disagg/card_rows.h"
 #include "tests/tiny_model.h"
@@ -44,7 +44,7 @@ Result<std::unique_ptr<Stack>> build(const ModelDir& model, std::vector<std::str
   auto options = Options::parse(option_table(), "generate", words, 1);
   INFO((options ? "" : options.error().message));
   REQUIRE(options);
-  return build_stack(options.value());
+  return make_build(options.value());
 }
 
 std::vector<int32_t> tokens(const ModelDir& model, std::vector<std::string> words,
@@ -343,17 +343,17 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
       REQUIRE(runtime.submit(request, recorder).ok());
     }
   };
-  auto alone = build_stack(parse("generate", {})).value();
+  auto alone = make_build(parse("generate", {})).value();
   auto expected = std::make_shared<Recorder>();
   ask(*alone->runtime, expected);
   while (alone->cluster->turn()) {
   }
 
   {
-    const Words wire = {"--device", "cuda", "--transport", "handoff"};
-    Words words = wire;
+    const Words transport = {"--device", "cuda", "--transport", "handoff"};
+    Words words = transport;
     words.insert(words.end(), {"--processes", "--topology", "1P1D"});
-    auto conductor = prepare_stack(parse("serve", words)).value();
+    auto conductor = prepare_build(parse("serve", words)).value();
     auto device = find_device("cuda")->alone().value();
     conductor->options.device = device.get();
     ProcessClusterOptions options{.conductor = conductor_options(conductor->options),
@@ -367,10 +367,10 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
     std::vector<std::unique_ptr<Worker>> workers;
     std::vector<std::thread> threads;
     for (const char* role : {"prefill", "decode"}) {
-      words = wire;
+      words = transport;
       words.insert(words.end(), {"--role", role, "--join", cluster->address()});
       const Options own = parse("worker", words);
-      stacks.push_back(prepare_stack(own).value());
+      stacks.push_back(prepare_build(own).value());
       REQUIRE(open_backend(*stacks.back()).ok());
       workers.push_back(std::make_unique<Worker>(WorkerOptions{.cluster = stacks.back()->options,
                                                                .role = role_of(role),

@@ -1,7 +1,7 @@
 // handoff: zero copies (README, Decisions: D8). Prefill and decode draw from one pool; a sequence changes hands as the
 // ids of its blocks (paged) or of its slot (contiguous), inside the KvDelivered message.
 
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 
 namespace xpyd::disagg {
 namespace {
@@ -12,11 +12,11 @@ class HandoffTransport final : public KvTransport {
   Result<bool> connect(PeerId, const std::string&) override { return true; }
   void disconnect(PeerId) override {}
   std::byte* remote(PeerId, int) const override { return nullptr; }
-  Result<WindowKey> open(PeerId, KvOp, std::span<const MemoryRange>) override {
+  Result<RemoteKey> open(PeerId, KvOp, std::span<const MemoryRange>) override {
     return invalid("handoff: a zero-copy transport has no windows");
   }
-  bool close(const WindowKey&) override { return true; }
-  int arrived(const WindowKey&) const override { return 0; }
+  bool close(const RemoteKey&) override { return true; }
+  int arrived(const RemoteKey&) const override { return 0; }
   TransferId post(const KvTransfer&, const TransferPlan&) override {
     XPYD_CHECK(false, "a zero-copy transport has nothing to post");
     return 0;

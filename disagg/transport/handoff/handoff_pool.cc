@@ -37,9 +37,9 @@ struct PoolHeader {
   char card[64];  // MemoryExporter::identity(); empty: the KV is in the file
 };
 
-std::unique_ptr<Meeting> make_meeting() {
+std::unique_ptr<Bootstrap> make_bootstrap() {
   const auto log = [](const std::string& text) { log_line(LogLevel::warning, "xpyd: KV pool: %s", text.c_str()); };
-  return std::make_unique<Meeting>("handoff", 0, kPoolMagic, wire_limits(0, kMostFiles), nullptr, log);
+  return std::make_unique<Bootstrap>("handoff", 0, kPoolMagic, transport_limits(0, kMostFiles), nullptr, log);
 }
 
 // All that follows from the options.
@@ -135,14 +135,14 @@ Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& sche
   std::memcpy(memory.get(), &plan.header, sizeof(PoolHeader));
   std::shared_ptr<std::byte> words(memory, memory.get() + kPage);
   pool->ledger_ = need(BlockLedger::join(words, plan.whole.n_blocks, pool->file_.get(), BlockLedger::As::observer));
-  pool->meeting_ = make_meeting();
+  pool->bootstrap_ = make_bootstrap();
   const auto give = [p = pool.get()](const ChannelPtr& channel, PeerId) {
     const int files[kMostFiles] = {p->file_.get(), p->card_file_.get()};
     channel->send_files(kFirstFrameType, "", std::span(files, files[1] < 0 ? 1 : kMostFiles));
     return ChannelEvents();
   };
-  need(pool->meeting_->listen_here(give));
-  pool->address_ = pool->meeting_->address().substr(kKind.size());
+  need(pool->bootstrap_->listen_here(give));
+  pool->address_ = pool->bootstrap_->address().substr(kKind.size());
   return pool;
 } catch (const Error& error) {
   return error;
@@ -154,17 +154,18 @@ namespace {
 Result<std::vector<Fd>> ask_for_files(const std::string& address) {
   RealClock clock;
   Calls<std::vector<Fd>> calls("handoff", {.clock = &clock, .connect_s = kPatienceSeconds});
-  const auto meeting = make_meeting();
+  const auto bootstrap = make_bootstrap();
   for (;; clock.sleep(1e-3)) {
     auto met = calls.ask(0, std::string(kKind) + address, [&](const auto& answer) {
-      return meeting->call(std::string(kKind) + address, 0, answer, [](const ChannelPtr& channel, const auto& wanted) {
-        wanted->channel = held(channel);
-        const auto take = [channel, weak = std::weak_ptr(wanted)](std::string_view) {
-          if (auto waits = weak.lock()) waits->set(channel->take_files());
-          return false;  // nothing more is to be said
-        };
-        return hear(channel, take, [] {});
-      });
+      return bootstrap->call(std::string(kKind) + address, 0, answer,
+                             [](const ChannelPtr& channel, const auto& wanted) {
+                               wanted->channel = held(channel);
+                               const auto take = [channel, weak = std::weak_ptr(wanted)](std::string_view) {
+                                 if (auto waits = weak.lock()) waits->set(channel->take_files());
+                                 return false;  // nothing more is to be said
+                               };
+                               return hear(channel, take, [] {});
+                             });
     });
     if (!met) return met.error();
     if (!met.value()) continue;

@@ -16,7 +16,7 @@
 #include "allocator/kv_pool.h"
 #include "allocator/pool/block_ledger.h"
 #include "base/status.h"
-#include "disagg/transport/meeting.h"
+#include "disagg/transport/bootstrap.h"
 
 namespace xpyd::disagg {
 
@@ -42,8 +42,8 @@ class HandoffPool {
   size_t bytes_ = 0, block_bytes_ = 0;
   std::shared_ptr<std::byte> card_memory_;  // null: the KV is in the file
   std::string address_;
-  std::unique_ptr<BlockLedger> ledger_;  // as an observer
-  std::unique_ptr<Meeting> meeting_;     // with those who join
+  std::unique_ptr<BlockLedger> ledger_;   // as an observer
+  std::unique_ptr<Bootstrap> bootstrap_;  // with those who join
 };
 
 struct JoinedPool {

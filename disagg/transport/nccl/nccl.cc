@@ -18,7 +18,7 @@
 #include "base/device/device.h"
 #include "disagg/transport/nccl/nccl_link.h"
 #include "disagg/transport/posting_transport.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 
 namespace xpyd::disagg::nccl {
 namespace {
@@ -28,12 +28,12 @@ namespace {
 // has run, or has been broken off. So a window is closed when close() says so, and quarantined while one of its groups
 // is accepted: then until the peer goes on, or is gone (its channel ends, or disconnect()).
 // The meeting's thread's.
-class Guest {
+class Client {
  public:
   using MakePipe = std::function<std::unique_ptr<Pipe>(const NcclUniqueId& id, int rank)>;
-  Guest(PeerId peer, MakePipe make_pipe, WindowTable& windows, ChannelPtr channel)
-      : peer_(peer), make_pipe_(std::move(make_pipe)), windows_(windows), channel_(std::move(channel)) {}
-  ~Guest();
+  Client(PeerId peer, MakePipe make_pipe, RegistrationTable& registrations, ChannelPtr channel)
+      : peer_(peer), make_pipe_(std::move(make_pipe)), registrations_(registrations), channel_(std::move(channel)) {}
+  ~Client();
 
   PeerId peer() const { return peer_; }
   bool take(std::string_view body);  // false: the peer talks nonsense
@@ -54,7 +54,7 @@ class Guest {
 
   const PeerId peer_;
   const MakePipe make_pipe_;
-  WindowTable& windows_;
+  RegistrationTable& registrations_;
   const ChannelPtr channel_;
   std::deque<std::unique_ptr<Pipe>> pipes_;  // the last one is in use, the others run out
   std::map<uint64_t, Held> held_;
@@ -65,14 +65,14 @@ class Guest {
   bool ended_ = false;
 };
 
-Guest::~Guest() {
+Client::~Client() {
   pipes_.clear();
-  for (const auto& [seq, held] : held_) windows_.leave(held.ask.window, false);
+  for (const auto& [seq, held] : held_) registrations_.leave(held.ask.registration, false);
 }
 
-void Guest::say(Message::Kind kind, uint64_t seq) { disagg::say(channel_, Message{.kind = kind, .seq = seq}); }
+void Client::say(Message::Kind kind, uint64_t seq) { disagg::say(channel_, Message{.kind = kind, .seq = seq}); }
 
-bool Guest::take(std::string_view body) {
+bool Client::take(std::string_view body) {
   const auto read = read_message(body);
   if (!read || ended_) return false;
   const Message& message = read.value();
@@ -92,12 +92,12 @@ bool Guest::take(std::string_view body) {
     return true;
   }
   if (message.kind != Message::drop) return false;
-  windows_.leave(at->second.ask.window, false);
+  registrations_.leave(at->second.ask.registration, false);
   held_.erase(at);
   return true;
 }
 
-bool Guest::accept(uint64_t seq, const Ask& ask) {
+bool Client::accept(uint64_t seq, const Ask& ask) {
   // Each pipe that runs out may have as many.
   if (pipes_.empty() || held_.size() >= kMaxAhead * (pipes_.size() + 1)) return false;
   std::vector<Copy> copies;
@@ -105,41 +105,41 @@ bool Guest::accept(uint64_t seq, const Ask& ask) {
     auto* here = reinterpret_cast<std::byte*>(range.begin);
     copies.push_back({here, here, range.bytes});
   }
-  const bool may = windows_.enter(ask.window, peer_, ask.op, copies);
+  const bool may = registrations_.enter(ask.registration, peer_, ask.op, copies);
   if (may) held_[seq] = {ask};
   say(may ? Message::accepted : Message::refused, seq);
   return true;
 }
 
-void Guest::go(uint64_t seq, const Ask& ask) {
+void Client::go(uint64_t seq, const Ask& ask) {
   std::vector<MemoryRange> parts;
   for (const AddressRange& range : ask.ranges)
     parts.push_back({reinterpret_cast<std::byte*>(range.begin), range.bytes});
   pipes_.back()->enqueue(seq, ask.op == KvOp::read, std::move(parts));
 }
 
-void Guest::ended(uint64_t seq, bool whole) {
+void Client::ended(uint64_t seq, bool whole) {
   const Ask ask = std::move(held_.at(seq).ask);
   held_.erase(seq);
   if (whole && ask.group == 0) post_ = ask.post, placed_ = 0;
   const bool next = whole && ask.post == post_ && ask.group == placed_;
   placed_ += next;
-  const bool counted = windows_.leave(ask.window, next && placed_ == ask.n_groups);
+  const bool counted = registrations_.leave(ask.registration, next && placed_ == ask.n_groups);
   say(counted && next ? Message::placed : Message::lost, seq);
 }
 
-void Guest::end(const std::string& why) {
+void Client::end(const std::string& why) {
   if (std::exchange(ended_, true)) return;
   channel_->close(why);
   for (const auto& pipe : pipes_) pipe->abort("the peer is gone");
   std::erase_if(held_, [&](const auto& held) {
     if (held.second.going) return false;
-    windows_.leave(held.second.ask.window, false);
+    registrations_.leave(held.second.ask.registration, false);
     return true;
   });
 }
 
-bool Guest::turn() {
+bool Client::turn() {
   bool soon = false;
   for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
   if (!ended_ && !pipes_.empty()) {
@@ -160,7 +160,7 @@ struct Peer {
   bool dead() const { return link->dead(); }
 };
 struct Transfer {
-  std::shared_ptr<nccl::Post> post;
+  std::shared_ptr<nccl::Transfer> post;
   std::shared_ptr<Link> link;
   std::optional<int64_t> mark;  // of the instance's queue
   bool submitted = false;
@@ -171,25 +171,25 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
   NcclTransport(const TransportOptions& options, const NcclApi& api)
       : PostingTransport("nccl", options),
         api_(api),
-        windows_(options.regions, true),
+        registrations_(options.regions, true),
         calls_("nccl", options_),
-        meeting_("nccl", options.self, schema_of<nccl::Message>(), wire_limits(kMaxMessageBytes),
-                 [this] { return turn(); }) {}
+        bootstrap_("nccl", options.self, schema_of<nccl::Message>(), transport_limits(kMaxMessageBytes),
+                   [this] { return turn(); }) {}
   ~NcclTransport() override {
-    windows_.shut();
-    meeting_.end();
+    registrations_.shut();
+    bootstrap_.end();
     transfers_.clear(), peers_.clear();  // with the last of their links
   }
 
   Status start() {
-    return meeting_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) {
-      auto guest = std::make_shared<Guest>(peer, make_pipe(), windows_, channel);
-      guests_.push_back(guest);
-      return hear_end(channel, guest);
+    return bootstrap_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) {
+      auto client = std::make_shared<Client>(peer, make_pipe(), registrations_, channel);
+      clients_.push_back(client);
+      return hear_end(channel, client);
     });
   }
 
-  std::string address() const override { return meeting_.address(); }
+  std::string address() const override { return bootstrap_.address(); }
 
  private:
   static constexpr double kReclaimSeconds = 5;
@@ -205,7 +205,7 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
       auto met = calls_.ask(peer, address, [&](const auto& answer) { return call(address, answer); });
       if (!met) return met.error();
       if (!met.value()) return std::shared_ptr<Peer>();
-      const auto regions = parse_wire_address("nccl", address).value().regions;
+      const auto regions = parse_transport_address("nccl", address).value().regions;
       at = joining_.emplace(peer, std::make_shared<Peer>(Peer{*met.value(), address, regions})).first;
     }
     if (!at->second->link->settled()) return std::shared_ptr<Peer>();  // the link gives up after kJoinSeconds
@@ -213,22 +213,22 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
     joining_.erase(at);
     if (joined->dead())
       return Error{ErrorCode::unavailable, "instance " + std::to_string(peer) + " over nccl: " + joined->link->why()};
-    windows_.connect(peer);
+    registrations_.connect(peer);
     return joined;
   }
   void leave(PeerId peer, const std::shared_ptr<Peer>& known) override {
     give_up_call(peer);
-    windows_.disconnect(peer);
-    meeting_.post([this, peer, known] {
+    registrations_.disconnect(peer);
+    bootstrap_.post([this, peer, known] {
       if (known) known->link->end("it was disconnected");
-      for (const auto& guest : guests_)
-        if (guest->peer() == peer) guest->end();
+      for (const auto& client : clients_)
+        if (client->peer() == peer) client->end();
     });
   }
   std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<Peer>& peer, const KvTransfer& what,
                                   const TransferPlan& plan) override {
     auto transfer = std::make_shared<Transfer>(
-        Transfer{std::make_shared<nccl::Post>(uint64_t(id), what, plan.copies), peer->link});
+        Transfer{std::make_shared<nccl::Transfer>(uint64_t(id), what, plan.copies), peer->link});
     // The source is there when the instance's queue has got as far as this.
     if (what.op == KvOp::write) transfer->mark = options_.queue->mark();
     submit(*transfer);
@@ -238,24 +238,24 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
     if (unwanted && !transfer.submitted) return TransferState::failed;
     submit(transfer);
     const TransferState state = transfer.post->state;
-    if (unwanted && state == TransferState::in_flight && transfer.post->wanted.exchange(false)) meeting_.post([] {});
+    if (unwanted && state == TransferState::in_flight && transfer.post->wanted.exchange(false)) bootstrap_.post([] {});
     return state;
   }
-  WindowTable& windows() const override { return windows_; }
-  int64_t strangers() const override { return meeting_.refused(); }
+  RegistrationTable& registrations() const override { return registrations_; }
+  int64_t strangers() const override { return bootstrap_.refused(); }
 
   void submit(Transfer& transfer) {
     if (transfer.submitted || (transfer.mark && !options_.queue->reached(*transfer.mark))) return;
     transfer.submitted = true;
-    meeting_.post([link = transfer.link, post = transfer.post] { link->add(post); });
+    bootstrap_.post([link = transfer.link, post = transfer.post] { link->add(post); });
   }
   void give_up_call(PeerId peer) {
     calls_.give_up(peer);
     joining_.erase(peer);
-    meeting_.post([] {});  // turn() sees that nobody has its link
+    bootstrap_.post([] {});  // turn() sees that nobody has its link
   }
   Status call(const std::string& text, const std::shared_ptr<Answer<std::shared_ptr<Link>>>& answer) {
-    return meeting_.call(text, 0, answer, [this](const ChannelPtr& channel, const auto& wanted) {
+    return bootstrap_.call(text, 0, answer, [this](const ChannelPtr& channel, const auto& wanted) {
       auto link = std::make_shared<Link>(api_, make_pipe(), channel);
       links_.push_back(link);
       link->start();
@@ -290,9 +290,9 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
       if (link.use_count() == 1) link->end("it was given up");  // nobody waits for it, or posts
       soon |= link->turn();
     }
-    for (const auto& guest : guests_) soon |= guest->turn();
+    for (const auto& client : clients_) soon |= client->turn();
     std::erase_if(links_, [](const auto& link) { return link->gone(); });
-    std::erase_if(guests_, [](const auto& guest) { return guest->gone(); });
+    std::erase_if(clients_, [](const auto& client) { return client->gone(); });
     return soon;
   }
 
@@ -300,12 +300,12 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
     ~AtLast() { await_aborted(kReclaimSeconds); }
   } at_last_;  // after everything below
   const NcclApi& api_;
-  mutable WindowTable windows_;
+  mutable RegistrationTable registrations_;
   Calls<std::shared_ptr<Link>> calls_;
   std::unordered_map<PeerId, std::shared_ptr<Peer>> joining_;  // to the communicator
   std::vector<std::shared_ptr<Link>> links_;                   // the meeting's thread's
-  std::vector<std::shared_ptr<Guest>> guests_;                 // the meeting's thread's
-  Meeting meeting_;
+  std::vector<std::shared_ptr<Client>> clients_;               // the meeting's thread's
+  Bootstrap bootstrap_;
 };
 
 Status check_queue(const TransportOptions& options) {

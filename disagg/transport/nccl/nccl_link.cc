@@ -13,7 +13,8 @@ double now() { return RealClock().now(); }
 
 }  // namespace
 
-Post::Post(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies) : id(id_), what(what_), groups(1) {
+Transfer::Transfer(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies)
+    : id(id_), what(what_), groups(1) {
   // Neighbours on both sides are one call.
   std::vector<Copy> joined;
   for (const Copy& copy : copies) {
@@ -44,7 +45,7 @@ void Link::start() {
   pipes_.push_back(make_pipe_(*message.id, 0));
 }
 
-void Link::add(std::shared_ptr<Post> post) {
+void Link::add(std::shared_ptr<Transfer> post) {
   posts_.push_back(std::move(post));
   ask();
   settle();
@@ -60,7 +61,7 @@ void Link::ask() {
       Ask asked{.post = post->id,
                 .group = uint32_t(post->asked),
                 .n_groups = uint32_t(post->groups.size()),
-                .window = post->what.window,
+                .registration = post->what.registration,
                 .op = post->what.op,
                 .ranges = {}};
       for (const Copy& copy : post->groups[post->asked]) {
@@ -113,7 +114,7 @@ bool Link::take(std::string_view body) {
 }
 
 void Link::accepted(uint64_t seq, Flight& flight) {
-  Post& post = *flight.post;
+  Transfer& post = *flight.post;
   if (!usable(post) || !connected()) {
     post.failed = true;
     say(channel_, Message{.kind = Message::drop, .seq = seq});
@@ -146,7 +147,7 @@ void Link::finish(uint64_t seq, Flight& flight) {
 }
 
 void Link::settle() {
-  std::erase_if(posts_, [&](const std::shared_ptr<Post>& post) {
+  std::erase_if(posts_, [&](const std::shared_ptr<Transfer>& post) {
     const bool done = post->placed == post->groups.size();
     if (post->inside > 0 || (!done && usable(*post))) return false;
     post->state = done ? TransferState::done : TransferState::failed;

@@ -11,7 +11,7 @@
 // unless it comes while the communicator is being made: then the link is dead, and says why. It is
 // dead, too, when the other end does not join. Nothing is asked for before a communicator stands.
 //
-// Thread safety: Post: `wanted`, `state` any thread. Link: the meeting's thread; dead(), why() and
+// Thread safety: Transfer: `wanted`, `state` any thread. Link: the meeting's thread; dead(), why() and
 // settled() any thread.
 #pragma once
 
@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "base/copy.h"
-#include "disagg/transport/meeting.h"
+#include "disagg/transport/bootstrap.h"
 #include "disagg/transport/nccl/nccl_pipe.h"
 
 namespace xpyd::disagg::nccl {
@@ -45,14 +45,14 @@ constexpr size_t kMaxMessageBytes = 512 + 16 * kGroupParts;
 struct Ask {
   uint64_t post = 0;
   uint32_t group = 0, n_groups = 0;
-  WindowKey window;
+  RemoteKey registration;
   KvOp op = KvOp::write;
   std::vector<AddressRange> ranges;  // of the owner's memory, in the order of the calls
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Ask> s) {
-  auto& [post, group, n_groups, window, op, ranges] = s;
-  XPYD_EACH(a, post, group, n_groups, window, op);
+  auto& [post, group, n_groups, registration, op, ranges] = s;
+  XPYD_EACH(a, post, group, n_groups, registration, op);
   a.list("ranges", ranges, kGroupParts);
 }
 
@@ -99,8 +99,8 @@ inline Result<Message> read_message(std::string_view bytes) {
 
 // ---- The poster's end.
 
-struct Post {
-  Post(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies);
+struct Transfer {
+  Transfer(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies);
   const uint64_t id;
   const KvTransfer what;
   std::vector<std::vector<Copy>> groups;  // at least one
@@ -121,7 +121,7 @@ class Link {
       : api_(api), make_pipe_(std::move(make_pipe)), channel_(std::move(channel)) {}
 
   void start();
-  void add(std::shared_ptr<Post> post);
+  void add(std::shared_ptr<Transfer> post);
   bool take(std::string_view body);  // false: the peer talks nonsense
   void end(const std::string& why);  // no post gets through any more
   bool turn();                       // true: again soon
@@ -133,12 +133,12 @@ class Link {
 
  private:
   struct Flight {  // a group from ask to its end
-    std::shared_ptr<Post> post;
+    std::shared_ptr<Transfer> post;
     size_t group;
     int pipe = 0;  // that it has gone into, as n_pipes_ counted
     bool gone = false, run = false, placed = false;
   };
-  bool usable(const Post& post) const { return post.wanted && !post.failed && !dead_; }
+  bool usable(const Transfer& post) const { return post.wanted && !post.failed && !dead_; }
   bool connected() const { return !pipes_.empty() && pipes_.back()->state() == Pipe::State::ready; }
   void ask();
   void accepted(uint64_t seq, Flight& flight);
@@ -150,9 +150,9 @@ class Link {
   const NcclApi& api_;
   const MakePipe make_pipe_;
   const ChannelPtr channel_;
-  std::deque<std::unique_ptr<Pipe>> pipes_;  // the last one is in use, the others run out
-  int n_pipes_ = 0;                          // renewals
-  std::deque<std::shared_ptr<Post>> posts_;  // not settled, in their order
+  std::deque<std::unique_ptr<Pipe>> pipes_;      // the last one is in use, the others run out
+  int n_pipes_ = 0;                              // renewals
+  std::deque<std::shared_ptr<Transfer>> posts_;  // not settled, in their order
   std::map<uint64_t, Flight> flights_;
   uint64_t last_seq_ = 0;
   std::atomic<bool> dead_{false}, settled_{false};

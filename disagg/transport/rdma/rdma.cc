@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 
 namespace xpyd::disagg::rdma {
 namespace {
@@ -18,51 +18,52 @@ constexpr size_t kRequestBytes = 1 << 20;
 constexpr uint32_t kMaxIndex = 1 << 20;
 
 // What every rail can carry.
-RequestLimits limits_of(const std::vector<Rail>& rails) {
+RequestLimits limits_of(const std::vector<NicPort>& nic_ports) {
   RequestLimits limits{kRequestBytes, UINT32_MAX};
-  for (const Rail& rail : rails) {
-    limits.bytes = std::min(limits.bytes, rail.message_bytes);
-    limits.pieces = std::min(limits.pieces, uint32_t(rail.pieces));
+  for (const NicPort& nic_port : nic_ports) {
+    limits.bytes = std::min(limits.bytes, nic_port.message_bytes);
+    limits.pieces = std::min(limits.pieces, uint32_t(nic_port.pieces));
   }
   return limits;
 }
 
 }  // namespace
 
-RdmaTransport::RdmaTransport(const TransportOptions& options, std::vector<Rail> rails)
+RdmaTransport::RdmaTransport(const TransportOptions& options, std::vector<NicPort> nic_ports)
     : PostingTransport("rdma", options),
-      rails_(std::move(rails)),
-      serving_(rails_, options.regions),
-      meeting_("rdma", options.self, schema_of<Message>() ^ schema_of<Offer>(), wire_limits(kMaxMessageBytes)),
-      limits_(limits_of(rails_)),
+      nic_ports_(std::move(nic_ports)),
+      serving_(nic_ports_, options.regions),
+      bootstrap_("rdma", options.self, schema_of<Message>() ^ schema_of<Offer>(), transport_limits(kMaxMessageBytes)),
+      limits_(limits_of(nic_ports_)),
       clock_(*options.clock),
-      device_queue_(rails_[0].device_memory ? options.queue : nullptr),
+      device_queue_(nic_ports_[0].device_memory ? options.queue : nullptr),
       calls_("rdma", options_),
-      rail_requests_(rails_.size()),
+      nic_port_requests_(nic_ports_.size()),
       requests_(kBatchRequests + 1),
       pieces_(size_t(kBatchRequests) * limits_.pieces) {}
 
 // No peer may be answered by what is half gone; and queue pairs go before their rails.
 RdmaTransport::~RdmaTransport() {
-  meeting_.end();
+  bootstrap_.end();
   transfers_.clear(), peers_.clear();
 }
 
 Status RdmaTransport::start() {
-  return meeting_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) { return accepted(channel, peer); });
+  return bootstrap_.listen(options_,
+                           [this](const ChannelPtr& channel, PeerId peer) { return accepted(channel, peer); });
 }
 
 ChannelEvents RdmaTransport::accepted(const ChannelPtr& channel, PeerId peer) {
   return hear(
       channel,
-      [this, channel, peer, n_rails = size_t(0)](std::string_view bytes) mutable {
-        if (n_rails > 0) {
-          const auto message = read_message(bytes, n_rails);
+      [this, channel, peer, n_nic_ports = size_t(0)](std::string_view bytes) mutable {
+        if (n_nic_ports > 0) {
+          const auto message = read_message(bytes, n_nic_ports);
           return message && serving_.take(peer, message.value());
         }
         const auto offer = from_bytes<Offer>(bytes);
-        if (offer && !offer.value().rails.empty()) n_rails = serving_.join(peer, channel, offer.value());
-        return n_rails > 0;
+        if (offer && !offer.value().nic_ports.empty()) n_nic_ports = serving_.join(peer, channel, offer.value());
+        return n_nic_ports > 0;
       },
       [this, channel, peer] { serving_.left(peer, channel.get()); });
 }
@@ -71,18 +72,18 @@ bool Mail::take(const Message& message) {
   std::lock_guard lock(mutex);
   switch (message.kind) {
     case Message::opened:
-      if (message.window.index > kMaxIndex) return false;
-      keys[message.window.index] = std::make_shared<const WindowKeys>(message.window);
+      if (message.registration.index > kMaxIndex) return false;
+      keys[message.registration.index] = std::make_shared<const RegistrationKeys>(message.registration);
       return true;
     case Message::closed: {
-      auto it = keys.find(message.window.index);
-      if (it != keys.end() && it->second->generation == message.window.generation) keys.erase(it);
+      auto it = keys.find(message.registration.index);
+      if (it != keys.end() && it->second->generation == message.registration.generation) keys.erase(it);
       return true;
     }
     case Message::synced: synced = std::max(synced.load(), message.number); return true;
     case Message::renewed:
       keys.clear();  // of queue pairs that are gone
-      renewed = message.rails;
+      renewed = message.nic_ports;
       news = true;
       return true;
     default: return false;
@@ -102,10 +103,10 @@ Result<std::shared_ptr<Link>> RdmaTransport::connect_peer(PeerId peer, const std
 }
 
 Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
-  auto made = make_queues(rails_, std::min(rails_.size(), kMaxRails), Role::post);
+  auto made = make_queues(nic_ports_, std::min(nic_ports_.size(), kMaxNicPorts), Role::post);
   if (!made) return made.error();
   auto queues = std::make_shared<std::vector<Queue>>(std::move(made).value());  // the meeting's thread's
-  return meeting_.call(address, 0, answer, [queues](const ChannelPtr& channel, const auto& wanted) {
+  return bootstrap_.call(address, 0, answer, [queues](const ChannelPtr& channel, const auto& wanted) {
     wanted->channel = held(channel);
     say(channel, Offer{ends_of(*queues), ""});
     auto mail = std::make_shared<Mail>();
@@ -119,7 +120,7 @@ Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Ans
           auto offer = from_bytes<Offer>(bytes);
           auto waits = weak.lock();
           if (!offer || !waits) return false;
-          n = offer.value().rails.size();
+          n = offer.value().nic_ports.size();
           waits->set(Connected{std::move(waits->channel), mail, std::move(*queues), std::move(offer).value()});
           return n > 0;
         },
@@ -132,13 +133,14 @@ Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Ans
 }
 
 Result<std::shared_ptr<Link>> RdmaTransport::answered(const std::string& address, Connected& met) {
-  if (met.offer.rails.empty()) return invalid("it refuses: " + met.offer.refusal);
-  if (met.offer.rails.size() > met.queues.size()) return invalid("its answer has too many rails");
-  met.queues.resize(met.offer.rails.size());
-  if (auto connected = connect_queues(rails_, met.queues, met.offer.rails); !connected) return connected.error();
+  if (met.offer.nic_ports.empty()) return invalid("it refuses: " + met.offer.refusal);
+  if (met.offer.nic_ports.size() > met.queues.size()) return invalid("its answer has too many rails");
+  met.queues.resize(met.offer.nic_ports.size());
+  if (auto connected = connect_queues(nic_ports_, met.queues, met.offer.nic_ports); !connected)
+    return connected.error();
   auto link = std::make_shared<Link>();
   link->address = address;
-  link->regions = parse_wire_address("rdma", address).value().regions;
+  link->regions = parse_transport_address("rdma", address).value().regions;
   link->channel = std::move(met.channel);
   link->mail = met.mail;
   number_lines(*link, met.queues);
@@ -157,7 +159,7 @@ std::shared_ptr<Transfer> RdmaTransport::begin(TransferId, const std::shared_ptr
   t->link = link;
   t->what = what;
   t->copies = plan.copies;
-  t->batches.assign(rails_.size(), 0);
+  t->batches.assign(nic_ports_.size(), 0);
   if (device_queue_ && what.op == KvOp::write) t->mark = device_queue_->mark();
   link->waiting.push_back(t.get());
   pump(*link);
@@ -221,9 +223,9 @@ void RdmaTransport::seek(Link& link, Transfer& t) {
   if (t.mark != 0 && !device_queue_->reached(t.mark)) return;
   {
     std::lock_guard lock(link.mail->mutex);
-    auto it = link.mail->keys.find(t.what.window.index);
-    if (it != link.mail->keys.end() && t.what.window.secret == 0 &&
-        it->second->generation == t.what.window.generation) {
+    auto it = link.mail->keys.find(t.what.registration.index);
+    if (it != link.mail->keys.end() && t.what.registration.secret == 0 &&
+        it->second->generation == t.what.registration.generation) {
       t.keys = it->second;
       t.stage = Transfer::moving;
     } else if (t.sync != 0 && link.mail->synced < t.sync) {
@@ -260,37 +262,38 @@ constexpr size_t kStripeBytes = 256 << 10;  // smaller transfers use one rail
 }  // namespace
 
 void RdmaTransport::number_lines(Link& link, std::vector<Queue>& queues) {
-  link.lines.clear();
-  for (size_t rail = 0; rail < queues.size(); ++rail) {
-    link.lines.push_back({std::move(queues[rail]), ++last_serial_, {}, 0, 0});
-    places_[last_serial_] = {&link, rail};
+  link.queue_pairs.clear();
+  for (size_t nic_port = 0; nic_port < queues.size(); ++nic_port) {
+    link.queue_pairs.push_back({std::move(queues[nic_port]), ++last_serial_, {}, 0, 0});
+    places_[last_serial_] = {&link, nic_port};
   }
 }
 
 bool RdmaTransport::advance(Link& link, Transfer& t) {
   while (t.stage == Transfer::moving) {
-    if (t.rail < 0 || t.requests.bytes >= kStripeBytes) {
-      t.rail = 0;
-      for (size_t rail = 1; rail < link.lines.size(); ++rail)
-        if (link.lines[rail].bytes < link.lines[size_t(t.rail)].bytes) t.rail = int(rail);
+    if (t.nic_port < 0 || t.requests.bytes >= kStripeBytes) {
+      t.nic_port = 0;
+      for (size_t nic_port = 1; nic_port < link.queue_pairs.size(); ++nic_port)
+        if (link.queue_pairs[nic_port].bytes < link.queue_pairs[size_t(t.nic_port)].bytes) t.nic_port = int(nic_port);
     }
-    Line& line = link.lines[size_t(t.rail)];
-    const int n_before = line.requests;
-    if (line.bytes >= kAheadBytes) return false;
-    if (!send_batch(link, t, size_t(t.rail))) {
+    QueuePair& queue_pair = link.queue_pairs[size_t(t.nic_port)];
+    const int n_before = queue_pair.requests;
+    if (queue_pair.bytes >= kAheadBytes) return false;
+    if (!send_batch(link, t, size_t(t.nic_port))) {
       renew(link, &t, false);
       return false;
     }
-    if (line.requests == n_before) return false;  // full, or the last one waits for other rails
+    if (queue_pair.requests == n_before) return false;  // full, or the last one waits for other rails
   }
   return true;
 }
 
-bool RdmaTransport::send_batch(Link& link, Transfer& t, size_t rail) {
-  Line& line = link.lines[rail];
+bool RdmaTransport::send_batch(Link& link, Transfer& t, size_t nic_port) {
+  QueuePair& queue_pair = link.queue_pairs[nic_port];
   const bool write = t.what.op == KvOp::write;
-  const int room = std::min(rails_[rail].queue_depth - line.requests, rails_[rail].send_depth - rail_requests_[rail]);
-  const bool alone = t.n_batches == t.batches[rail];
+  const int room = std::min(nic_ports_[nic_port].queue_depth - queue_pair.requests,
+                            nic_ports_[nic_port].send_depth - nic_port_requests_[nic_port]);
+  const bool alone = t.n_batches == t.batches[nic_port];
   const BatchSize size = next_batch(t.requests, t.what.op, t.next, room, alone);
   const int n = size.n + int(size.notice);
   if (n == 0) return true;
@@ -298,7 +301,7 @@ bool RdmaTransport::send_batch(Link& link, Transfer& t, size_t rail) {
   for (int i = 0; i < n; ++i) {
     ibv_send_wr& wr = requests_[size_t(i)];
     wr = {};
-    wr.wr_id = uint64_t(line.serial) << 1;
+    wr.wr_id = uint64_t(queue_pair.serial) << 1;
     wr.next = &wr + 1;
     if (i == size.n) continue;  // the notice
     const Request& request = t.requests.list[t.next++];
@@ -306,11 +309,11 @@ bool RdmaTransport::send_batch(Link& link, Transfer& t, size_t rail) {
     wr.num_sge = int(request.n_pieces);
     for (uint32_t k = 0; k < request.n_pieces; ++k) {
       const LocalPiece& piece = t.requests.pieces[request.first_piece + k];
-      pieces_[n_pieces++] = {piece.address, piece.bytes, rails_[rail].regions[piece.region]->lkey};
+      pieces_[n_pieces++] = {piece.address, piece.bytes, nic_ports_[nic_port].regions[piece.region]->lkey};
     }
     wr.opcode = write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
-    wr.wr.rdma = {request.remote, t.keys->key(request.range, rail)};
-    if (write && !device_queue_ && int(request.bytes) <= line.queue.inline_bytes) wr.send_flags = IBV_SEND_INLINE;
+    wr.wr.rdma = {request.remote, t.keys->key(request.range, nic_port)};
+    if (write && !device_queue_ && int(request.bytes) <= queue_pair.queue.inline_bytes) wr.send_flags = IBV_SEND_INLINE;
     bytes += request.bytes;
   }
   ibv_send_wr& last = requests_[size_t(n - 1)];
@@ -324,12 +327,12 @@ bool RdmaTransport::send_batch(Link& link, Transfer& t, size_t rail) {
     t.stage = Transfer::sent;
   }
   ibv_send_wr* bad = nullptr;
-  const int error = ibv_post_send(line.queue.pair.get(), requests_.data(), &bad);
-  line.batches.push_back({&t, n, bytes});
-  line.requests += n;
-  line.bytes += bytes;
-  rail_requests_[rail] += n;
-  ++t.batches[rail];
+  const int error = ibv_post_send(queue_pair.queue.pair.get(), requests_.data(), &bad);
+  queue_pair.batches.push_back({&t, n, bytes});
+  queue_pair.requests += n;
+  queue_pair.bytes += bytes;
+  nic_port_requests_[nic_port] += n;
+  ++t.batches[nic_port];
   ++t.n_batches;
   return error == 0;
 }
@@ -337,29 +340,29 @@ bool RdmaTransport::send_batch(Link& link, Transfer& t, size_t rail) {
 void RdmaTransport::poll_completions() {
   constexpr int kMost = 16;
   ibv_wc found[kMost];
-  for (size_t rail = 0; rail < rails_.size(); ++rail) {
+  for (size_t nic_port = 0; nic_port < nic_ports_.size(); ++nic_port) {
     int n;
     do {
-      n = ibv_poll_cq(rails_[rail].sends.get(), kMost, found);
-      for (int i = 0; i < n; ++i) completed(rail, found[i]);
+      n = ibv_poll_cq(nic_ports_[nic_port].sends.get(), kMost, found);
+      for (int i = 0; i < n; ++i) completed(nic_port, found[i]);
     } while (n == kMost);
   }
 }
 
-void RdmaTransport::completed(size_t rail, const ibv_wc& wc) {
+void RdmaTransport::completed(size_t nic_port, const ibv_wc& wc) {
   auto place = places_.find(uint32_t(wc.wr_id >> 1));
   if (place == places_.end()) return;  // of a queue pair that is no more
   Link& link = *place->second.link;
-  Line& line = link.lines[rail];
-  const Batch batch = line.batches.front();
+  QueuePair& queue_pair = link.queue_pairs[nic_port];
+  const Batch batch = queue_pair.batches.front();
   if (wc.status != IBV_WC_SUCCESS) return renew(link, batch.transfer, wc.status == IBV_WC_REM_ACCESS_ERR);
   if ((wc.wr_id & 1) == 0) return;
-  line.batches.pop_front();
-  line.requests -= batch.requests;
-  line.bytes -= batch.bytes;
-  rail_requests_[rail] -= batch.requests;
+  queue_pair.batches.pop_front();
+  queue_pair.requests -= batch.requests;
+  queue_pair.bytes -= batch.bytes;
+  nic_port_requests_[nic_port] -= batch.requests;
   Transfer& t = *batch.transfer;
-  --t.batches[rail];
+  --t.batches[nic_port];
   --t.n_batches;
   if (t.n_batches == 0 && (t.stage == Transfer::sent || t.stage == Transfer::stopped))
     settle(t, t.stage == Transfer::sent);
@@ -367,26 +370,26 @@ void RdmaTransport::completed(size_t rail, const ibv_wc& wc) {
 
 std::vector<Transfer*> RdmaTransport::drop_queues(Link& link) {
   std::vector<Transfer*> hit;
-  for (size_t rail = 0; rail < link.lines.size(); ++rail) {
-    Line& line = link.lines[rail];
-    places_.erase(line.serial);
-    line.queue.pair.reset();
-    for (const Batch& batch : line.batches) {
-      rail_requests_[rail] -= batch.requests;
+  for (size_t nic_port = 0; nic_port < link.queue_pairs.size(); ++nic_port) {
+    QueuePair& queue_pair = link.queue_pairs[nic_port];
+    places_.erase(queue_pair.serial);
+    queue_pair.queue.pair.reset();
+    for (const Batch& batch : queue_pair.batches) {
+      nic_port_requests_[nic_port] -= batch.requests;
       Transfer& t = *batch.transfer;
-      --t.batches[rail];
+      --t.batches[nic_port];
       if (--t.n_batches == 0) hit.push_back(&t);
     }
-    line.batches.clear();
-    line.requests = 0;
-    line.bytes = 0;
+    queue_pair.batches.clear();
+    queue_pair.requests = 0;
+    queue_pair.bytes = 0;
   }
   return hit;
 }
 
 void RdmaTransport::renew(Link& link, Transfer* culprit, bool refused) {
   if (link.state == Link::lost) return;
-  const size_t n = link.lines.size();
+  const size_t n = link.queue_pairs.size();
   for (Transfer* t : drop_queues(link)) {
     if (refused && t == culprit && t->stage != Transfer::stopped) {
       // Fails when the owner has counted it, which its answer says.
@@ -400,18 +403,18 @@ void RdmaTransport::renew(Link& link, Transfer* culprit, bool refused) {
   }
   for (Transfer* t : link.waiting)  // they have not failed, but their keys are no more
     if (t->stage == Transfer::moving) t->stage = Transfer::seeking, t->sync = 0;
-  auto made = make_queues(rails_, n, Role::post);
+  auto made = make_queues(nic_ports_, n, Role::post);
   if (!made) return die(link);
   number_lines(link, made.value());
   link.state = Link::renewing;
   Message message{Message::renew, {}, refused ? 1u : 0u, {}};
-  for (const Line& line : link.lines) message.rails.push_back(line.queue.end);
+  for (const QueuePair& queue_pair : link.queue_pairs) message.nic_ports.push_back(queue_pair.queue.end);
   say(link.channel, message);
 }
 
 void RdmaTransport::read_mail(Link& link) {
   if (!link.mail->news || link.state == Link::lost) return;
-  std::optional<std::vector<RailEnd>> renewed;
+  std::optional<std::vector<NicPortEnd>> renewed;
   bool left;
   {
     std::lock_guard lock(link.mail->mutex);
@@ -419,12 +422,12 @@ void RdmaTransport::read_mail(Link& link) {
     left = link.mail->left;
     link.mail->news = false;
   }
-  bool up = !left && renewed && link.state == Link::renewing && renewed->size() == link.lines.size();
+  bool up = !left && renewed && link.state == Link::renewing && renewed->size() == link.queue_pairs.size();
   if (up) {
     std::vector<Queue> queues;
-    for (Line& line : link.lines) queues.push_back(std::move(line.queue));
-    up = connect_queues(rails_, queues, *renewed).ok();
-    for (size_t i = 0; i < queues.size(); ++i) link.lines[i].queue = std::move(queues[i]);
+    for (QueuePair& queue_pair : link.queue_pairs) queues.push_back(std::move(queue_pair.queue));
+    up = connect_queues(nic_ports_, queues, *renewed).ok();
+    for (size_t i = 0; i < queues.size(); ++i) link.queue_pairs[i].queue = std::move(queues[i]);
   }
   if (!up) return die(link);
   link.state = Link::ready;
@@ -443,7 +446,7 @@ void RdmaTransport::die(Link& link) {
     std::erase(link.waiting, t);
   }
   for (Transfer* t : std::exchange(link.waiting, {})) settle(*t, false);
-  link.lines.clear();
+  link.queue_pairs.clear();
   link.channel->close("it was given up");
 }
 
@@ -457,9 +460,9 @@ MadeTransport make_rdma_transport(const TransportOptions& options) {
 
 MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys) {
   XPYD_CHECK(options.clock != nullptr);
-  auto rails = rdma::open_rails(options, keys);
-  if (!rails) return rails.error();
-  auto made = std::make_unique<rdma::RdmaTransport>(options, std::move(rails.value()));
+  auto nic_ports = rdma::open_nic_ports(options, keys);
+  if (!nic_ports) return nic_ports.error();
+  auto made = std::make_unique<rdma::RdmaTransport>(options, std::move(nic_ports.value()));
   if (auto started = made->start(); !started) return started.error();
   return std::unique_ptr<KvTransport>(std::move(made));
 }

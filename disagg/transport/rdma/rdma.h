@@ -29,12 +29,12 @@
 
 namespace xpyd::disagg::rdma {
 
-using KeysOfWindow = std::shared_ptr<const WindowKeys>;
+using KeysOfRegistration = std::shared_ptr<const RegistrationKeys>;
 // What the owner's side has sent.
 struct Mail {
   std::mutex mutex;
-  std::unordered_map<uint32_t, KeysOfWindow> keys;  // by index
-  std::optional<std::vector<RailEnd>> renewed;
+  std::unordered_map<uint32_t, KeysOfRegistration> keys;  // by index
+  std::optional<std::vector<NicPortEnd>> renewed;
   std::atomic<bool> left = false;
   std::atomic<bool> news = false;  // one of these two
   std::atomic<uint64_t> synced = 0;
@@ -49,11 +49,11 @@ struct Transfer {
   int64_t mark = 0;  // device memory: the source is there when the queue has reached it
   enum { seeking, moving, sent, stopped, refused, done, failed } stage = seeking;
   uint64_t sync = 0;  // seeking, refused: asked the owner (0: not yet)
-  KeysOfWindow keys;
+  KeysOfRegistration keys;
   bool planned = false;
   Requests requests;
   size_t next = 0;           // of requests
-  int rail = -1;             // of a transfer that is not striped
+  int nic_port = -1;         // of a transfer that is not striped
   std::vector<int> batches;  // under way, by rail
   int n_batches = 0;
   bool settled() const { return stage == done || stage == failed; }
@@ -63,7 +63,7 @@ struct Batch {
   int requests;
   size_t bytes;
 };
-struct Line {  // of a link, on one rail
+struct QueuePair {  // of a link, on one rail
   Queue queue;
   uint32_t serial = 0;  // in ids of completions; of this queue pair only
   std::deque<Batch> batches;
@@ -75,7 +75,7 @@ struct Link {
   std::vector<AddressRange> regions;
   ChannelPtr channel;  // held()
   std::shared_ptr<Mail> mail;
-  std::vector<Line> lines;
+  std::vector<QueuePair> queue_pairs;
   enum { ready, renewing, lost } state = ready;
   std::deque<Transfer*> waiting;  // those with something left to post or to hear
   uint64_t last_sync = 0;
@@ -90,10 +90,10 @@ struct Connected {     // a peer that has answered
 
 class RdmaTransport final : public PostingTransport<Link, Transfer, Serving> {
  public:
-  RdmaTransport(const TransportOptions& options, std::vector<Rail> rails);
+  RdmaTransport(const TransportOptions& options, std::vector<NicPort> nic_ports);
   ~RdmaTransport() override;
   Status start();
-  std::string address() const override { return meeting_.address(); }
+  std::string address() const override { return bootstrap_.address(); }
 
  private:
   Result<std::shared_ptr<Link>> connect_peer(PeerId peer, const std::string& address) override;
@@ -101,8 +101,8 @@ class RdmaTransport final : public PostingTransport<Link, Transfer, Serving> {
   std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<Link>& link, const KvTransfer& what,
                                   const TransferPlan& plan) override;
   TransferState progress(Transfer& t, bool unwanted) override;
-  Serving& windows() const override { return serving_; }
-  int64_t strangers() const override { return meeting_.refused(); }
+  Serving& registrations() const override { return serving_; }
+  int64_t strangers() const override { return bootstrap_.refused(); }
 
   // What becomes of transfers.
   ChannelEvents accepted(const ChannelPtr& channel, PeerId peer);  // on the meeting's thread
@@ -114,28 +114,28 @@ class RdmaTransport final : public PostingTransport<Link, Transfer, Serving> {
   void settle(Transfer& t, bool good);
   // Lines: what goes out, comes back, breaks and is renewed.
   bool advance(Link& link, Transfer& t);  // false: the queues are full
-  bool send_batch(Link& link, Transfer& t, size_t rail);
+  bool send_batch(Link& link, Transfer& t, size_t nic_port);
   void poll_completions();
-  void completed(size_t rail, const ibv_wc& wc);
+  void completed(size_t nic_port, const ibv_wc& wc);
   void number_lines(Link& link, std::vector<Queue>& queues);
   std::vector<Transfer*> drop_queues(Link& link);  // those that were under way
   void renew(Link& link, Transfer* culprit, bool refused);
   void read_mail(Link& link);
   void die(Link& link);
 
-  std::vector<Rail> rails_;
+  std::vector<NicPort> nic_ports_;
   mutable Serving serving_;
-  Meeting meeting_;
+  Bootstrap bootstrap_;
   const RequestLimits limits_;
   Clock& clock_;
   DeviceQueue* const device_queue_;  // where the KV memory is a device's, whose work fills it in order
   Calls<Connected> calls_;
   struct Place {
     Link* link;
-    size_t rail;
+    size_t nic_port;
   };
   std::unordered_map<uint32_t, Place> places_;  // of lines, by serial
-  std::vector<int> rail_requests_;              // under way on each rail
+  std::vector<int> nic_port_requests_;          // under way on each rail
   uint32_t last_serial_ = 0;
   std::vector<ibv_send_wr> requests_;  // of the batch that is being made
   std::vector<ibv_sge> pieces_;

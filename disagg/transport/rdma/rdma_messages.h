@@ -11,17 +11,17 @@
 #include <vector>
 
 #include "base/status.h"
-#include "disagg/transport/meeting.h"
+#include "disagg/transport/bootstrap.h"
 #include "disagg/transport/transport.h"
 
 namespace xpyd::disagg::rdma {
 
-constexpr size_t kMaxRails = 16;
+constexpr size_t kMaxNicPorts = 16;
 constexpr size_t kMaxKeys = 256;  // ranges of one window
-constexpr size_t kMaxMessageBytes = 1024 + kMaxKeys * (20 + 4 * kMaxRails);
+constexpr size_t kMaxMessageBytes = 1024 + kMaxKeys * (20 + 4 * kMaxNicPorts);
 
 // One end of a queue pair.
-struct RailEnd {
+struct NicPortEnd {
   std::array<uint8_t, 16> gid{};
   uint16_t lid = 0;
   uint8_t mtu = 0;               // ibv_mtu
@@ -29,7 +29,7 @@ struct RailEnd {
   uint32_t number = 0, psn = 0;  // 24 bits
 };
 template <class A>
-void fields(A& a, typename A::template Ref<RailEnd> s) {
+void fields(A& a, typename A::template Ref<NicPortEnd> s) {
   constexpr int k24Bits = (1 << 24) - 1;
   auto& [gid, lid, mtu, reads, number, psn] = s;
   a.bytes("gid", gid);
@@ -43,30 +43,30 @@ void fields(A& a, typename A::template Ref<RailEnd> s) {
 // The first frame in either direction: the poster calls, the owner of memory answers. An answer
 // with no rails is a refusal, and `refusal` says why.
 struct Offer {
-  std::vector<RailEnd> rails;
+  std::vector<NicPortEnd> nic_ports;
   std::string refusal;
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Offer> s) {
-  auto& [rails, refusal] = s;
-  a.list("rails", rails, kMaxRails);
+  auto& [nic_ports, refusal] = s;
+  a.list("rails", nic_ports, kMaxNicPorts);
   XPYD_EACH(a, refusal);
 }
 
 // The keys of a window that its owner has opened: one per range and rail.
-struct WindowKeys {
+struct RegistrationKeys {
   uint32_t index = 0, generation = 0;
   KvOp op = KvOp::write;
   std::vector<AddressRange> ranges;  // sorted by begin, apart from each other
   std::vector<uint32_t> keys;        // [ranges][rails of the link]
-  uint32_t key(size_t range, size_t rail) const { return keys[range * (keys.size() / ranges.size()) + rail]; }
+  uint32_t key(size_t range, size_t nic_port) const { return keys[range * (keys.size() / ranges.size()) + nic_port]; }
 };
 template <class A>
-void fields(A& a, typename A::template Ref<WindowKeys> s) {
+void fields(A& a, typename A::template Ref<RegistrationKeys> s) {
   auto& [index, generation, op, ranges, keys] = s;
   XPYD_EACH(a, index, generation, op);
   a.list("ranges", ranges, kMaxKeys);
-  a.numbers("keys", keys, kMaxKeys * kMaxRails);
+  a.numbers("keys", keys, kMaxKeys * kMaxNicPorts);
 }
 
 // Once a link is up. The poster sends sync, refused and renew; the owner the others.
@@ -81,31 +81,31 @@ struct Message {
     renewed,  // the owner's new ones, or none: it cannot
   };
   Kind kind = sync;
-  WindowKeys window;
+  RegistrationKeys registration;
   uint64_t number = 0;
-  std::vector<RailEnd> rails;
+  std::vector<NicPortEnd> nic_ports;
 };
 
 template <class A>
 void fields(A& a, typename A::template Ref<Message> s) {
-  auto& [kind, window, number, rails] = s;
+  auto& [kind, registration, number, nic_ports] = s;
   a.choice("kind", kind, Message::renewed);
-  XPYD_EACH(a, window, number);
-  a.list("rails", rails, kMaxRails);
+  XPYD_EACH(a, registration, number);
+  a.list("rails", nic_ports, kMaxNicPorts);
 }
 
 // What must hold between fields, too.
-inline Result<Message> read_message(std::string_view bytes, size_t n_rails) {
+inline Result<Message> read_message(std::string_view bytes, size_t n_nic_ports) {
   Result<Message> message = from_bytes<Message>(bytes);
   if (!message) return message;
-  const auto& [kind, window, number, rails] = message.value();
+  const auto& [kind, registration, number, nic_ports] = message.value();
   if (kind > Message::closed) return message;
-  if (window.generation == 0) return invalid("generation: expected of a window");
-  if (kind == Message::closed && !window.ranges.empty()) return invalid("ranges: of a window that is no more");
+  if (registration.generation == 0) return invalid("generation: expected of a window");
+  if (kind == Message::closed && !registration.ranges.empty()) return invalid("ranges: of a window that is no more");
   uint64_t end = 0;
-  if (window.keys.size() != window.ranges.size() * n_rails)
+  if (registration.keys.size() != registration.ranges.size() * n_nic_ports)
     return invalid("keys: expected one for each range and rail");
-  for (const AddressRange& range : window.ranges) {
+  for (const AddressRange& range : registration.ranges) {
     if (range.begin < end || range.bytes == 0 || range.bytes > UINT64_MAX - range.begin)
       return invalid("ranges: expected sorted, apart and within memory");
     end = range.begin + range.bytes;

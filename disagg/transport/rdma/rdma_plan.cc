@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "disagg/transport/window_table.h"
+#include "disagg/transport/registration_table.h"
 
 namespace xpyd::disagg::rdma {
 size_t region_of(std::span<const MemoryRange> regions, const std::byte* at, size_t bytes) {
@@ -40,9 +40,9 @@ Result<std::vector<AddressRange>> cover(std::span<const MemoryRange> pieces, std
   return join_all(gaps[n - 1]);
 }
 
-bool plan_requests(std::span<const Copy> copies, const WindowKeys& window, std::span<const MemoryRange> regions,
-                   const RequestLimits& limits, Requests& planned) {
-  const bool write = window.op == KvOp::write;
+bool plan_requests(std::span<const Copy> copies, const RegistrationKeys& registration,
+                   std::span<const MemoryRange> regions, const RequestLimits& limits, Requests& planned) {
+  const bool write = registration.op == KvOp::write;
   planned.list.clear();
   planned.pieces.clear();
   planned.bytes = 0;
@@ -58,12 +58,12 @@ bool plan_requests(std::span<const Copy> copies, const WindowKeys& window, std::
     for (size_t left = copy.bytes; left > 0;) {
       // Mostly that of the byte before.
       const auto holds = [&](uint32_t i) {
-        return i < window.ranges.size() && remote - window.ranges[i].begin < window.ranges[i].bytes;
+        return i < registration.ranges.size() && remote - registration.ranges[i].begin < registration.ranges[i].bytes;
       };
       if (!holds(range)) {
-        const AddressRange* found = find_range(window.ranges, remote, 1);
+        const AddressRange* found = find_range(registration.ranges, remote, 1);
         if (!found) return false;
-        range = uint32_t(found - window.ranges.data());
+        range = uint32_t(found - registration.ranges.data());
       }
       Request* request = planned.list.empty() ? nullptr : &planned.list.back();
       LocalPiece* piece = planned.pieces.empty() ? nullptr : &planned.pieces.back();
@@ -74,7 +74,7 @@ bool plan_requests(std::span<const Copy> copies, const WindowKeys& window, std::
         planned.list.push_back({remote, range, uint32_t(planned.pieces.size()), 0, 0});
         request = &planned.list.back();
       }
-      const size_t in_range = window.ranges[range].bytes - (remote - window.ranges[range].begin);
+      const size_t in_range = registration.ranges[range].bytes - (remote - registration.ranges[range].begin);
       const auto n = uint32_t(std::min({left, in_range, limits.bytes - request->bytes}));
       if (longer && request->n_pieces > 0) {
         piece->bytes += n;

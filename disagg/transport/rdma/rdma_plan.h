@@ -43,8 +43,8 @@ struct RequestLimits {
 
 // Neighbours on the remote side become one request. False: something there is outside the window.
 // The local sides lie within `regions`.
-bool plan_requests(std::span<const Copy> copies, const WindowKeys& window, std::span<const MemoryRange> regions,
-                   const RequestLimits& limits, Requests& planned);
+bool plan_requests(std::span<const Copy> copies, const RegistrationKeys& registration,
+                   std::span<const MemoryRange> regions, const RequestLimits& limits, Requests& planned);
 
 constexpr size_t kBatchBytes = 1 << 20;
 constexpr int kBatchRequests = 64;

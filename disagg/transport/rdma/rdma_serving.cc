@@ -10,12 +10,12 @@
 
 namespace xpyd::disagg::rdma {
 
-Serving::Serving(std::vector<Rail>& rails, std::vector<MemoryRange> regions)
-    : rails_(rails), regions_(std::move(regions)), spare_(rails.size()), used_(rails.size()) {}
+Serving::Serving(std::vector<NicPort>& nic_ports, std::vector<MemoryRange> regions)
+    : nic_ports_(nic_ports), regions_(std::move(regions)), spare_(nic_ports.size()), used_(nic_ports.size()) {}
 
 Serving::~Serving() {
-  windows_.clear();  // keys go before the queue pairs that they are bound to
-  guests_.clear();
+  registrations_.clear();  // keys go before the queue pairs that they are bound to
+  clients_.clear();
 }
 
 void Serving::connect(PeerId peer) {
@@ -26,19 +26,19 @@ void Serving::connect(PeerId peer) {
 void Serving::disconnect(PeerId peer) {
   std::lock_guard lock(mutex_);
   connected_.erase(peer);
-  auto it = guests_.find(peer);
-  if (it == guests_.end()) return;
+  auto it = clients_.find(peer);
+  if (it == clients_.end()) return;
   drop_queues(peer, it->second);
   it->second.channel->close("it was disconnected");
-  guests_.erase(it);
+  clients_.erase(it);
 }
 
-Serving::Window* Serving::find(const WindowKey& key) {
-  auto it = windows_.find(key.generation);
-  return it != windows_.end() && it->second.key == key ? &it->second : nullptr;
+Serving::Registration* Serving::find(const RemoteKey& key) {
+  auto it = registrations_.find(key.generation);
+  return it != registrations_.end() && it->second.key == key ? &it->second : nullptr;
 }
 
-Result<WindowKey> Serving::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
+Result<RemoteKey> Serving::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
   auto covered = cover(ranges, regions_);
   if (!covered) return covered.error();
   std::lock_guard lock(mutex_);
@@ -47,38 +47,38 @@ Result<WindowKey> Serving::open(PeerId peer, KvOp op, std::span<const MemoryRang
   if (last_generation_ == UINT32_MAX) return Error{ErrorCode::unavailable, "every generation of windows was used"};
   const uint32_t generation = ++last_generation_;
   if (free_indices_.empty()) free_indices_.push_back(n_indices_++);
-  Window& window = windows_[generation];
-  window.key = {free_indices_.front(), generation, 0};
-  window.peer = peer;
-  window.op = op;
-  window.ranges = std::move(covered.value());
-  auto guest = guests_.find(peer);
-  if (guest != guests_.end()) {
-    if (auto granted = grant(window, guest->second); !granted) {
-      windows_.erase(generation);
+  Registration& registration = registrations_[generation];
+  registration.key = {free_indices_.front(), generation, 0};
+  registration.peer = peer;
+  registration.op = op;
+  registration.ranges = std::move(covered.value());
+  auto client = clients_.find(peer);
+  if (client != clients_.end()) {
+    if (auto granted = grant(registration, client->second); !granted) {
+      registrations_.erase(generation);
       return granted.error();
     }
   }
   free_indices_.pop_front();
-  return window.key;
+  return registration.key;
 }
 
-bool Serving::close(const WindowKey& key) {
+bool Serving::close(const RemoteKey& key) {
   std::lock_guard lock(mutex_);
-  Window* window = find(key);
-  if (!window) return true;
+  Registration* registration = find(key);
+  if (!registration) return true;
   poll();
-  if (!revoke(*window)) return false;
+  if (!revoke(*registration)) return false;
   free_indices_.push_back(key.index);
-  windows_.erase(key.generation);
+  registrations_.erase(key.generation);
   return true;
 }
 
-int Serving::arrived(const WindowKey& key) {
+int Serving::arrived(const RemoteKey& key) {
   std::lock_guard lock(mutex_);
   poll();
-  const Window* window = find(key);
-  return window ? window->arrived : 0;
+  const Registration* registration = find(key);
+  return registration ? registration->arrived : 0;
 }
 
 int64_t Serving::refused() {
@@ -87,51 +87,51 @@ int64_t Serving::refused() {
   return refused_;
 }
 
-Status Serving::make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs) {
-  auto made = make_queues(rails_, std::min(rails_.size(), theirs.size()), Role::serve);
+Status Serving::make_queues_for(Client& client, const std::vector<NicPortEnd>& theirs) {
+  auto made = make_queues(nic_ports_, std::min(nic_ports_.size(), theirs.size()), Role::serve);
   if (!made) return made.error();
-  if (auto connected = connect_queues(rails_, made.value(), theirs); !connected) return connected.error();
-  guest.queues = std::move(made.value());
-  guest.in_flight.assign(guest.queues.size(), 0);
+  if (auto connected = connect_queues(nic_ports_, made.value(), theirs); !connected) return connected.error();
+  client.queues = std::move(made.value());
+  client.in_flight.assign(client.queues.size(), 0);
   return ok();
 }
 
 size_t Serving::join(PeerId peer, const ChannelPtr& channel, const Offer& offer) {
   std::lock_guard lock(mutex_);
   Offer answer;
-  Guest& guest = guests_[peer];
-  if (guest.channel) {
-    drop_queues(peer, guest);
-    guest.channel->close("it has called again");
+  Client& client = clients_[peer];
+  if (client.channel) {
+    drop_queues(peer, client);
+    client.channel->close("it has called again");
   }
-  guest.channel = channel;
-  std::vector<RailEnd> theirs = offer.rails;
-  if (theirs.size() > rails_.size()) theirs.resize(rails_.size());
-  if (auto made = make_queues_for(guest, theirs); made)
-    answer.rails = ends_of(guest.queues);
+  client.channel = channel;
+  std::vector<NicPortEnd> theirs = offer.nic_ports;
+  if (theirs.size() > nic_ports_.size()) theirs.resize(nic_ports_.size());
+  if (auto made = make_queues_for(client, theirs); made)
+    answer.nic_ports = ends_of(client.queues);
   else
     answer.refusal = made.error().message;
   // Under the lock: the peer expects this answer before the keys of any window.
   say(channel, answer);
-  if (!answer.rails.empty()) grant_all(peer, guest);
-  return answer.rails.size();
+  if (!answer.nic_ports.empty()) grant_all(peer, client);
+  return answer.nic_ports.size();
 }
 
 bool Serving::take(PeerId peer, const Message& message) {
   std::lock_guard lock(mutex_);
-  auto it = guests_.find(peer);
-  if (it == guests_.end()) return false;
-  Guest& guest = it->second;
+  auto it = clients_.find(peer);
+  if (it == clients_.end()) return false;
+  Client& client = it->second;
   switch (message.kind) {
     case Message::refused: ++refused_; [[fallthrough]];
-    case Message::sync: say(guest.channel, Message{Message::synced, {}, message.number, {}}); return true;
+    case Message::sync: say(client.channel, Message{Message::synced, {}, message.number, {}}); return true;
     case Message::renew: {
       if (message.number == 1) ++refused_;
-      drop_queues(peer, guest);
+      drop_queues(peer, client);
       Message answer{Message::renewed, {}, 0, {}};
-      if (make_queues_for(guest, message.rails)) answer.rails = ends_of(guest.queues);
-      say(guest.channel, answer);
-      grant_all(peer, guest);
+      if (make_queues_for(client, message.nic_ports)) answer.nic_ports = ends_of(client.queues);
+      say(client.channel, answer);
+      grant_all(peer, client);
       return true;
     }
     default: return false;
@@ -140,10 +140,10 @@ bool Serving::take(PeerId peer, const Message& message) {
 
 void Serving::left(PeerId peer, const Channel* channel) {
   std::lock_guard lock(mutex_);
-  auto it = guests_.find(peer);
-  if (it == guests_.end() || it->second.channel.get() != channel) return;
+  auto it = clients_.find(peer);
+  if (it == clients_.end() || it->second.channel.get() != channel) return;
   drop_queues(peer, it->second);
-  guests_.erase(it);
+  clients_.erase(it);
 }
 
 // ---- how keys are made and revoked
@@ -157,179 +157,189 @@ constexpr size_t kSpare = 64;
 // On hardware a few microseconds; with devices made of software others may have the processor.
 constexpr double kBindSeconds = 2, kRevokeSeconds = 0.02;
 
-uint64_t batch_id(const WindowKey& key, bool last) { return uint64_t(key.generation) << 1 | last; }
+uint64_t batch_id(const RemoteKey& key, bool last) { return uint64_t(key.generation) << 1 | last; }
 
 int access_of(KvOp op) { return op == KvOp::write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ; }
 
 }  // namespace
 
-Result<MemoryWindow> Serving::spare(size_t rail) {
-  std::deque<MemoryWindow>& spare = spare_[rail];
+Result<MemoryWindow> Serving::spare(size_t nic_port) {
+  std::deque<MemoryWindow>& spare = spare_[nic_port];
   if (spare.size() >= kSpare) {
     MemoryWindow oldest = std::move(spare.front());
     spare.pop_front();
     return oldest;
   }
-  MemoryWindow made(ibv_alloc_mw(rails_[rail].protection.get(), IBV_MW_TYPE_2));
+  MemoryWindow made(ibv_alloc_mw(nic_ports_[nic_port].protection.get(), IBV_MW_TYPE_2));
   if (made) return made;
-  return Error{ErrorCode::unavailable, rails_[rail].name + " has no more memory windows: " + std::strerror(errno)};
+  return Error{ErrorCode::unavailable,
+               nic_ports_[nic_port].name + " has no more memory windows: " + std::strerror(errno)};
 }
 
-bool Serving::post(Guest& guest, size_t rail, std::vector<ibv_send_wr>& requests, Window& window) {
+bool Serving::post(Client& client, size_t nic_port, std::vector<ibv_send_wr>& requests, Registration& registration) {
   for (size_t i = 0; i + 1 < requests.size(); ++i) requests[i].next = &requests[i + 1];
   requests.back().send_flags |= IBV_SEND_SIGNALED;
-  requests.back().wr_id = batch_id(window.key, true);
+  requests.back().wr_id = batch_id(registration.key, true);
   ibv_send_wr* bad = nullptr;
-  if (ibv_post_send(guest.queues[rail].pair.get(), requests.data(), &bad) != 0) return false;
-  guest.in_flight[rail] += int(requests.size());
-  ++window.pending;
+  if (ibv_post_send(client.queues[nic_port].pair.get(), requests.data(), &bad) != 0) return false;
+  client.in_flight[nic_port] += int(requests.size());
+  ++registration.pending;
   return true;
 }
 
-Status Serving::grant_on(Window& window, Guest& guest, size_t rail) {
-  const size_t n = window.ranges.size();
-  std::vector<Grant>& grants = window.grants[rail];
+Status Serving::grant_on(Registration& registration, Client& client, size_t nic_port) {
+  const size_t n = registration.ranges.size();
+  std::vector<Grant>& grants = registration.grants[nic_port];
   std::vector<ibv_send_wr> requests(n);
   for (size_t i = 0; i < n; ++i) {
-    const AddressRange& range = window.ranges[i];
+    const AddressRange& range = registration.ranges[i];
     Grant grant;
-    if (!rails_[rail].memory_windows) {
-      grant.registration.reset(ibv_reg_mr(rails_[rail].protection.get(), reinterpret_cast<void*>(range.begin),
-                                          range.bytes, IBV_ACCESS_LOCAL_WRITE | access_of(window.op)));
+    if (!nic_ports_[nic_port].memory_windows) {
+      grant.registration.reset(ibv_reg_mr(nic_ports_[nic_port].protection.get(), reinterpret_cast<void*>(range.begin),
+                                          range.bytes, IBV_ACCESS_LOCAL_WRITE | access_of(registration.op)));
       if (!grant.registration)
         return Error{ErrorCode::unavailable,
-                     rails_[rail].name + " does not register a window: " + std::strerror(errno)};
+                     nic_ports_[nic_port].name + " does not register a window: " + std::strerror(errno)};
     } else {
-      auto made = spare(rail);
+      auto made = spare(nic_port);
       if (!made) return made.error();
-      grant.window = std::move(made.value());
+      grant.registration = std::move(made.value());
       ibv_send_wr& bind = requests[i];
-      bind.wr_id = batch_id(window.key, false);
+      bind.wr_id = batch_id(registration.key, false);
       bind.opcode = IBV_WR_BIND_MW;
-      bind.bind_mw.mw = grant.window.get();
-      bind.bind_mw.rkey = ibv_inc_rkey(grant.window->rkey);
+      bind.bind_mw.mw = grant.registration.get();
+      bind.bind_mw.rkey = ibv_inc_rkey(grant.registration->rkey);
       const size_t region = region_of(regions_, reinterpret_cast<std::byte*>(range.begin), range.bytes);
-      bind.bind_mw.bind_info = {rails_[rail].regions[region].get(), range.begin, range.bytes,
-                                unsigned(access_of(window.op))};
+      bind.bind_mw.bind_info = {nic_ports_[nic_port].regions[region].get(), range.begin, range.bytes,
+                                unsigned(access_of(registration.op))};
     }
     grants.push_back(std::move(grant));
   }
-  if (n == 0 || !rails_[rail].memory_windows) return ok();
-  if (guest.in_flight[rail] + int(n) > rails_[rail].queue_depth) settle(window, kBindSeconds);
-  if (guest.in_flight[rail] + int(n) > rails_[rail].queue_depth || !post(guest, rail, requests, window))
-    window.failed = true;
-  for (size_t i = 0; i < n; ++i) grants[i].window->rkey = requests[i].bind_mw.rkey;
+  if (n == 0 || !nic_ports_[nic_port].memory_windows) return ok();
+  if (client.in_flight[nic_port] + int(n) > nic_ports_[nic_port].queue_depth) settle(registration, kBindSeconds);
+  if (client.in_flight[nic_port] + int(n) > nic_ports_[nic_port].queue_depth ||
+      !post(client, nic_port, requests, registration))
+    registration.failed = true;
+  for (size_t i = 0; i < n; ++i) grants[i].registration->rkey = requests[i].bind_mw.rkey;
   return ok();
 }
 
 // Afterwards the window has keys, or the link is broken and waits to be renewed. Error: keys have run out.
-Status Serving::grant(Window& window, Guest& guest) {
-  if (guest.queues.empty()) return ok();
-  window.failed = false;
-  window.pending = 0;
-  window.grants.resize(guest.queues.size());
+Status Serving::grant(Registration& registration, Client& client) {
+  if (client.queues.empty()) return ok();
+  registration.failed = false;
+  registration.pending = 0;
+  registration.grants.resize(client.queues.size());
   Status granted = ok();
-  for (size_t rail = 0; rail < guest.queues.size() && granted; ++rail) granted = grant_on(window, guest, rail);
-  const bool settled = settle(window, kBindSeconds);
-  if (!granted || !settled) window.grants.clear();
+  for (size_t nic_port = 0; nic_port < client.queues.size() && granted; ++nic_port)
+    granted = grant_on(registration, client, nic_port);
+  const bool settled = settle(registration, kBindSeconds);
+  if (!granted || !settled) registration.grants.clear();
   if (!granted) return granted;
   if (!settled) {
-    drop_queues(window.peer, guest);
+    drop_queues(registration.peer, client);
     return ok();
   }
-  Message message{Message::opened, {window.key.index, window.key.generation, window.op, window.ranges, {}}, 0, {}};
-  for (size_t i = 0; i < window.ranges.size(); ++i)
-    for (const auto& grants : window.grants)
-      message.window.keys.push_back(grants[i].window ? grants[i].window->rkey : grants[i].registration->rkey);
-  say(guest.channel, message);
+  Message message{Message::opened,
+                  {registration.key.index, registration.key.generation, registration.op, registration.ranges, {}},
+                  0,
+                  {}};
+  for (size_t i = 0; i < registration.ranges.size(); ++i)
+    for (const auto& grants : registration.grants)
+      message.registration.keys.push_back(grants[i].registration ? grants[i].registration->rkey
+                                                                 : grants[i].registration->rkey);
+  say(client.channel, message);
   return ok();
 }
 
-void Serving::grant_all(PeerId peer, Guest& guest) {
+void Serving::grant_all(PeerId peer, Client& client) {
   if (!connected_.count(peer)) return;
-  for (auto& [generation, window] : windows_)
-    if (window.peer == peer && !window.closing) (void)grant(window, guest).ok();
+  for (auto& [generation, registration] : registrations_)
+    if (registration.peer == peer && !registration.closing) (void)grant(registration, client).ok();
 }
 
-bool Serving::revoke(Window& window) {
-  auto it = guests_.find(window.peer);
-  if (window.grants.empty() || it == guests_.end()) return true;
-  Guest& guest = it->second;
-  if (!window.closing) {
-    int n = int(window.ranges.size()), under_way = 0;
-    for (size_t rail = 0; rail < window.grants.size(); ++rail) under_way = std::max(under_way, guest.in_flight[rail]);
-    if (under_way + n > rails_[0].queue_depth) return false;
-    say(guest.channel, Message{Message::closed, {window.key.index, window.key.generation, window.op, {}, {}}, 0, {}});
-    window.closing = true;
-    for (size_t rail = 0; rail < window.grants.size() && n > 0; ++rail) {
-      if (!rails_[rail].memory_windows) continue;
-      std::vector<ibv_send_wr> requests(window.ranges.size());
+bool Serving::revoke(Registration& registration) {
+  auto it = clients_.find(registration.peer);
+  if (registration.grants.empty() || it == clients_.end()) return true;
+  Client& client = it->second;
+  if (!registration.closing) {
+    int n = int(registration.ranges.size()), under_way = 0;
+    for (size_t nic_port = 0; nic_port < registration.grants.size(); ++nic_port)
+      under_way = std::max(under_way, client.in_flight[nic_port]);
+    if (under_way + n > nic_ports_[0].queue_depth) return false;
+    say(client.channel,
+        Message{
+            Message::closed, {registration.key.index, registration.key.generation, registration.op, {}, {}}, 0, {}});
+    registration.closing = true;
+    for (size_t nic_port = 0; nic_port < registration.grants.size() && n > 0; ++nic_port) {
+      if (!nic_ports_[nic_port].memory_windows) continue;
+      std::vector<ibv_send_wr> requests(registration.ranges.size());
       for (size_t i = 0; i < requests.size(); ++i) {
-        requests[i].wr_id = batch_id(window.key, false);
+        requests[i].wr_id = batch_id(registration.key, false);
         requests[i].opcode = IBV_WR_LOCAL_INV;
-        requests[i].invalidate_rkey = window.grants[rail][i].window->rkey;
+        requests[i].invalidate_rkey = registration.grants[nic_port][i].registration->rkey;
       }
-      if (!post(guest, rail, requests, window)) window.failed = true;
+      if (!post(client, nic_port, requests, registration)) registration.failed = true;
     }
   }
-  if (!settle(window, kRevokeSeconds) && !window.failed) return false;
-  if (window.failed) {  // as on a link that broke: its keys are removed altogether
-    drop_queues(window.peer, guest);
+  if (!settle(registration, kRevokeSeconds) && !registration.failed) return false;
+  if (registration.failed) {  // as on a link that broke: its keys are removed altogether
+    drop_queues(registration.peer, client);
     return true;
   }
-  for (size_t rail = 0; rail < window.grants.size(); ++rail)
-    for (Grant& grant : window.grants[rail])
-      if (grant.window) spare_[rail].push_back(std::move(grant.window));
-  window.grants.clear();
+  for (size_t nic_port = 0; nic_port < registration.grants.size(); ++nic_port)
+    for (Grant& grant : registration.grants[nic_port])
+      if (grant.registration) spare_[nic_port].push_back(std::move(grant.registration));
+  registration.grants.clear();
   return true;
 }
 
 // Until the window's requests are through; false: they are not, or one failed.
-bool Serving::settle(Window& window, double seconds) {
+bool Serving::settle(Registration& registration, double seconds) {
   RealClock clock;
   const double until = clock.now() + seconds;
   poll();
-  while (window.pending > 0 && !window.failed && clock.now() < until) poll();
-  return window.pending == 0 && !window.failed;
+  while (registration.pending > 0 && !registration.failed && clock.now() < until) poll();
+  return registration.pending == 0 && !registration.failed;
 }
 
 // Keys first: a queue pair with memory windows on it is not given up by every driver.
-void Serving::drop_queues(PeerId peer, Guest& guest) {
+void Serving::drop_queues(PeerId peer, Client& client) {
   poll();  // what has arrived through them has arrived
-  for (auto& [generation, window] : windows_) {
-    if (window.peer != peer) continue;
-    window.grants.clear();
-    window.pending = 0;
+  for (auto& [generation, registration] : registrations_) {
+    if (registration.peer != peer) continue;
+    registration.grants.clear();
+    registration.pending = 0;
   }
-  guest.queues.clear();
-  guest.in_flight.clear();
+  client.queues.clear();
+  client.in_flight.clear();
 }
 
 void Serving::poll() {
   constexpr int kMost = 16;
   ibv_wc found[kMost];
-  for (size_t rail = 0; rail < rails_.size(); ++rail) {
+  for (size_t nic_port = 0; nic_port < nic_ports_.size(); ++nic_port) {
     int n;
     do {
-      n = ibv_poll_cq(rails_[rail].serving.get(), kMost, found);
+      n = ibv_poll_cq(nic_ports_[nic_port].serving.get(), kMost, found);
       for (int i = 0; i < n; ++i)  // receives carry no id
-        found[i].wr_id == 0 ? arrived(rail, found[i]) : completed(rail, found[i]);
+        found[i].wr_id == 0 ? arrived(nic_port, found[i]) : completed(nic_port, found[i]);
     } while (n == kMost);
   }
 }
 
 // The end of a post that somebody made to a window of ours.
-void Serving::arrived(size_t rail, const ibv_wc& wc) {
-  if (++used_[rail] == rails_[rail].receive_batch) {
-    XPYD_CHECK(post_receives(rails_[rail], used_[rail]) == 0);
-    used_[rail] = 0;
+void Serving::arrived(size_t nic_port, const ibv_wc& wc) {
+  if (++used_[nic_port] == nic_ports_[nic_port].receive_batch) {
+    XPYD_CHECK(post_receives(nic_ports_[nic_port], used_[nic_port]) == 0);
+    used_[nic_port] = 0;
   }
   if (wc.status != IBV_WC_SUCCESS) return;
-  auto it = windows_.find(ntohl(wc.imm_data));
-  if (it != windows_.end() && !it->second.closing) {
-    auto guest = guests_.find(it->second.peer);
-    if (guest != guests_.end() && rail < guest->second.queues.size() &&
-        guest->second.queues[rail].pair->qp_num == wc.qp_num) {
+  auto it = registrations_.find(ntohl(wc.imm_data));
+  if (it != registrations_.end() && !it->second.closing) {
+    auto client = clients_.find(it->second.peer);
+    if (client != clients_.end() && nic_port < client->second.queues.size() &&
+        client->second.queues[nic_port].pair->qp_num == wc.qp_num) {
       ++it->second.arrived;
       return;
     }
@@ -337,17 +347,17 @@ void Serving::arrived(size_t rail, const ibv_wc& wc) {
   ++refused_;
 }
 
-void Serving::completed(size_t rail, const ibv_wc& wc) {
-  auto it = windows_.find(uint32_t(wc.wr_id >> 1));
-  if (it == windows_.end()) return;  // its keys went with a link
-  Window& window = it->second;
-  if (wc.status != IBV_WC_SUCCESS) window.failed = true;
-  if ((wc.wr_id & 1) == 0 || window.pending == 0) return;
-  --window.pending;
-  auto guest = guests_.find(window.peer);
-  if (guest != guests_.end() && rail < guest->second.queues.size() &&
-      guest->second.queues[rail].pair->qp_num == wc.qp_num)
-    guest->second.in_flight[rail] -= int(window.ranges.size());
+void Serving::completed(size_t nic_port, const ibv_wc& wc) {
+  auto it = registrations_.find(uint32_t(wc.wr_id >> 1));
+  if (it == registrations_.end()) return;  // its keys went with a link
+  Registration& registration = it->second;
+  if (wc.status != IBV_WC_SUCCESS) registration.failed = true;
+  if ((wc.wr_id & 1) == 0 || registration.pending == 0) return;
+  --registration.pending;
+  auto client = clients_.find(registration.peer);
+  if (client != clients_.end() && nic_port < client->second.queues.size() &&
+      client->second.queues[nic_port].pair->qp_num == wc.qp_num)
+    client->second.in_flight[nic_port] -= int(registration.ranges.size());
 }
 
 }  // namespace xpyd::disagg::rdma

@@ -25,15 +25,15 @@ namespace xpyd::disagg::rdma {
 
 class Serving {
  public:
-  Serving(std::vector<Rail>& rails, std::vector<MemoryRange> regions);
+  Serving(std::vector<NicPort>& nic_ports, std::vector<MemoryRange> regions);
   ~Serving();
 
   // As KvTransport says it.
   void connect(PeerId peer);
   void disconnect(PeerId peer);
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
-  bool close(const WindowKey& window);
-  int arrived(const WindowKey& window);
+  Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
+  bool close(const RemoteKey& registration);
+  int arrived(const RemoteKey& registration);
   int64_t refused();
 
   // What the peer's side says on its channel.
@@ -44,11 +44,11 @@ class Serving {
 
  private:
   struct Grant {
-    MemoryWindow window;
+    MemoryWindow registration;
     Registration registration;
   };
-  struct Window {
-    WindowKey key;
+  struct Registration {
+    RemoteKey key;
     PeerId peer = -1;
     KvOp op = KvOp::write;
     std::vector<AddressRange> ranges;
@@ -58,36 +58,36 @@ class Serving {
     int pending = 0;      // last requests of batches that are under way
     bool failed = false;  // one of them did not go through
   };
-  struct Guest {  // a peer that has called us
+  struct Client {  // a peer that has called us
     ChannelPtr channel;
     std::vector<Queue> queues;  // empty: broken
     std::vector<int> in_flight;
   };
 
   // Windows and guests.
-  Window* find(const WindowKey& window);
-  Status make_queues_for(Guest& guest, const std::vector<RailEnd>& theirs);
+  Registration* find(const RemoteKey& registration);
+  Status make_queues_for(Client& client, const std::vector<NicPortEnd>& theirs);
   // Keys, from being made to being revoked, and arrivals.
-  Status grant(Window& window, Guest& guest);
-  Status grant_on(Window& window, Guest& guest, size_t rail);
-  void grant_all(PeerId peer, Guest& guest);
-  bool revoke(Window& window);  // false: not yet
-  void drop_queues(PeerId peer, Guest& guest);
-  bool post(Guest& guest, size_t rail, std::vector<ibv_send_wr>& requests, Window& window);
-  bool settle(Window& window, double seconds);
-  Result<MemoryWindow> spare(size_t rail);
+  Status grant(Registration& registration, Client& client);
+  Status grant_on(Registration& registration, Client& client, size_t nic_port);
+  void grant_all(PeerId peer, Client& client);
+  bool revoke(Registration& registration);  // false: not yet
+  void drop_queues(PeerId peer, Client& client);
+  bool post(Client& client, size_t nic_port, std::vector<ibv_send_wr>& requests, Registration& registration);
+  bool settle(Registration& registration, double seconds);
+  Result<MemoryWindow> spare(size_t nic_port);
   void poll();
-  void completed(size_t rail, const ibv_wc& wc);
-  void arrived(size_t rail, const ibv_wc& wc);
+  void completed(size_t nic_port, const ibv_wc& wc);
+  void arrived(size_t nic_port, const ibv_wc& wc);
 
-  std::vector<Rail>& rails_;
+  std::vector<NicPort>& nic_ports_;
   const std::vector<MemoryRange> regions_;
   std::mutex mutex_;
   std::set<PeerId> connected_;
-  std::map<PeerId, Guest> guests_;
-  std::vector<std::deque<MemoryWindow>> spare_;   // [rails]; unbound, oldest first
-  std::vector<int> used_;                         // [rails]; receives to be posted again
-  std::unordered_map<uint32_t, Window> windows_;  // by generation
+  std::map<PeerId, Client> clients_;
+  std::vector<std::deque<MemoryWindow>> spare_;               // [rails]; unbound, oldest first
+  std::vector<int> used_;                                     // [rails]; receives to be posted again
+  std::unordered_map<uint32_t, Registration> registrations_;  // by generation
   std::deque<uint32_t> free_indices_;
   uint32_t n_indices_ = 0, last_generation_ = 0;
   int64_t refused_ = 0;

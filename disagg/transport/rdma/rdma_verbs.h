@@ -29,7 +29,7 @@ struct Destroy {
   }
 };
 // ibv_dealloc_mw is inline and has no address of its own.
-inline int destroy_window(ibv_mw* window) { return ibv_dealloc_mw(window); }
+inline int destroy_window(ibv_mw* registration) { return ibv_dealloc_mw(registration); }
 
 using Context = std::unique_ptr<ibv_context, Destroy<ibv_close_device>>;
 using Protection = std::unique_ptr<ibv_pd, Destroy<ibv_dealloc_pd>>;
@@ -45,7 +45,7 @@ enum class Keys {
   registrations,  // a registration of each range, removed when the window closes
 };
 
-struct Rail {
+struct NicPort {
   std::string name;  // "mlx5_0:1"
   Context context;
   Protection protection;
@@ -73,10 +73,10 @@ struct Rail {
 };
 
 // Errors say what is missing: a device, a permission, locked memory, a name.
-Result<std::vector<Rail>> open_rails(const TransportOptions& options, Keys keys);
+Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options, Keys keys);
 
 // Empty receives, which is all that a write with immediate data uses up. An errno; 0: they are there.
-int post_receives(Rail& rail, int n);
+int post_receives(NicPort& nic_port, int n);
 
 // Queue pairs of a link: reliable connections, rail i of one side to rail i of the other, as many
 // as the side with fewer has. A link carries the posts of one side into the memory of the other;
@@ -86,17 +86,18 @@ int post_receives(Rail& rail, int n);
 
 struct Queue {
   QueuePair pair;
-  RailEnd end;  // ours, as the peer is told of it
+  NicPortEnd end;  // ours, as the peer is told of it
   int inline_bytes = 0;
 };
 
 enum class Role { post, serve };
 
-// The first `n_rails`, not connected yet. Error `unavailable`: a device has no more of them.
-Result<std::vector<Queue>> make_queues(std::vector<Rail>& rails, size_t n_rails, Role role);
+// The first `n_nic_ports`, not connected yet. Error `unavailable`: a device has no more of them.
+Result<std::vector<Queue>> make_queues(std::vector<NicPort>& nic_ports, size_t n_nic_ports, Role role);
 // After it the other side's requests are answered, and ours can be posted.
-Status connect_queues(std::vector<Rail>& rails, std::vector<Queue>& queues, const std::vector<RailEnd>& theirs);
+Status connect_queues(std::vector<NicPort>& nic_ports, std::vector<Queue>& queues,
+                      const std::vector<NicPortEnd>& theirs);
 
-std::vector<RailEnd> ends_of(const std::vector<Queue>& queues);
+std::vector<NicPortEnd> ends_of(const std::vector<Queue>& queues);
 
 }  // namespace xpyd::disagg::rdma

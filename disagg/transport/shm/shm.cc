@@ -19,7 +19,7 @@
 #include "disagg/transport/posting_transport.h"
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/shm/shm_owner.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 
 namespace xpyd::disagg::shm {
 namespace {
@@ -35,7 +35,7 @@ struct Remote {
   std::shared_ptr<std::byte> table;
   std::vector<std::shared_ptr<std::byte>> mappings;
   std::vector<MemoryRange> regions;
-  SharedWindows windows;
+  SharedRegistrations registrations;
 
   bool dead() const { return ended->load(std::memory_order_relaxed); }
   // What is mapped here of the peer's memory has these bytes.
@@ -80,7 +80,7 @@ bool run(Transfer& t, const std::span<const Copy> all, int thread) {
   if (!std::ranges::all_of(all, [&](const Copy& copy) {
         return copy.bytes == 0 || t.peer->has(write ? copy.destination : copy.source, copy.bytes);
       }))
-    return t.peer->windows.refuse();
+    return t.peer->registrations.refuse();
   std::span<const Copy> copies = all;
   std::vector<Copy> piece;
   size_t offset = 0;  // in the first of `copies`
@@ -94,15 +94,15 @@ bool run(Transfer& t, const std::span<const Copy> all, int thread) {
       if (offset == copy.bytes) copies = copies.subspan(1), offset = 0;
     }
     if (t.cancelled.load(std::memory_order_relaxed) || t.peer->dead()) return false;
-    SharedWindows& windows = t.peer->windows;
-    if (!windows.enter(t.what, thread)) return false;
+    SharedRegistrations& registrations = t.peer->registrations;
+    if (!registrations.enter(t.what, thread)) return false;
     if (t.bytes > kInline) {
       copy_streaming(piece);
     } else {
       for (const Copy& c : piece) std::memcpy(c.destination, c.source, c.bytes);
     }
-    if (copies.empty()) windows.count_arrived(t.what);
-    windows.leave(thread);
+    if (copies.empty()) registrations.count_arrived(t.what);
+    registrations.leave(thread);
   } while (!copies.empty());
   return true;
 }
@@ -157,8 +157,8 @@ class Copier {
   std::thread thread_;
 };
 
-Status call(Meeting& meeting, const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
-  return meeting.call(address, 0, answer, [](const ChannelPtr& channel, const auto& wanted) {
+Status call(Bootstrap& bootstrap, const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
+  return bootstrap.call(address, 0, answer, [](const ChannelPtr& channel, const auto& wanted) {
     wanted->channel = held(channel);
     auto ended = std::make_shared<std::atomic<bool>>(false);
     return hear(
@@ -183,9 +183,9 @@ Result<std::shared_ptr<Remote>> map_remote(Connected met, const std::string& add
   auto table = map_shared_file(met.files[0].get(), sizeof(SharedTable));
   if (!table.ok()) return unreachable(address, table.error().message);
   remote->table = table.value();
-  auto* windows = reinterpret_cast<SharedTable*>(remote->table.get());
-  if (windows->magic != SharedTable::kMagic) return unreachable(address, "its windows are of another version");
-  remote->windows = SharedWindows(windows, met.welcome.line, self);
+  auto* registrations = reinterpret_cast<SharedTable*>(remote->table.get());
+  if (registrations->magic != SharedTable::kMagic) return unreachable(address, "its windows are of another version");
+  remote->registrations = SharedRegistrations(registrations, met.welcome.line, self);
   for (size_t i = 0; i < met.welcome.regions.size(); ++i) {
     const auto& [begin, bytes] = met.welcome.regions[i];
     auto mapped = map_shared_file(met.files[i + 1].get(), begin + bytes);
@@ -206,7 +206,7 @@ class ShmTransport final : public PostingTransport<Remote, Transfer, Owner> {
  private:
   Result<std::shared_ptr<Remote>> connect_peer(PeerId peer, const std::string& address) override {
     auto met = calls_.ask(peer, address,
-                          [&](const auto& answer) { return shm::call(owner_->meeting(), address, answer); });
+                          [&](const auto& answer) { return shm::call(owner_->bootstrap(), address, answer); });
     if (!met) return met.error();
     if (!met.value()) return std::shared_ptr<Remote>();
     auto remote = map_remote(std::move(*met.value()), address, options_.self);
@@ -238,8 +238,8 @@ class ShmTransport final : public PostingTransport<Remote, Transfer, Owner> {
     // Not begun: it ends here. Begun: the copier sees it before the next piece.
     return t.begun.exchange(true) ? t.state.load() : TransferState::failed;
   }
-  Owner& windows() const override { return *owner_; }
-  int64_t strangers() const override { return owner_->meeting().refused(); }
+  Owner& registrations() const override { return *owner_; }
+  int64_t strangers() const override { return owner_->bootstrap().refused(); }
 
   Calls<Connected> calls_;
   std::unique_ptr<Owner> owner_;

@@ -9,7 +9,7 @@
 
 namespace xpyd::disagg::shm {
 Owner::Owner(PeerId self)
-    : meeting_("shm", self, schema_of<Welcome>(), wire_limits(64 + 16 * kMaxRegions, kMaxRegions + 1)) {}
+    : bootstrap_("shm", self, schema_of<Welcome>(), transport_limits(64 + 16 * kMaxRegions, kMaxRegions + 1)) {}
 
 Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) try {
   auto owner = std::unique_ptr<Owner>(new Owner(options.self));
@@ -28,14 +28,14 @@ Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) try 
   owner->table_ = new (owner->memory_.get()) SharedTable;
   owner->regions_ = RangeSet(options.regions);
   const auto let_in = [o = owner.get()](const ChannelPtr& channel, PeerId) { return o->let_in(channel); };
-  need(owner->meeting_.listen_here(let_in));
+  need(owner->bootstrap_.listen_here(let_in));
   return owner;
 } catch (const Error& error) {
   return error;
 }
 
 Owner::~Owner() {
-  meeting_.end();
+  bootstrap_.end();
   if (!table_) return;
   for (SharedSlot& slot : std::span(table_->slots, own_.size()))
     slot.state.fetch_and(~uint64_t(1), std::memory_order_seq_cst);
@@ -50,7 +50,7 @@ void Owner::disconnect(PeerId peer) {
   }
 }
 
-Result<WindowKey> Owner::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
+Result<RemoteKey> Owner::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
   for (const MemoryRange& range : ranges)
     if (!regions_.contains(range.data(), range.size()))
       return invalid("window for instance " + std::to_string(peer) + ": a range is outside this instance's KV memory");
@@ -70,24 +70,24 @@ Result<WindowKey> Owner::open(PeerId peer, KvOp op, std::span<const MemoryRange>
   slot.op.store(uint32_t(op), std::memory_order_relaxed);
   slot.arrived.store(0, std::memory_order_relaxed);
   slot.state.store(uint64_t(own_[index].generation) << 1 | 1, std::memory_order_seq_cst);
-  return WindowKey{index, own_[index].generation, 0};
+  return RemoteKey{index, own_[index].generation, 0};
 }
 
-bool Owner::close(const WindowKey& window) {
-  if (!live(window)) return true;
-  table_->slots[window.index].state.store(uint64_t(window.generation) << 1, std::memory_order_seq_cst);
-  const uint64_t announced = uint64_t(window.index) << 32 | window.generation;
+bool Owner::close(const RemoteKey& registration) {
+  if (!live(registration)) return true;
+  table_->slots[registration.index].state.store(uint64_t(registration.generation) << 1, std::memory_order_seq_cst);
+  const uint64_t announced = uint64_t(registration.index) << 32 | registration.generation;
   const int lines = n_lines_.load(std::memory_order_acquire);
   for (int i = 0; i < lines; ++i)
     for (const auto& inside : table_->lines[i].inside)
       if (inside.load(std::memory_order_seq_cst) == announced) return false;
-  own_[window.index].open = false;
-  if (window.generation != UINT32_MAX) free_.push_back(window.index);
+  own_[registration.index].open = false;
+  if (registration.generation != UINT32_MAX) free_.push_back(registration.index);
   return true;
 }
 
-int Owner::arrived(const WindowKey& window) const {
-  return live(window) ? int(table_->slots[window.index].arrived.load(std::memory_order_acquire)) : 0;
+int Owner::arrived(const RemoteKey& registration) const {
+  return live(registration) ? int(table_->slots[registration.index].arrived.load(std::memory_order_acquire)) : 0;
 }
 
 ChannelEvents Owner::let_in(const ChannelPtr& channel) {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "disagg/transport/meeting.h"
+#include "disagg/transport/bootstrap.h"
+#include "disagg/transport/registration_table.h"
 #include "disagg/transport/shm/shm_table.h"
-#include "disagg/transport/window_table.h"
 
 namespace xpyd::disagg::shm {
 
@@ -36,15 +36,15 @@ class Owner {
   static Result<std::unique_ptr<Owner>> make(const TransportOptions& options);
   ~Owner();
 
-  const std::string& address() const { return meeting_.address(); }
+  const std::string& address() const { return bootstrap_.address(); }
   int64_t refused() const { return table_->refused.load(std::memory_order_relaxed); }
   void connect(PeerId peer) { peers_.push_back(peer); }
-  Meeting& meeting() { return meeting_; }
+  Bootstrap& bootstrap() { return bootstrap_; }
   void disconnect(PeerId peer);
   // As KvTransport says it.
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
-  bool close(const WindowKey& window);
-  int arrived(const WindowKey& window) const;
+  Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
+  bool close(const RemoteKey& registration);
+  int arrived(const RemoteKey& registration) const;
 
  private:
   struct Own {
@@ -53,7 +53,7 @@ class Owner {
   };
   explicit Owner(PeerId self);
 
-  bool live(const WindowKey& w) const {
+  bool live(const RemoteKey& w) const {
     return w.generation != 0 && w.index < own_.size() && own_[w.index].open && own_[w.index].generation == w.generation;
   }
   ChannelEvents let_in(const ChannelPtr& channel);
@@ -70,7 +70,7 @@ class Owner {
 
   std::atomic<int> n_lines_{0};                               // that have ever been used
   std::vector<bool> used_ = std::vector<bool>(kSharedLines);  // the meeting's thread's
-  Meeting meeting_;
+  Bootstrap bootstrap_;
 };
 
 }  // namespace xpyd::disagg::shm

@@ -15,7 +15,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "disagg/transport/window_table.h"
+#include "disagg/transport/registration_table.h"
 
 namespace xpyd::disagg {
 
@@ -45,13 +45,13 @@ struct SharedTable {
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 // The peer's half. Between a true enter() and leave() the owner does not get its window closed.
-class SharedWindows {
+class SharedRegistrations {
  public:
-  SharedWindows() = default;
-  SharedWindows(SharedTable* table, int line, PeerId self) : table_(table), line_(line), self_(self) {}
+  SharedRegistrations() = default;
+  SharedRegistrations(SharedTable* table, int line, PeerId self) : table_(table), line_(line), self_(self) {}
 
   bool enter(const KvTransfer& transfer, int thread) {
-    const WindowKey& key = transfer.window;
+    const RemoteKey& key = transfer.registration;
     if (key.generation == 0 || key.index >= uint32_t(kSharedSlots)) return refuse();
     inside(thread).store(uint64_t(key.index) << 32 | key.generation, std::memory_order_seq_cst);
     const SharedSlot& slot = table_->slots[key.index];
@@ -63,7 +63,7 @@ class SharedWindows {
     return refuse();
   }
   void count_arrived(const KvTransfer& transfer) {  // while inside
-    table_->slots[transfer.window.index].arrived.fetch_add(1, std::memory_order_release);
+    table_->slots[transfer.registration.index].arrived.fetch_add(1, std::memory_order_release);
   }
   void leave(int thread) { inside(thread).store(0, std::memory_order_release); }
   bool refuse() {

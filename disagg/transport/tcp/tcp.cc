@@ -18,10 +18,10 @@
 #include <unordered_map>
 
 #include "base/device/device.h"
-#include "disagg/transport/meeting.h"
+#include "disagg/transport/bootstrap.h"
 #include "disagg/transport/posting_transport.h"
 #include "disagg/transport/tcp/tcp_poster.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 
 namespace xpyd::disagg::tcp {
 namespace {
@@ -31,9 +31,9 @@ constexpr size_t kMaxAnswers = 256;  // of a link, unsent: then nothing more is 
 
 // The owner's half: connections that peers have made to it. Any thread.
 struct Host {
-  explicit Host(std::span<const MemoryRange> regions) : windows(regions, true) {}
+  explicit Host(std::span<const MemoryRange> regions) : registrations(regions, true) {}
   void disconnect(PeerId peer) {
-    windows.disconnect(peer);
+    registrations.disconnect(peer);
     ++disconnects;
   }
   // One more connection of a session, which has a number that its poster drew. Null: it is another peer's.
@@ -43,11 +43,11 @@ struct Host {
     auto& entry = sessions_[number];
     auto session = entry.lock();
     if (session) return session->peer() == peer ? session : nullptr;
-    entry = session = std::make_shared<InboundSession>(peer, windows);
+    entry = session = std::make_shared<InboundSession>(peer, registrations);
     return session;
   }
 
-  WindowTable windows;
+  RegistrationTable registrations;
   std::atomic<int> links{0};
   std::atomic<int> disconnects{0};  // links look whether it was theirs
 
@@ -59,7 +59,7 @@ struct Host {
 class OwnerLink final : public Link {
  public:
   OwnerLink(Fd socket, Host& host, std::shared_ptr<InboundSession> session)
-      : Link(std::move(socket)), host_(host), reader_(host.windows, std::move(session)) {
+      : Link(std::move(socket)), host_(host), reader_(host.registrations, std::move(session)) {
     ++host_.links;
   }
   ~OwnerLink() override { --host_.links; }
@@ -72,7 +72,7 @@ class OwnerLink final : public Link {
       for (auto& answer : reader_.answers()) answers_.push_back({std::move(answer), {}, {}, false});
       reader_.answers().clear();
       if (!flush()) return Next::close;
-      if (reader_.reason()) host_.windows.count_refused();
+      if (reader_.reason()) host_.registrations.count_refused();
       if (outcome == TcpReader::Outcome::ended || reader_.reason()) return Next::close;
       if (outcome == TcpReader::Outcome::would_block) return given_up() ? Next::close : Next::wait;
     }
@@ -91,12 +91,12 @@ class OwnerLink final : public Link {
     const int disconnects = host_.disconnects;
     if (disconnects == seen_disconnects_) return false;
     seen_disconnects_ = disconnects;
-    const bool was_ours = std::exchange(known_, host_.windows.connected(reader_.peer()));
+    const bool was_ours = std::exchange(known_, host_.registrations.connected(reader_.peer()));
     return was_ours && !known_;
   }
 
   bool flush() {
-    if (!known_) known_ = host_.windows.connected(reader_.peer());
+    if (!known_) known_ = host_.registrations.connected(reader_.peer());
     while (!answers_.empty()) {
       from_.clear();
       bool entered = false;
@@ -115,12 +115,12 @@ class OwnerLink final : public Link {
       if (last && !last->data.empty()) {
         const FrameHead& asked = last->answer.asked;
         entered = !last->answer.refused &&
-                  host_.windows.enter(asked.window, reader_.peer(), KvOp::read, std::span<const Copy>());
+                  host_.registrations.enter(asked.registration, reader_.peer(), KvOp::read, std::span<const Copy>());
         if (!entered && !std::exchange(last->answer.refused, true)) last->data.become_zeros();
         last->data.append_to(from_);
       }
       const ssize_t n = send_now(fd(), from_);
-      if (entered) host_.windows.leave(last->answer.asked.window, false);
+      if (entered) host_.registrations.leave(last->answer.asked.registration, false);
       if (n < 0) return false;
       if (n == 0) return true;
       for (size_t sent = size_t(n); sent > 0;) {
@@ -153,7 +153,7 @@ class OwnerLink final : public Link {
 
 struct Transfer {
   std::shared_ptr<PosterSession> session;
-  std::shared_ptr<Post> post;
+  std::shared_ptr<Transfer> post;
 };
 
 class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
@@ -162,28 +162,28 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
       : PostingTransport("tcp", options),
         host_(options_.regions),
         calls_("tcp", options_),
-        meeting_("tcp", options.self, kTcpVersion, wire_limits(0)) {
+        bootstrap_("tcp", options.self, kTcpVersion, transport_limits(0)) {
     const int cores = int(std::thread::hardware_concurrency());
     const int n = std::clamp(std::min(options.connections, cores / 2), 1, 8);
     for (int i = 0; i < n; ++i) loops_.push_back(std::make_unique<Loop>());
   }
   ~TcpTransport() override {
-    meeting_.end();
+    bootstrap_.end();
     for (auto& loop : loops_) loop->stop();
   }
 
   Status listen() {
-    return meeting_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) -> ChannelEvents {
+    return bootstrap_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) -> ChannelEvents {
       auto session = host_.session(channel->peer().fingerprint, peer);
-      if (!session) return {.take_over = [this](const Fd&) { host_.windows.count_refused(); }};
+      if (!session) return {.take_over = [this](const Fd&) { host_.registrations.count_refused(); }};
       return {.take_over = [this, session](Fd socket) {
-        if (host_.links >= kMaxLinks) return host_.windows.count_refused();
+        if (host_.links >= kMaxLinks) return host_.registrations.count_refused();
         loops_[accepted_++ % loops_.size()]->add(std::make_unique<OwnerLink>(std::move(socket), host_, session));
       }};
     });
   }
 
-  std::string address() const override { return meeting_.address(); }
+  std::string address() const override { return bootstrap_.address(); }
 
  private:
   Result<std::shared_ptr<PosterSession>> connect_peer(PeerId peer, const std::string& address) override {
@@ -193,7 +193,7 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
     auto& [session, sockets] = *met.value();
     for (size_t i = 0; i < sockets.size(); ++i)
       loops_[i % loops_.size()]->add(make_poster_link(std::move(sockets[i]), session));
-    host_.windows.connect(peer);
+    host_.registrations.connect(peer);
     return session;
   }
   void leave(PeerId peer, const std::shared_ptr<PosterSession>& session) override {
@@ -204,7 +204,7 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
   }
   std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<PosterSession>& session, const KvTransfer& what,
                                   const TransferPlan& plan) override {
-    auto post = std::make_shared<Post>();
+    auto post = std::make_shared<Transfer>();
     post->id = uint64_t(id), post->what = what;
     cut(plan, *post);
     session->add(post);
@@ -216,8 +216,8 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
     if (unwanted && state == TransferState::failed) kick();  // there may be an abandon to send
     return state;
   }
-  WindowTable& windows() const override { return host_.windows; }
-  int64_t strangers() const override { return meeting_.refused(); }
+  RegistrationTable& registrations() const override { return host_.registrations; }
+  int64_t strangers() const override { return bootstrap_.refused(); }
 
   // A peer that has let all connections in.
   struct Connected {
@@ -225,7 +225,7 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
     std::vector<Fd> sockets;
   };
   Status call(const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
-    const auto to = parse_wire_address("tcp", address);
+    const auto to = parse_transport_address("tcp", address);
     if (!to) return to.error();
     auto met = std::make_shared<Connected>();  // the loop's thread's
     met->session = std::make_shared<PosterSession>(address);
@@ -237,7 +237,7 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
         auto wanted = weak.lock();
         if (wanted && met->sockets.size() == n) wanted->set(std::move(*met));
       };
-      const Status calls = meeting_.call(address, met->session->number, answer, [let_in](const auto&, const auto&) {
+      const Status calls = bootstrap_.call(address, met->session->number, answer, [let_in](const auto&, const auto&) {
         return ChannelEvents{.take_over = let_in};
       });
       if (!calls) return calls;
@@ -253,7 +253,7 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
   Calls<Connected> calls_;
   size_t accepted_ = 0;  // the meeting's thread's
   std::vector<std::unique_ptr<Loop>> loops_;
-  Meeting meeting_;
+  Bootstrap bootstrap_;
 };
 
 }  // namespace

@@ -69,9 +69,9 @@ bool InboundSession::frame_done(const FrameHead& head, KvOp op, bool placed, Fra
     auto at = posts_.find(head.post);
     if (at == posts_.end()) {
       if (posts_.size() == kMaxPosts) return false;
-      at = posts_.emplace(head.post, Post{0, head.n_frames, false}).first;
+      at = posts_.emplace(head.post, Transfer{0, head.n_frames, false}).first;
     }
-    Post& post = at->second;
+    Transfer& post = at->second;
     post.refused |= !placed;
     if (++post.seen >= post.expected) {
       whole = !post.refused && post.expected == head.n_frames;
@@ -79,8 +79,8 @@ bool InboundSession::frame_done(const FrameHead& head, KvOp op, bool placed, Fra
     }
   }
   if (!whole) return true;
-  const bool counted = windows_.enter(head.window, peer_, op, std::span<const Copy>()) &&
-                       windows_.leave(head.window, true);
+  const bool counted = registrations_.enter(head.registration, peer_, op, std::span<const Copy>()) &&
+                       registrations_.leave(head.registration, true);
   status = counted ? FrameStatus::arrived : FrameStatus::refused;
   return true;
 }
@@ -90,7 +90,7 @@ bool InboundSession::abandoned(const FrameHead& head) {
   auto at = posts_.find(head.post);
   if (at == posts_.end()) {
     if (posts_.size() == kMaxPosts) return false;
-    at = posts_.emplace(head.post, Post{}).first;
+    at = posts_.emplace(head.post, Transfer{}).first;
   }
   at->second.refused = true;
   at->second.expected = head.n_frames;
@@ -139,8 +139,8 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
   }
   if (total != head_.bytes) return fail("the ranges of a frame are not its bytes");
   // The window's ranges do not change: later pieces of this frame ask only whether it is still open.
-  allowed_ = windows_.enter(head_.window, session_->peer(), op, pieces);
-  if (allowed_) windows_.leave(head_.window, false);
+  allowed_ = registrations_.enter(head_.registration, session_->peer(), op, pieces);
+  if (allowed_) registrations_.leave(head_.registration, false);
   if (op == KvOp::write) {
     if (!allowed_) where.clear();  // addresses that are not ours
     payload_ = std::move(where);
@@ -157,7 +157,8 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
 }
 
 bool InboundReader::enter_payload() {
-  allowed_ = allowed_ && windows_.enter(head_.window, session_->peer(), KvOp::write, std::span<const Copy>());
+  allowed_ = allowed_ &&
+             registrations_.enter(head_.registration, session_->peer(), KvOp::write, std::span<const Copy>());
   return allowed_;
 }
 

@@ -1,4 +1,4 @@
-// The bytes of the tcp wire behind the hello (meeting.h). Little-endian structs as they lie in memory.
+// The bytes of the tcp wire behind the hello (bootstrap.h). Little-endian structs as they lie in memory.
 //
 //   poster -> owner   frames: write (table, payload, seal), read (table), abandon
 //   owner -> poster   data (payload) for a read, and for every frame a placed, which says what
@@ -25,7 +25,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "disagg/transport/window_table.h"
+#include "disagg/transport/registration_table.h"
 
 namespace xpyd::disagg::tcp {
 
@@ -45,7 +45,7 @@ struct FrameHead {
   uint16_t n_ranges = 0;
   uint64_t post = 0;  // of the session
   uint32_t frame = 0, n_frames = 0;
-  WindowKey window;
+  RemoteKey registration;
   uint64_t bytes = 0;                              // payload; read: that it asks for
   static constexpr uint32_t kMagic = 0x3276'6b78;  // "xkv2"
 };
@@ -96,29 +96,29 @@ class TcpReader {
 // The posts of one poster that have come in part, over all its connections.
 class InboundSession {
  public:
-  InboundSession(PeerId peer, WindowTable& windows) : peer_(peer), windows_(windows) {}
+  InboundSession(PeerId peer, RegistrationTable& registrations) : peer_(peer), registrations_(registrations) {}
   PeerId peer() const { return peer_; }
   // A frame is dealt with; `placed`: not refused. What to answer; nothing: too many posts.
   bool frame_done(const FrameHead& head, KvOp op, bool placed, FrameStatus& status);
   bool abandoned(const FrameHead& head);
 
  private:
-  struct Post {
+  struct Transfer {
     uint32_t seen = 0, expected = 0;
     bool refused = false;
   };
   static constexpr size_t kMaxPosts = 1 << 16;
   const PeerId peer_;
-  WindowTable& windows_;
+  RegistrationTable& registrations_;
   std::mutex mutex_;
-  std::unordered_map<uint64_t, Post> posts_;
+  std::unordered_map<uint64_t, Transfer> posts_;
 };
 
 // The owner's reader of one connection. Its answers collect in answers(), in order.
 class InboundReader final : public TcpReader {
  public:
-  InboundReader(WindowTable& windows, std::shared_ptr<InboundSession> session)
-      : windows_(windows), session_(std::move(session)) {}
+  InboundReader(RegistrationTable& registrations, std::shared_ptr<InboundSession> session)
+      : registrations_(registrations), session_(std::move(session)) {}
 
   // Bytes to send; then, for data, the ranges of the owner's memory that follow them.
   struct Answer {
@@ -136,10 +136,10 @@ class InboundReader final : public TcpReader {
   void on_frame(const FrameHead& head);
   void on_table(std::span<const std::byte> bytes);
   bool enter_payload() override;
-  void leave_payload() override { windows_.leave(head_.window, false); }
+  void leave_payload() override { registrations_.leave(head_.registration, false); }
   void on_payload() override;
 
-  WindowTable& windows_;
+  RegistrationTable& registrations_;
   const std::shared_ptr<InboundSession> session_;
   std::vector<Answer> answers_;
   FrameHead head_;

@@ -37,7 +37,7 @@ class AnswerReader final : public TcpReader {
   void on_payload() override { post_.reset(); }
 
   PosterSession& session_;
-  std::shared_ptr<Post> post_;  // whose data comes
+  std::shared_ptr<Transfer> post_;  // whose data comes
 };
 
 class PosterLink final : public Link {
@@ -91,7 +91,7 @@ class PosterLink final : public Link {
               .post = post_->id,
               .frame = number,
               .n_frames = uint32_t(post_->frames.size()),
-              .window = post_->what.window,
+              .registration = post_->what.registration,
               .bytes = frame.bytes};
       std::vector<iovec> rows;
       ranges_.clear();
@@ -116,7 +116,7 @@ class PosterLink final : public Link {
 
   const std::shared_ptr<PosterSession> session_;
   AnswerReader reader_;
-  std::shared_ptr<Post> post_;  // of which a frame is being sent
+  std::shared_ptr<Transfer> post_;  // of which a frame is being sent
   std::vector<std::byte> head_bytes_;
   std::vector<AddressRange> ranges_;
   std::vector<iovec> from_;
@@ -127,7 +127,7 @@ class PosterLink final : public Link {
 
 }  // namespace
 
-void cut(const TransferPlan& plan, Post& post) {
+void cut(const TransferPlan& plan, Transfer& post) {
   post.frames.emplace_back();
   post.copies.reserve(plan.copies.size() + plan.bytes / kFrameBytes + 1);
   for (Copy copy : plan.copies) {

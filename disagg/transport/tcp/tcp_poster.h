@@ -18,11 +18,11 @@
 namespace xpyd::disagg::tcp {
 
 struct Frame {
-  size_t first = 0, n = 0;  // of Post::copies
+  size_t first = 0, n = 0;  // of Transfer::copies
   size_t bytes = 0;
 };
 
-struct Post {
+struct Transfer {
   uint64_t id = 0;
   KvTransfer what;
   std::vector<Copy> copies;  // none is in two frames
@@ -33,7 +33,7 @@ struct Post {
   bool arrived = false, refused = false;
   bool given_up = false;  // nobody goes into the local rows any more
 };
-void cut(const TransferPlan& plan, Post& post);
+void cut(const TransferPlan& plan, Transfer& post);
 
 class PosterSession {
  public:
@@ -44,13 +44,13 @@ class PosterSession {
   bool dead() const { return dead_; }
   void give_up() { dead_ = true; }
 
-  void add(const std::shared_ptr<Post>& post) {
+  void add(const std::shared_ptr<Transfer>& post) {
     std::lock_guard lock(mutex_);
     posts_[post->id] = post;
     unsent_.push_back(post);
   }
   // In flight, or settled and forgotten. `give_up`: it is not wanted any more.
-  TransferState poll(Post& post, bool give_up) {
+  TransferState poll(Transfer& post, bool give_up) {
     std::lock_guard lock(mutex_);
     const bool done = post.arrived && post.answered == post.frames.size();
     if (!done && (give_up || post.refused || dead_) && !std::exchange(post.given_up, true)) {
@@ -71,26 +71,26 @@ class PosterSession {
     control_.pop_front();
     return true;
   }
-  std::shared_ptr<Post> next_frame(uint32_t& frame) {
+  std::shared_ptr<Transfer> next_frame(uint32_t& frame) {
     std::lock_guard lock(mutex_);
     if (unsent_.empty()) return nullptr;
-    std::shared_ptr<Post> post = unsent_.front();
+    std::shared_ptr<Transfer> post = unsent_.front();
     frame = post->begun++;
     if (post->begun == post->frames.size()) unsent_.pop_front();
     return post;
   }
-  std::shared_ptr<Post> find(uint64_t post) {
+  std::shared_ptr<Transfer> find(uint64_t post) {
     std::lock_guard lock(mutex_);
     auto found = posts_.find(post);
     return found == posts_.end() ? nullptr : found->second;
   }
-  bool enter(Post& post) {
+  bool enter(Transfer& post) {
     std::lock_guard lock(mutex_);
     if (post.given_up) return false;
     ++post.inside;
     return true;
   }
-  void leave(Post& post) {
+  void leave(Transfer& post) {
     std::lock_guard lock(mutex_);
     --post.inside;
   }
@@ -98,7 +98,7 @@ class PosterSession {
     std::lock_guard lock(mutex_);
     auto found = posts_.find(head.post);
     if (found == posts_.end()) return;
-    Post& post = *found->second;
+    Transfer& post = *found->second;
     ++post.answered;
     post.arrived |= head.status == FrameStatus::arrived;
     post.refused |= head.status == FrameStatus::refused;
@@ -107,8 +107,8 @@ class PosterSession {
  private:
   std::atomic<bool> dead_{false};
   std::mutex mutex_;
-  std::unordered_map<uint64_t, std::shared_ptr<Post>> posts_;  // not settled
-  std::deque<std::shared_ptr<Post>> unsent_;                   // frames of them
+  std::unordered_map<uint64_t, std::shared_ptr<Transfer>> posts_;  // not settled
+  std::deque<std::shared_ptr<Transfer>> unsent_;                   // frames of them
   std::deque<FrameHead> control_;
 };
 

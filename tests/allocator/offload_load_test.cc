@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 #include "allocator/schemes.h"
 #include "base/device/device.h"
 #include "tests/allocator/kv_fixture.h"
@@ -27,7 +27,7 @@ TEST_CASE("tiers: what is not worth its load is computed", "[tiers][tier_load]")
     VirtualClock clock;
     options.clock = &clock;
     options.tiers = {.host_bytes = 16 * 4 * kTinyShape.token_bytes(), .block_tokens = 4, .load_by_cost = by_cost};
-    const auto memory = make_tiered(make_ranked_memory("paged", options, {}).value(), options).value();
+    const auto memory = make_offloaded(make_ranked_memory("paged", options, {}).value(), options).value();
     std::vector<Asked> asked;
     bool worth = true;
     memory->loads_if([&](int from, int to, int tokens, double load_s) {
@@ -83,7 +83,7 @@ struct Loading {
     options.clock = &clock;
     options.device = &link;
     options.tiers = {.host_bytes = 16 * 4 * kTinyShape.token_bytes(), .block_tokens = 4};
-    memory = make_tiered(make_ranked_memory("paged", options, {}).value(), options).value();
+    memory = make_offloaded(make_ranked_memory("paged", options, {}).value(), options).value();
     memory->load_by_layer();
     memory->free(fill(*memory, prompt, 0).handle);
     for (; memory->copying(); memory->poll()) clock.seconds += 1;
@@ -109,16 +109,16 @@ TEST_CASE("tiers: what may be called for a sequence that is still loading", "[ti
   const Call calls[] = {
       {"reserve", always, [](Loading& l) { l.memory->free(l.memory->reserve(l.prompt, 0).value().handle); }},
       {"probe", always, [](Loading& l) { (void)l.memory->probe(l.prompt, 0); }},
-      {"promise", always, [](Loading& l) { (void)l.memory->promise(l.prompt, 0); }},
+      {"promise", always, [](Loading& l) { (void)l.memory->matched_tokens(l.prompt, 0); }},
       {"append", once_it_arrives, [](Loading& l) { (void)l.memory->append(l.handle, 21); }},
-      {"escrow", never, [](Loading& l) { (void)l.memory->escrow(l.handle, 1); }},
-      {"escrowed", always, [](Loading& l) { (void)l.memory->escrowed(l.handle); }},
-      {"written", never, [](Loading& l) { l.memory->written(l.handle, std::span(l.prompt).last(1)); }},
+      {"escrow", never, [](Loading& l) { (void)l.memory->reserve_blocks(l.handle, 1); }},
+      {"escrowed", always, [](Loading& l) { (void)l.memory->reserved_blocks(l.handle); }},
+      {"written", never, [](Loading& l) { l.memory->commit(l.handle, std::span(l.prompt).last(1)); }},
       {"keep_private", always, [](Loading& l) { l.memory->keep_private(l.handle); }},
-      {"trim", never, [](Loading& l) { l.memory->trim(l.handle); }},
+      {"trim", never, [](Loading& l) { l.memory->rollback(l.handle); }},
       {"fork", never, [](Loading& l) { (void)l.memory->fork(l.handle); }},
       {"free", always, [](Loading& l) { l.memory->free(l.handle), l.handle = kNoKv; }},
-      {"set_aside", always, [](Loading& l) { l.memory->set_aside(l.handle), l.handle = kNoKv; }},
+      {"set_aside", always, [](Loading& l) { l.memory->swap_out(l.handle), l.handle = kNoKv; }},
       {"pin", always, [](Loading& l) { l.memory->unpin(l.memory->pin(l.handle, 0, 20)); }},
       {"hand_over", never, [](Loading& l) { (void)l.memory->handoff().hand_over(l.handle); }},
       {"view", always, [](Loading& l) { (void)l.memory->view(l.handle); }},

@@ -1,4 +1,4 @@
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 
 #include <algorithm>
 #include <climits>
@@ -31,9 +31,9 @@ Clock& machine_clock() {
 }  // namespace
 
 // Either may be over first: the load, or the sequence that waits.
-class TieredMemory::Arrival final : public KvArrival {
+class OffloadedMemory::Arrival final : public KvArrival {
  public:
-  Arrival(TieredMemory& memory, KvHandle handle) : memory_(&memory), handle_(handle) {}
+  Arrival(OffloadedMemory& memory, KvHandle handle) : memory_(&memory), handle_(handle) {}
   bool wait(int layer) override {
     if (memory_) memory_->wait(handle_, layer);
     return memory_ || whole_;
@@ -45,21 +45,21 @@ class TieredMemory::Arrival final : public KvArrival {
   void over(bool whole) { memory_ = nullptr, whole_ = whole; }
 
  private:
-  TieredMemory* memory_;  // null: it is over
+  OffloadedMemory* memory_;  // null: it is over
   const KvHandle handle_;
   bool whole_ = false;
 };
 
-Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, const KvOptions& options) {
+Result<std::unique_ptr<KvMemory>> make_offloaded(std::unique_ptr<KvMemory> memory, const KvOptions& options) {
   Device& device = options.device ? *options.device : cpu_device();
-  auto tiers = KvTiers::create(options.shape, options.tiers, device, {});
+  auto tiers = OffloadTiers::create(options.shape, options.tiers, device, {});
   if (!tiers) return tiers.error();
-  return std::unique_ptr<KvMemory>(std::make_unique<TieredMemory>(std::move(memory), std::move(tiers).value(), device,
-                                                                  options.clock ? *options.clock : machine_clock()));
+  return std::unique_ptr<KvMemory>(std::make_unique<OffloadedMemory>(
+      std::move(memory), std::move(tiers).value(), device, options.clock ? *options.clock : machine_clock()));
 }
 
-TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device,
-                           Clock& clock)
+OffloadedMemory::OffloadedMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<OffloadTiers> tiers, Device& device,
+                                 Clock& clock)
     : KvMemory(memory->name(), memory->places(), {*this, memory->leases(), *this, this, this}),
       memory_(std::move(memory)),
       tiers_(std::move(tiers)),
@@ -70,7 +70,7 @@ TieredMemory::TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvT
       in_(device.make_copy_queue(tiers_->options().copy_gbps)),
       clock_(clock) {}
 
-TieredMemory::~TieredMemory() {
+OffloadedMemory::~OffloadedMemory() {
   for (KvHandle handle : loading_) {
     sequences_[size_t(handle)].load.cut = true;
     sequences_[size_t(handle)].given_up = true;
@@ -83,21 +83,21 @@ TieredMemory::~TieredMemory() {
 
 // ---- Sequences.
 
-TieredMemory::Sequence& TieredMemory::start(KvHandle handle, std::span<const int32_t> tokens, uint64_t salt) {
+OffloadedMemory::Sequence& OffloadedMemory::start(KvHandle handle, std::span<const int32_t> tokens, uint64_t salt) {
   if (size_t(handle) >= sequences_.size()) sequences_.resize(size_t(handle) + 1);
   Sequence& s = sequences_[size_t(handle)];
   XPYD_CHECK(!s.loading);
   s.given_up = false;
   s.kept_up = true;
-  s.when_set_aside = s.behind = false;
+  s.when_swapped_out = s.behind = false;
   s.tokens.assign(tokens.begin(), tokens.end());
   s.salt = salt;
-  s.chain = KvTiers::root(salt);
+  s.chain = OffloadTiers::root(salt);
   s.last_out = -1;
   return s;
 }
 
-Result<KvReservation> TieredMemory::reserve(std::span<const int32_t> tokens, uint64_t salt, bool may_compute) {
+Result<KvReservation> OffloadedMemory::reserve(std::span<const int32_t> tokens, uint64_t salt, bool may_compute) {
   Result<KvReservation> reserved = memory_->reserve(tokens, salt);
   if (!reserved) return reserved;
   KvReservation r = reserved.value();
@@ -106,45 +106,45 @@ Result<KvReservation> TieredMemory::reserve(std::span<const int32_t> tokens, uin
   return r;
 }
 
-int TieredMemory::promise(std::span<const int32_t> tokens, uint64_t salt) const {
+int OffloadedMemory::matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const {
   const int here = memory_->probe(tokens, salt);
   const int longest = tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
   return std::max(here, tiers_->match(tokens, salt, longest) * block_tokens_);
 }
 
-bool TieredMemory::append(KvHandle handle, int n_tokens) {
+bool OffloadedMemory::append(KvHandle handle, int n_tokens) {
   const Sequence& s = sequences_[size_t(handle)];
   XPYD_CHECK(!s.loading || s.load.arrival);
   return memory_->append(handle, n_tokens);
 }
 
-bool TieredMemory::escrow(KvHandle handle, int n_tokens) {
+bool OffloadedMemory::reserve_blocks(KvHandle handle, int n_tokens) {
   XPYD_CHECK(!sequences_[size_t(handle)].loading);
-  return memory_->escrow(handle, n_tokens);
+  return memory_->reserve_blocks(handle, n_tokens);
 }
 
-void TieredMemory::written(KvHandle handle, std::span<const int32_t> tokens) {
+void OffloadedMemory::commit(KvHandle handle, std::span<const int32_t> tokens) {
   Sequence& s = sequences_[size_t(handle)];
   XPYD_CHECK(!s.loading);
-  memory_->written(handle, tokens);
+  memory_->commit(handle, tokens);
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
-  if (!s.when_set_aside && int(s.tokens.size()) / block_tokens_ > s.chain.n_blocks) {
+  if (!s.when_swapped_out && int(s.tokens.size()) / block_tokens_ > s.chain.n_blocks) {
     poll_out();
     store(handle);
   }
 }
 
-void TieredMemory::keep_private(KvHandle handle) {
+void OffloadedMemory::keep_private(KvHandle handle) {
   memory_->keep_private(handle);
   sequences_[size_t(handle)].kept_up = false;
 }
 
-void TieredMemory::trim(KvHandle handle) {
+void OffloadedMemory::rollback(KvHandle handle) {
   XPYD_CHECK(!sequences_[size_t(handle)].loading);
-  memory_->trim(handle);
+  memory_->rollback(handle);
 }
 
-Result<KvHandle> TieredMemory::fork(KvHandle handle) {
+Result<KvHandle> OffloadedMemory::fork(KvHandle handle) {
   XPYD_CHECK(!sequences_[size_t(handle)].loading);
   Result<KvHandle> child = memory_->fork(handle);
   if (!child) return child;
@@ -153,12 +153,12 @@ Result<KvHandle> TieredMemory::fork(KvHandle handle) {
   Sequence& own = start(child.value(), s.tokens, s.salt);
   own.chain = s.chain;
   own.kept_up = s.kept_up;
-  own.when_set_aside = s.when_set_aside;
+  own.when_swapped_out = s.when_swapped_out;
   own.last_out = s.last_out;
   return child;
 }
 
-void TieredMemory::free(KvHandle handle) {
+void OffloadedMemory::free(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   if (s.loading) {
     s.given_up = s.load.cut = true;
@@ -169,8 +169,8 @@ void TieredMemory::free(KvHandle handle) {
   memory_->free(handle);
 }
 
-void TieredMemory::set_aside(KvHandle handle) {
-  if (std::exchange(sequences_[size_t(handle)].when_set_aside, false)) {
+void OffloadedMemory::swap_out(KvHandle handle) {
+  if (std::exchange(sequences_[size_t(handle)].when_swapped_out, false)) {
     for (int before = -1; before < sequences_[size_t(handle)].chain.n_blocks;) {  // as much at once as may be under way
       before = sequences_[size_t(handle)].chain.n_blocks;
       store(handle);
@@ -181,7 +181,7 @@ void TieredMemory::set_aside(KvHandle handle) {
   free(handle);
 }
 
-KvHandover TieredMemory::hand_over(KvHandle handle) {
+KvHandover OffloadedMemory::hand_over(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   XPYD_CHECK(!s.loading);
   leave(handle);
@@ -190,33 +190,33 @@ KvHandover TieredMemory::hand_over(KvHandle handle) {
   return memory_->handoff().hand_over(handle);
 }
 
-KvHandle TieredMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) {
+KvHandle OffloadedMemory::adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) {
   const size_t n = size_t(handover.tokens);
   const KvHandle handle = memory_->handoff().adopt(std::move(handover), tokens, salt);
   if (handle == kNoKv) return handle;
   Sequence& s = start(handle, tokens.first(n), salt);
-  s.when_set_aside = !tiers_->options().keep_arrivals;
+  s.when_swapped_out = !tiers_->options().keep_arrivals;
   poll_out();
-  if (!s.when_set_aside) store(handle);
+  if (!s.when_swapped_out) store(handle);
   return handle;
 }
 
 // It ends here: what of it the tiers did not take they will not get. All of it was in use until now.
-void TieredMemory::leave(KvHandle handle) {
+void OffloadedMemory::leave(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   if (std::exchange(s.behind, false)) std::erase(behind_, handle);
   tiers_->tick();
   tiers_->touch(s.chain);
   const int missing = int(s.tokens.size()) / block_tokens_ - s.chain.n_blocks;
-  if (missing > 0 && !s.when_set_aside) tiers_->count([&](KvTierStats& stats) { stats.dropped_out += missing; });
+  if (missing > 0 && !s.when_swapped_out) tiers_->count([&](OffloadStats& stats) { stats.dropped_out += missing; });
   s.tokens.clear();
 }
 
 // copies_ = tokens of a sequence, in some layers, to the host, or from it: their bytes. A tier keeps tokens whole,
 // as the model has them, so what comes from some ranks can go back to others; of ranks that hold
 // the same heads the first one is read, and all are written.
-size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, KvRange layers,
-                                 bool out) {
+size_t OffloadedMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, KvRange layers,
+                                    bool out) {
   copies_.clear();
   const KvShape& whole = host.layout->shape;
   const KvShards one{.n_layers = whole.n_layers, .n_kv_heads = whole.n_kv_heads};
@@ -248,7 +248,7 @@ size_t TieredMemory::plan_copies(KvHandle handle, const KvView& host, int token_
 
 // ---- Out.
 
-void TieredMemory::store(KvHandle handle) {
+void OffloadedMemory::store(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   const int full = int(s.tokens.size()) / block_tokens_;
   // A sequence whose last block is known no more stops: going on would push out others' in turn.
@@ -285,11 +285,11 @@ void TieredMemory::store(KvHandle handle) {
   s.last_out = out.mark = out_->mark();
   blocks_out_ += out.blocks.size();
   tiers_->count(
-      [&](KvTierStats& stats) { stats.bytes_out += int64_t(bytes), stats.copies_out += int64_t(copies_.size()); });
+      [&](OffloadStats& stats) { stats.bytes_out += int64_t(bytes), stats.copies_out += int64_t(copies_.size()); });
   outs_.push_back(std::move(out));
 }
 
-void TieredMemory::poll_out() {
+void OffloadedMemory::poll_out() {
   const size_t before = outs_.size();
   while (!outs_.empty() && out_->reached(outs_.front().mark)) {
     const Out& out = outs_.front();
@@ -309,8 +309,8 @@ void TieredMemory::poll_out() {
 // ---- In.
 
 // False: there is nothing to load, or no room for it. The reservation then stays as it was.
-bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens,
-                              uint64_t salt, bool may_compute) {
+bool OffloadedMemory::begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens,
+                                 uint64_t salt, bool may_compute) {
   const int longest = tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
   if (longest * block_tokens_ <= reservation.cached_tokens) return false;
   Sequence& s = sequences_[size_t(handle)];
@@ -318,7 +318,7 @@ bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::
   load = Load{};
   load.begin = reservation.cached_tokens;
   load.first_block = load.begin / block_tokens_;
-  KvTiers::Chain chain = KvTiers::root(salt);
+  OffloadTiers::Chain chain = OffloadTiers::root(salt);
   tiers_->tick();
   while (chain.n_blocks < longest) {
     const int block = chain.n_blocks;
@@ -351,19 +351,19 @@ bool TieredMemory::begin_load(KvHandle handle, KvReservation& reservation, std::
 }
 
 // By the time that tokens took so far, behind those that are loaded already.
-bool TieredMemory::pays(int from, int to, int tokens) {
+bool OffloadedMemory::pays(int from, int to, int tokens) {
   if (!worth_ || worth_(from, to, tokens, double(loading_tokens_ + to - from) * token_s_)) return true;
   constexpr double kForget = 0.01;  // a second: what has not been tried for a while is tried again
   if (const double now = clock_.now(); now >= forgot_s_ + 1) token_s_ *= 1 - kForget, forgot_s_ = now;
   return false;
 }
 
-bool TieredMemory::ready(KvHandle handle) {
+bool OffloadedMemory::ready(KvHandle handle) {
   poll();
   return !sequences_[size_t(handle)].loading;
 }
 
-bool TieredMemory::poll() {
+bool OffloadedMemory::poll() {
   const bool under_way = copying();
   tiers_->poll();
   poll_out();
@@ -371,7 +371,7 @@ bool TieredMemory::poll() {
   return under_way || tiers_->moving();
 }
 
-void TieredMemory::poll_in() {
+void OffloadedMemory::poll_in() {
   for (size_t i = 0; i < loading_.size(); ++i) advance(loading_[i]);
   int loaded = 0;  // tokens
   double began_s = INFINITY, ended_s = 0;
@@ -400,7 +400,7 @@ void TieredMemory::poll_in() {
 }
 
 // Ends of its copies, then the next ones.
-void TieredMemory::advance(KvHandle handle) {
+void OffloadedMemory::advance(KvHandle handle) {
   Load& load = sequences_[size_t(handle)].load;
   while (!load.pieces.empty() && in_->reached(load.pieces.front().mark)) {
     for (size_t n = load.pieces.front().n_blocks; n > 0; --n) tiers_->unpin(load.blocks[load.arrived++]);
@@ -412,7 +412,7 @@ void TieredMemory::advance(KvHandle handle) {
 }
 
 // Its blocks from the n-th on are given up.
-void TieredMemory::cut(Load& load, size_t n) {
+void OffloadedMemory::cut(Load& load, size_t n) {
   for (size_t i = n; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
   load.blocks.resize(n);
   load.on_host = std::min(load.on_host, n);
@@ -420,18 +420,18 @@ void TieredMemory::cut(Load& load, size_t n) {
 }
 
 // Starts the copy of the next blocks that are on the host. False: none is.
-bool TieredMemory::copy_in(KvHandle handle) {
+bool OffloadedMemory::copy_in(KvHandle handle) {
   Load& load = sequences_[size_t(handle)].load;
   for (size_t i = load.on_host; i < load.blocks.size() && i < load.on_host + kReadAhead; ++i) {
     bool from_disk = false;
-    const KvTiers::Where where = tiers_->fetch(load.blocks[i], &from_disk);
+    const OffloadTiers::Where where = tiers_->fetch(load.blocks[i], &from_disk);
     if (from_disk) load.from_disk[i] = true;
-    if (where == KvTiers::Where::lost) {
+    if (where == OffloadTiers::Where::lost) {
       cut(load, i);
       break;
     }
-    if (where == KvTiers::Where::host && i == load.on_host) ++load.on_host;
-    if (where == KvTiers::Where::waiting) break;
+    if (where == OffloadTiers::Where::host && i == load.on_host) ++load.on_host;
+    if (where == OffloadTiers::Where::waiting) break;
   }
   if (load.on_host == load.copied) return false;
   load.by_layer = by_layer_ && !load.cut && load.on_host == load.blocks.size();
@@ -448,7 +448,7 @@ bool TieredMemory::copy_in(KvHandle handle) {
     in_->copy(copies_, bytes <= kCached);
     if (tiers_->options().wait_for_copies) in_->wait();
     tiers_->count(
-        [&](KvTierStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
+        [&](OffloadStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
     load.pieces.push_back({in_->mark(), 0});
   }
   load.pieces.back().n_blocks = end - load.copied;
@@ -457,11 +457,11 @@ bool TieredMemory::copy_in(KvHandle handle) {
 }
 
 // From the first on. Pieces are done in their order.
-int TieredMemory::layers_here(const Load& load) const {
+int OffloadedMemory::layers_here(const Load& load) const {
   return load.by_layer ? std::max(0, tiers_->layout().shape.n_layers - int(load.pieces.size())) : 0;
 }
 
-std::shared_ptr<KvArrival> TieredMemory::arrival(KvHandle handle) {
+std::shared_ptr<KvArrival> OffloadedMemory::arrival(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   if (!s.loading || layers_here(s.load) == 0) return nullptr;
   s.load.waited_s = clock_.now() - s.load.start_s;
@@ -469,7 +469,7 @@ std::shared_ptr<KvArrival> TieredMemory::arrival(KvHandle handle) {
 }
 
 // The engine's step stands still meanwhile.
-void TieredMemory::wait(KvHandle handle, int layer) {
+void OffloadedMemory::wait(KvHandle handle, int layer) {
   Load& load = sequences_[size_t(handle)].load;
   const double began_s = clock_.now();
   for (advance(handle); !load.pieces.empty() && layers_here(load) <= layer; advance(handle)) clock_.sleep(kLookAgain);
@@ -477,14 +477,14 @@ void TieredMemory::wait(KvHandle handle, int layer) {
 }
 
 // Every copy into it that was started is done.
-void TieredMemory::finish_load(KvHandle handle) {
+void OffloadedMemory::finish_load(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   Load& load = s.load;
   s.loading = false;
   for (size_t i = load.arrived; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
   const double waited_s = load.arrival ? load.waited_s : clock_.now() - load.start_s;
   if (load.arrival) std::exchange(load.arrival, nullptr)->over(!load.cut);
-  tiers_->count([&](KvTierStats& stats) { stats.load_wait_seconds += waited_s; });
+  tiers_->count([&](OffloadStats& stats) { stats.load_wait_seconds += waited_s; });
   if (s.given_up) {
     s.tokens.clear();
     memory_->free(handle);
@@ -493,11 +493,11 @@ void TieredMemory::finish_load(KvHandle handle) {
   const auto end_of = [&](size_t n) { return std::max(load.begin, (load.first_block + int(n)) * block_tokens_); };
   int64_t hits[2] = {};  // tokens from the host, from the disk
   for (size_t i = 0; i < load.arrived; ++i) hits[load.from_disk[i]] += end_of(i + 1) - end_of(i);
-  tiers_->count([&](KvTierStats& stats) { stats.host_hit_tokens += hits[0], stats.disk_hit_tokens += hits[1]; });
+  tiers_->count([&](OffloadStats& stats) { stats.host_hit_tokens += hits[0], stats.disk_hit_tokens += hits[1]; });
   const int end = end_of(load.arrived);
   s.tokens.resize(size_t(end));
-  memory_->written(handle, std::span(s.tokens).subspan(size_t(load.begin)));
-  if (load.cut) memory_->trim(handle);
+  memory_->commit(handle, std::span(s.tokens).subspan(size_t(load.begin)));
+  if (load.cut) memory_->rollback(handle);
   // Its blocks are in the tiers: it goes on after them.
   while (s.chain.n_blocks < end / block_tokens_) {
     const int32_t* own = &s.tokens[size_t(s.chain.n_blocks) * size_t(block_tokens_)];
@@ -507,22 +507,22 @@ void TieredMemory::finish_load(KvHandle handle) {
 
 // ---- All of it.
 
-void TieredMemory::drain() {
+void OffloadedMemory::drain() {
   while (poll()) clock_.sleep(kLookAgain);
 }
 
-KvStats TieredMemory::stats() const {
+KvStats OffloadedMemory::stats() const {
   KvStats stats = memory_->stats();
   stats.tiers = tiers_->stats();
   return stats;
 }
 
-void TieredMemory::clear_prefix_cache() {
+void OffloadedMemory::clear_prefix_cache() {
   memory_->clear_prefix_cache();
   tiers_->forget();
 }
 
-void TieredMemory::check_invariants(bool complete) const {
+void OffloadedMemory::check_invariants(bool complete) const {
   memory_->check_invariants(complete);
   tiers_->check_invariants();
   size_t out = 0;

@@ -31,7 +31,7 @@
 //   weights    for each part, in its place in a row of scores: cells [16], unit, sum of p zero
 #pragma once
 
-#include "attention/cpu/code_scores.h"
+#include "attention/cpu/quantised_scores.h"
 
 namespace xpyd::attention {
 namespace {
@@ -73,8 +73,8 @@ inline void weigh_row(float* p, Tokens seen, const float* scale, const float* ze
 }
 
 template <class C>
-void weigh_codes(Dtype, Rows rows, Tokens part, Tokens readable, size_t offset, int head_dim, float* p,
-                 const Tokens* seen, int n_tokens, int group) {
+void weigh_quantised(Dtype, Rows rows, Tokens part, Tokens readable, size_t offset, int head_dim, float* p,
+                     const Tokens* seen, int n_tokens, int group) {
   alignas(32) float scale[kPartTokens], zero[kPartTokens];
   const size_t behind = offset + size_t(code_bytes<C>(head_dim));
   for (int t = part.begin; t < part.end; t += 8) {
@@ -123,7 +123,7 @@ inline void add_part(const float* p, int part, int begin, int end, const B& b, f
 }
 
 template <class C>
-void pack_v_codes(Dtype, Rows rows, int begin, int end, size_t offset, int head_dim, float* panels) {
+void pack_v_quantised(Dtype, Rows rows, int begin, int end, size_t offset, int head_dim, float* panels) {
   constexpr int kFloats16 = 8 * C::kVectors;
   for (int k = begin / 2; k < (end + 1) / 2; ++k) {
     const std::byte* a = rows[2 * k] ? rows[2 * k] + offset : rows[2 * k + 1] + offset;
@@ -146,8 +146,8 @@ void pack_v_codes(Dtype, Rows rows, int begin, int end, size_t offset, int head_
 }
 
 template <class C>
-void values_codes(const float* p, int n_rows, int begin, int end, const float* panels, float* acc, int d_pad,
-                  Prefetch prefetch) {
+void values_quantised(const float* p, int n_rows, int begin, int end, const float* panels, float* acc, int d_pad,
+                      Prefetch prefetch) {
   constexpr int kFloats16 = 8 * C::kVectors;
   Stream stream(prefetch);
   const int burst = burst_of(prefetch, n_rows, d_pad / kPanelDims);
@@ -165,8 +165,8 @@ void values_codes(const float* p, int n_rows, int begin, int end, const float* p
 }
 
 template <class C>
-void values_in_place_codes(Dtype, const float* p, int n_rows, int begin, int end, Rows rows, size_t offset, float* acc,
-                           int head_dim, Prefetch prefetch) {
+void values_in_place_quantised(Dtype, const float* p, int n_rows, int begin, int end, Rows rows, size_t offset,
+                               float* acc, int head_dim, Prefetch prefetch) {
   Stream stream(prefetch);
   const std::byte* whole[kTileTokens];  // a copy of `rows` without a null in a pair
   if (begin % 2 != 0 || end % 2 != 0) {
@@ -191,9 +191,9 @@ void values_in_place_codes(Dtype, const float* p, int n_rows, int begin, int end
 }
 
 template <class C>
-constexpr AttentionKernels kCodes = {take_q_codes<C>,          pack_k_codes<C>, scores_codes<C>,
-                                     scores_in_place_codes<C>, softmax,         weigh_codes<C>,
-                                     pack_v_codes<C>,          values_codes<C>, values_in_place_codes<C>};
+constexpr AttentionKernels kQuantised = {
+    take_q_quantised<C>, pack_k_quantised<C>, scores_quantised<C>, scores_in_place_quantised<C>, softmax,
+    weigh_quantised<C>,  pack_v_quantised<C>, values_quantised<C>, values_in_place_quantised<C>};
 
 }  // namespace
 }  // namespace xpyd::attention

@@ -5,7 +5,7 @@
 // seconds, NCCL would wait for ever. A peer that is only stopped stays connected. Processes of one user and host (shm,
 // handoff) meet at a Unix socket of an abstract, random name instead, on which descriptors cross.
 //
-// Thread safety: Meeting: its owner's thread; callbacks come on the loop's. Calls: its owner's thread; Answer: any.
+// Thread safety: Bootstrap: its owner's thread; callbacks come on the loop's. Calls: its owner's thread; Answer: any.
 #pragma once
 
 #include <memory>
@@ -22,15 +22,15 @@ namespace xpyd::disagg {
 
 // KvTransport::address() of such a wire: KIND,HOST,PORT,TOKEN,BASE+BYTES,..., text without blanks, known to the cluster
 // only.
-struct WireAddress {
+struct TransportAddress {
   std::string host;  // numeric, without commas
   uint16_t port = 0;
   std::string token;  // what lets somebody in: 32 hexadecimal digits
   std::vector<AddressRange> regions;
-  bool operator==(const WireAddress&) const = default;
+  bool operator==(const TransportAddress&) const = default;
 };
-std::string to_text(const std::string& kind, const WireAddress& address);
-Result<WireAddress> parse_wire_address(const std::string& kind, const std::string& text);
+std::string to_text(const std::string& kind, const TransportAddress& address);
+Result<TransportAddress> parse_transport_address(const std::string& kind, const std::string& text);
 
 // One frame, of the kind that all of a wire's are.
 template <class Message>
@@ -66,14 +66,14 @@ class Answer {
 
 // Channels that end only when a process ends one, or itself: nothing is said on them for hours, and a peer that is
 // stopped is still inside what it was let into.
-ChannelLimits wire_limits(size_t max_frame_bytes, size_t max_files = 0);
+ChannelLimits transport_limits(size_t max_frame_bytes, size_t max_files = 0);
 
-class Meeting {
+class Bootstrap {
  public:
   using Accepted = std::function<ChannelEvents(const ChannelPtr&, PeerId)>;
   // `schema`: of what the ends tell each other. `log`, `work`: ControlLoop's.
-  Meeting(const char* kind, PeerId self, uint64_t schema, const ChannelLimits& limits,
-          std::function<bool()> work = nullptr, std::function<void(const std::string&)> log = nullptr);
+  Bootstrap(const char* kind, PeerId self, uint64_t schema, const ChannelLimits& limits,
+            std::function<bool()> work = nullptr, std::function<void(const std::string&)> log = nullptr);
   // Callers come to `accepted`, which gives what listens to the channel. At a port of options.host; or here.
   Status listen(const TransportOptions& options, Accepted accepted);
   Status listen_here(Accepted accepted);  // KIND:@NAME
@@ -114,15 +114,15 @@ class Meeting {
 template <class Connected>
 class Calls {
  public:
-  Calls(const char* wire, const TransportOptions& options)
-      : wire_(wire), clock_(*options.clock), connect_s_(options.connect_s) {}
+  Calls(const char* transport, const TransportOptions& options)
+      : transport_(transport), clock_(*options.clock), connect_s_(options.connect_s) {}
 
   // Goes on, or begins with begin(answer) -> Status. Nothing: not yet; the error `unavailable` ends the call.
   template <class Begin>
   Result<std::optional<Connected>> ask(PeerId peer, const std::string& address, Begin begin) {
     const auto wrong = [&](const std::string& why) {
       calls_.erase(peer);
-      return Error{ErrorCode::unavailable, std::string(wire_) + ": " + address + ": " + why};
+      return Error{ErrorCode::unavailable, std::string(transport_) + ": " + address + ": " + why};
     };
     auto at = calls_.find(peer);
     if (at == calls_.end() || at->second.address != address) {
@@ -145,7 +145,7 @@ class Calls {
     double until_s;
     std::shared_ptr<Answer<Connected>> answer;
   };
-  const char* const wire_;
+  const char* const transport_;
   Clock& clock_;
   const double connect_s_;
   std::unordered_map<PeerId, Call> calls_;

@@ -13,7 +13,7 @@
 namespace xpyd::disagg {
 
 // One step of one instance. Whose tokens it has is in the "plan" before it.
-struct StepLife {
+struct StepTrace {
   std::string instance;
   double t = 0, seconds = 0;  // when it began; how long it took
   int steps = 1;
@@ -26,11 +26,11 @@ struct StepLife {
   int evicted = 0;                                        // of them, from its prefix cache, since the step before
   double wire_s_per_byte = 0;                             // of its last posts; 0: none yet
 };
-XPYD_COLUMNS(StepLife, instance, t, seconds, steps, tokens, prefix, attended, decodes, context, running, waiting, free,
+XPYD_COLUMNS(StepTrace, instance, t, seconds, steps, tokens, prefix, attended, decodes, context, running, waiting, free,
              active, cached, in_transfer, evicted, wire_s_per_byte)
 
 // KV of a request that an instance had in a tier, or another one had, and that has come while the request waited.
-struct FetchLife {
+struct FetchTrace {
   std::string instance;
   uint64_t request = 0;
   double t = 0, seconds = 0;
@@ -38,20 +38,20 @@ struct FetchLife {
   std::string from;               // the first of the instances that had it; "": a tier
   double worth_s = 0, bytes = 0;  // … what computing it was said to take; what crossed
 };
-XPYD_COLUMNS(FetchLife, instance, request, t, seconds, tokens, from, worth_s, bytes)
+XPYD_COLUMNS(FetchTrace, instance, request, t, seconds, tokens, from, worth_s, bytes)
 
 // KV of a prompt that crossed a wire: from its first post to the end of its last one.
-struct TransferLife {
+struct TransferTrace {
   std::string from, to;  // instances
   uint64_t request = 0;
   double t = 0, seconds = 0;
   int tokens = 0;
   double bytes = 0;
 };
-XPYD_COLUMNS(TransferLife, from, to, request, t, seconds, tokens, bytes)
+XPYD_COLUMNS(TransferTrace, from, to, request, t, seconds, tokens, bytes)
 
 // One request, written when it has ended; of its first choice and last attempt. 0: that never came.
-struct RequestLife {
+struct RequestTrace {
   uint64_t request = 0;
   double t = 0;       // it arrived
   double placed = 0;  // … and was given to instances, which are:
@@ -71,7 +71,7 @@ struct RequestLife {
   double fetching = 0, fetched = 0;  // P gets what a tier, or another instance, has of it
   double decoding = 0;               // D's first step with it begins
 };
-XPYD_COLUMNS(RequestLife, request, t, placed, prefill, decode, started, prompt_done, granted, joined, first, second,
+XPYD_COLUMNS(RequestTrace, request, t, placed, prefill, decode, started, prompt_done, granted, joined, first, second,
              ended, prompt, cached, output, attempts, kv_token_bytes, finish, gaps)
 
 // Where the time until a request's second token went. `grant` is the wait for D's room after the prompt is computed,
@@ -84,8 +84,8 @@ struct Phase {
   double begin_s, end_s;
 };
 // In order, without a gap; none is empty.
-std::vector<Phase> phases(const RequestLife& life);
-std::array<double, kPhases.size()> attribute(const RequestLife& life);  // seconds of each
+std::vector<Phase> phases(const RequestTrace& trace);
+std::array<double, kPhases.size()> attribute(const RequestTrace& trace);  // seconds of each
 
 // KV memory that a request held, in byte seconds, its cached prefix counted: on P from its first step until its KV was
 // at D, on D from the grant until its end. Tokens are taken to come evenly between two marks. One instance for both is
@@ -93,10 +93,10 @@ std::array<double, kPhases.size()> attribute(const RequestLife& life);  // secon
 struct HeldKv {
   double prefill = 0, decode = 0;
 };
-HeldKv held_kv(const RequestLife& life);
+HeldKv held_kv(const RequestTrace& trace);
 // A row's names, one request's row (Mooncake, FAST '25 figure 14), and the same in words.
 std::string attribution_header();
-std::string attribution_row(const RequestLife& life);
-std::string attribution_line(const RequestLife& life);
+std::string attribution_row(const RequestTrace& trace);
+std::string attribution_line(const RequestTrace& trace);
 
 }  // namespace xpyd::disagg

@@ -1,4 +1,4 @@
-#include "allocator/vattention/row_pool.h"
+#include "allocator/vattention/page_group_rows.h"
 
 #include <string>
 #include <utility>
@@ -19,7 +19,8 @@ size_t row_bytes(const KvPlaces& places, const PageGroups& groups) {
 
 }  // namespace
 
-RowPool::RowPool(const KvLayout& layout, const KvShards& shards, std::vector<std::shared_ptr<PageGroups>> groups)
+PageGroupRows::PageGroupRows(const KvLayout& layout, const KvShards& shards,
+                             std::vector<std::shared_ptr<PageGroups>> groups)
     : KvPool(nowhere(layout, shards), row_bytes(nowhere(layout, shards), *groups[0])),
       groups_(std::move(groups)),
       rows_(size_t(n_blocks_)) {
@@ -27,7 +28,7 @@ RowPool::RowPool(const KvLayout& layout, const KvShards& shards, std::vector<std
   users_at(&rows_[0].users, sizeof(Row));
 }
 
-int64_t RowPool::begin_use(std::span<const int32_t> rows) {
+int64_t PageGroupRows::begin_use(std::span<const int32_t> rows) {
   int64_t tokens = 0;
   for (int32_t row : rows) {
     n_cached_ -= cached(row);
@@ -36,7 +37,7 @@ int64_t RowPool::begin_use(std::span<const int32_t> rows) {
   return tokens;
 }
 
-int64_t RowPool::end_use(std::span<const int32_t> rows) {
+int64_t PageGroupRows::end_use(std::span<const int32_t> rows) {
   int64_t tokens = 0;
   for (int32_t row : rows) {
     n_cached_ += cached(row);
@@ -45,7 +46,7 @@ int64_t RowPool::end_use(std::span<const int32_t> rows) {
   return tokens;
 }
 
-int32_t RowPool::run_start() const {
+int32_t PageGroupRows::run_start() const {
   for (int32_t b = 0; b + kRun <= n_blocks_; b += kRun) {
     int n = 0;
     while (n < kRun && free(b + n)) ++n;
@@ -56,7 +57,7 @@ int32_t RowPool::run_start() const {
   return row;
 }
 
-bool RowPool::allocate(int n, std::vector<int32_t>& out) {
+bool PageGroupRows::allocate(int n, std::vector<int32_t>& out) {
   Lock lock(mutex_);
   if (n > n_free()) return false;
   for (int i = 0; i < n; ++i) {
@@ -69,7 +70,7 @@ bool RowPool::allocate(int n, std::vector<int32_t>& out) {
   return true;
 }
 
-void RowPool::set_idle(std::span<const int32_t> rows, bool idle) {
+void PageGroupRows::set_idle(std::span<const int32_t> rows, bool idle) {
   if (rows.empty()) return;
   Lock lock(mutex_);
   for (int32_t row : rows) {
@@ -83,7 +84,7 @@ void RowPool::set_idle(std::span<const int32_t> rows, bool idle) {
   }
 }
 
-void RowPool::release_idle(std::span<const int32_t> rows) {
+void PageGroupRows::release_idle(std::span<const int32_t> rows) {
   Lock lock(mutex_);
   for (int32_t row : rows) {
     XPYD_CHECK(--at(row).idle >= 0, "row " + std::to_string(row));
@@ -91,7 +92,7 @@ void RowPool::release_idle(std::span<const int32_t> rows) {
   }
 }
 
-int RowPool::n_unshared(std::span<const int32_t> rows) const {
+int PageGroupRows::n_unshared(std::span<const int32_t> rows) const {
   Lock lock(mutex_);
   int n = 0;
   const auto users = [&](const Row& r) { return r.users.references + r.idle + r.users.handovers; };
@@ -99,19 +100,19 @@ int RowPool::n_unshared(std::span<const int32_t> rows) const {
   return n;
 }
 
-KvStats RowPool::stats() const {
+KvStats PageGroupRows::stats() const {
   Lock lock(mutex_);
   return count();
 }
 
-void RowPool::check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
-                               bool complete) const {
+void PageGroupRows::check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
+                                     bool complete) const {
   Lock lock(mutex_);
   check_uses(references, leases, complete);
   for (int32_t row = 0; row < n_blocks_; ++row) XPYD_CHECK(at(row).idle >= 0, "row " + std::to_string(row));
 }
 
-void RowPool::check_idle(std::span<const int32_t> idle, bool complete) const {
+void PageGroupRows::check_idle(std::span<const int32_t> idle, bool complete) const {
   Lock lock(mutex_);
   for (int32_t row = 0; row < n_blocks_; ++row) {
     const int marked = at(row).idle, own = idle[size_t(row)];

@@ -1,5 +1,5 @@
-// RowPool: the rows of page groups that vattention's memories map behind their addresses, with reference counts. A row
-// is what one sequence needs for its next T tokens: one group for each plane, that is for each (layer, K or V) in
+// PageGroupRows: the rows of page groups that vattention's memories map behind their addresses, with reference counts.
+// A row is what one sequence needs for its next T tokens: one group for each plane, that is for each (layer, K or V) in
 // layer_major and one in all in token_major ("tensor slicing", vAttention section 8.2). It has an address only while
 // somebody maps it. Group of (plane, row r) = plane * n_rows + r, on each rank: neighbouring rows are neighbours in
 // every plane.
@@ -22,10 +22,10 @@ size_t vattention_row_bytes(const KvOptions& options);
 std::unique_ptr<KvMemory> memory_over_rows(std::shared_ptr<KvPool> pool, const KvOptions& options,
                                            const KvPlaces& slots, std::vector<std::unique_ptr<VirtualRange>> ranges);
 
-class RowPool final : public KvPool {
+class PageGroupRows final : public KvPool {
  public:
   // `groups`: of each rank, vattention_planes() for each row.
-  RowPool(const KvLayout& layout, const KvShards& shards, std::vector<std::shared_ptr<PageGroups>> groups);
+  PageGroupRows(const KvLayout& layout, const KvShards& shards, std::vector<std::shared_ptr<PageGroups>> groups);
 
   PageGroups& groups(int rank) const { return *groups_[size_t(rank)]; }
 

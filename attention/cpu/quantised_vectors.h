@@ -1,5 +1,5 @@
 // The operations in which int8 and int4 differ, on vectors of 256 bits, and the register tile of products with codes
-// (codes_256.h).
+// (quantised_rows.h).
 #pragma once
 
 #include "attention/cpu/attention_lanes.h"

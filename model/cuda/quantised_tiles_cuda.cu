@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "model/cuda/codes_cuda.h"
+#include "model/cuda/quantised_gemm_cuda.h"
 
 namespace xpyd::model {
 namespace {
@@ -29,7 +29,7 @@ CodeTiles lay_out_tiles(const PackedMatrix& w) {
   size_t longest = 0;
   for (const auto& inputs : of) longest = std::max(longest, inputs.size());
   CodeTiles tiles;
-  CudaCodes& codes = tiles.codes;
+  CudaQuantisedRows& codes = tiles.codes;
   codes.dtype = w.dtype;
   codes.groups = groups.count;
   codes.group = rounded_up(int(longest), CodeTiles::kQuarter);
@@ -38,19 +38,19 @@ CodeTiles lay_out_tiles(const PackedMatrix& w) {
   for (size_t g = 0; g < of.size(); ++g)
     std::copy(of[g].begin(), of[g].end(), tiles.inputs.begin() + long(g) * codes.group);
   for (int k = 0; k < w.k; ++k) tiles.in_order = tiles.in_order && tiles.inputs[size_t(k)] == k;
-  tiles.n_tiles = (w.n + kCodesOutputs - 1) / kCodesOutputs;
+  tiles.n_tiles = (w.n + kQuantisedOutputs - 1) / kQuantisedOutputs;
   XPYD_CHECK(codes.places < CodeTiles::kQuarter << 16, std::to_string(codes.places));
-  tiles.bytes = codes.places * dtype_bits(w.dtype) / 8 * kCodesOutputs + codes.groups * 4 * kCodesOutputs;
+  tiles.bytes = codes.places * dtype_bits(w.dtype) / 8 * kQuantisedOutputs + codes.groups * 4 * kQuantisedOutputs;
   return tiles;
 }
 
 void write_tile(const PackedMatrix& w, const CodeTiles& tiles, int tile, std::byte* out) {
-  const CudaCodes& codes = tiles.codes;
+  const CudaQuantisedRows& codes = tiles.codes;
   const int bits = dtype_bits(codes.dtype), in_unit = 16 / bits;  // groups of 16 positions in a unit
   std::fill_n(out, tiles.bytes, std::byte{0});
   QuantRow row(codes.dtype, w.k, codes.groups);
-  for (int o = 0; o < kCodesOutputs && tile * kCodesOutputs + o < w.n; ++o) {
-    unpack_codes(w, tile * kCodesOutputs + o, row);
+  for (int o = 0; o < kQuantisedOutputs && tile * kQuantisedOutputs + o < w.n; ++o) {
+    unpack_codes(w, tile * kQuantisedOutputs + o, row);
     // PTX ISA, "Matrix fragments for mma.m16n8k16": the lane, the pair among its four, and the half of the pair, in the
     // order that Numbers reads.
     int byte_of[16], shift_of[16];
@@ -65,13 +65,13 @@ void write_tile(const PackedMatrix& w, const CodeTiles& tiles, int tile, std::by
         if (const int input = tiles.inputs[size_t(times * 16 + k)]; input >= 0)  // padding meets x = 0
           unit[byte_of[k]] |= std::byte(row.codes[size_t(input)] << shift_of[k]);
     }
-    std::byte* scales = out + codes.places * bits / 8 * kCodesOutputs;
+    std::byte* scales = out + codes.places * bits / 8 * kQuantisedOutputs;
     for (int g = 0; g < codes.groups; ++g) {
       // int8 always has 128, int4 at most 16: 128 + zero is a bf16.
       const int zero = codes.dtype == Dtype::fp8 ? 0 : row.zero[size_t(g)];
       XPYD_CHECK(codes.dtype != Dtype::int8 || zero == 128, std::to_string(zero));
       const uint32_t word = scale_word(codes.dtype, row.scale[size_t(g)], zero);
-      std::memcpy(scales + (g * kCodesOutputs + o) * 4, &word, 4);
+      std::memcpy(scales + (g * kQuantisedOutputs + o) * 4, &word, 4);
     }
   }
 }

@@ -1,4 +1,4 @@
-#include "disagg/transport/window_table.h"
+#include "disagg/transport/registration_table.h"
 
 #include <algorithm>
 
@@ -34,24 +34,25 @@ RangeSet::RangeSet(std::span<const MemoryRange> ranges) {
   ranges_ = joined(std::move(ranges_));
 }
 
-WindowTable::WindowTable(std::span<const MemoryRange> regions, bool secrets) : regions_(regions), secrets_(secrets) {}
+RegistrationTable::RegistrationTable(std::span<const MemoryRange> regions, bool secrets)
+    : regions_(regions), secrets_(secrets) {}
 
-void WindowTable::connect(PeerId peer) {
+void RegistrationTable::connect(PeerId peer) {
   std::lock_guard lock(mutex_);
   peers_.insert(peer);
 }
 
-void WindowTable::disconnect(PeerId peer) {
+void RegistrationTable::disconnect(PeerId peer) {
   std::lock_guard lock(mutex_);
   peers_.erase(peer);
 }
 
-bool WindowTable::connected(PeerId peer) const {
+bool RegistrationTable::connected(PeerId peer) const {
   std::lock_guard lock(mutex_);
   return peers_.count(peer) > 0;
 }
 
-Result<WindowKey> WindowTable::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
+Result<RemoteKey> RegistrationTable::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
   for (const MemoryRange& range : ranges) {
     if (!regions_.contains(range.data(), range.size()))
       return invalid("window for instance " + std::to_string(peer) + ": a range is outside this instance's KV memory");
@@ -69,65 +70,65 @@ Result<WindowKey> WindowTable::open(PeerId peer, KvOp op, std::span<const Memory
   free_.pop_front();
   const uint32_t generation = slots_[index].generation + 1;
   slots_[index] = {peer, op, generation, secret, true, 0, 0, std::move(set)};
-  return WindowKey{index, generation, secret};
+  return RemoteKey{index, generation, secret};
 }
 
-const WindowTable::Slot* WindowTable::find(const WindowKey& window) const {
-  if (window.generation == 0 || window.index >= slots_.size()) return nullptr;
-  const Slot& slot = slots_[window.index];
-  const bool here = slot.generation == window.generation && slot.secret == window.secret &&
+const RegistrationTable::Slot* RegistrationTable::find(const RemoteKey& registration) const {
+  if (registration.generation == 0 || registration.index >= slots_.size()) return nullptr;
+  const Slot& slot = slots_[registration.index];
+  const bool here = slot.generation == registration.generation && slot.secret == registration.secret &&
                     (slot.open || slot.inside > 0);
   return here ? &slot : nullptr;
 }
 
-bool WindowTable::close(const WindowKey& window) {
+bool RegistrationTable::close(const RemoteKey& registration) {
   std::lock_guard lock(mutex_);
-  if (!find(window)) return true;
-  Slot& slot = slots_[window.index];
+  if (!find(registration)) return true;
+  Slot& slot = slots_[registration.index];
   const bool was_open = std::exchange(slot.open, false);
-  if (was_open) free_if_left(window.index);
+  if (was_open) free_if_left(registration.index);
   return slot.inside == 0;
 }
 
-void WindowTable::free_if_left(uint32_t index) {
+void RegistrationTable::free_if_left(uint32_t index) {
   Slot& slot = slots_[index];
   if (slot.open || slot.inside > 0) return;
   slot.ranges = RangeSet();
   if (slot.generation != UINT32_MAX) free_.push_back(index);
 }
 
-int WindowTable::arrived(const WindowKey& window) const {
+int RegistrationTable::arrived(const RemoteKey& registration) const {
   std::lock_guard lock(mutex_);
-  const Slot* slot = find(window);
+  const Slot* slot = find(registration);
   return slot ? slot->arrived : 0;
 }
 
-int64_t WindowTable::refused() const {
+int64_t RegistrationTable::refused() const {
   std::lock_guard lock(mutex_);
   return refused_;
 }
 
-void WindowTable::count_refused() {
+void RegistrationTable::count_refused() {
   std::lock_guard lock(mutex_);
   ++refused_;
 }
 
-void WindowTable::shut() {
+void RegistrationTable::shut() {
   std::lock_guard lock(mutex_);
   shut_ = true;
 }
 
-WindowTable::Slot* WindowTable::admit(const WindowKey& window, PeerId peer, KvOp op) {
-  const Slot* slot = find(window);
+RegistrationTable::Slot* RegistrationTable::admit(const RemoteKey& registration, PeerId peer, KvOp op) {
+  const Slot* slot = find(registration);
   const bool may = slot && slot->open && slot->peer == peer && slot->op == op && peers_.count(peer) > 0 && !shut_;
-  if (may) return &slots_[window.index];
+  if (may) return &slots_[registration.index];
   ++refused_;
   return nullptr;
 }
 
-bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op, std::span<const Copy> copies) {
+bool RegistrationTable::enter(const RemoteKey& registration, PeerId peer, KvOp op, std::span<const Copy> copies) {
   std::lock_guard lock(mutex_);
-  Slot* slot = admit(window, peer, op);
+  Slot* slot = admit(registration, peer, op);
   if (!slot) return false;
   for (const Copy& copy : copies) {
     if (slot->ranges.contains(op == KvOp::write ? copy.destination : copy.source, copy.bytes)) continue;
@@ -138,19 +139,20 @@ bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op, std::span
   return true;
 }
 
-bool WindowTable::enter(const WindowKey& window, PeerId peer, KvOp op, const std::byte* begin, size_t bytes) {
+bool RegistrationTable::enter(const RemoteKey& registration, PeerId peer, KvOp op, const std::byte* begin,
+                              size_t bytes) {
   const Copy copy{begin, const_cast<std::byte*>(begin), bytes};
-  return enter(window, peer, op, {&copy, 1});
+  return enter(registration, peer, op, {&copy, 1});
 }
 
-bool WindowTable::leave(const WindowKey& window, bool whole) {
+bool RegistrationTable::leave(const RemoteKey& registration, bool whole) {
   std::lock_guard lock(mutex_);
-  XPYD_CHECK(window.index < slots_.size());
-  Slot& slot = slots_[window.index];
-  XPYD_CHECK(slot.generation == window.generation && slot.inside > 0);
+  XPYD_CHECK(registration.index < slots_.size());
+  Slot& slot = slots_[registration.index];
+  XPYD_CHECK(slot.generation == registration.generation && slot.inside > 0);
   --slot.inside;
   if (!slot.open) {
-    free_if_left(window.index);
+    free_if_left(registration.index);
     return false;
   }
   slot.arrived += whole;

@@ -22,7 +22,7 @@
 #include <thread>
 
 #include "allocator/offload/disk_file.h"
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 #include "base/clock.h"
 #include "base/stats.h"
 #include "disagg/instance/cluster.h"
@@ -53,12 +53,13 @@ struct Swap {
     o.vattention.page_group_bytes = size_t(2) << 20;
     o.tiers.host_bytes = o.pool_bytes;
     auto pool = make_block_pool(scheme, o).value();
-    auto tiers = KvTiers::create(shape, o.tiers, cpu_device(), {}).value();
-    kv = std::make_unique<TieredMemory>(find_kv_scheme(scheme)->make(pool, o), std::move(tiers), cpu_device(), clock);
+    auto tiers = OffloadTiers::create(shape, o.tiers, cpu_device(), {}).value();
+    kv = std::make_unique<OffloadedMemory>(find_kv_scheme(scheme)->make(pool, o), std::move(tiers), cpu_device(),
+                                           clock);
     const KvHandle handle = kv->reserve(tokens, 0).value().handle;
     XPYD_CHECK(kv->append(handle, kPrompt + 1));
     each_row(handle, [](uint64_t* row, uint64_t pattern) { *row = pattern; });
-    kv->written(handle, tokens);
+    kv->commit(handle, tokens);
     kv->free(handle);
     kv->drain();
   }
@@ -86,7 +87,7 @@ struct Swap {
   }
   std::vector<int32_t> tokens;
   RealClock clock;
-  std::unique_ptr<TieredMemory> kv;
+  std::unique_ptr<OffloadedMemory> kv;
 };
 
 void bench_swap_in(Bench& bench) {
@@ -178,7 +179,7 @@ void bench_swap_out(Bench& bench) {
       ratios.push_back(taken[0] / taken[1]);
       seconds.push_back(taken[1]);
     }
-    const KvTierStats out = clusters[1]->instances()[0]->memory().stats().tiers;
+    const OffloadStats out = clusters[1]->instances()[0]->memory().stats().tiers;
     std::printf("out: %.1f MB per run in %ld pieces, %ld blocks not kept\n", double(out.bytes_out) / 1e6 / (rounds + 1),
                 long(out.copies_out), long(out.dropped_out));
     std::sort(ratios.begin(), ratios.end());

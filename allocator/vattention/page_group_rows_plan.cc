@@ -4,7 +4,7 @@
 #include <string>
 
 #include "allocator/schemes.h"
-#include "allocator/vattention/row_pool.h"
+#include "allocator/vattention/page_group_rows.h"
 #include "base/device/device.h"
 
 namespace xpyd::allocator {
@@ -94,11 +94,11 @@ Result<std::shared_ptr<KvPool>> make_rows(const PoolPlan& plan) {
                                                range.error().message + "; a smaller --max-batch or --max-model-len"};
     groups.push_back(std::move(made).value());
   }
-  return std::shared_ptr<KvPool>(std::make_shared<RowPool>(plan.whole, plan.shards, std::move(groups)));
+  return std::shared_ptr<KvPool>(std::make_shared<PageGroupRows>(plan.whole, plan.shards, std::move(groups)));
 }
 
 std::unique_ptr<KvMemory> make_memory(std::shared_ptr<KvPool> pool, const KvOptions& options) {
-  const auto& rows = dynamic_cast<const RowPool&>(*pool);
+  const auto& rows = dynamic_cast<const PageGroupRows&>(*pool);
   const int n_ranks = int(rows.places().ranks.size());
   std::vector<std::unique_ptr<VirtualRange>> ranges;
   std::vector<std::shared_ptr<std::byte>> addresses;  // which the ranges own

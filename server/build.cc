@@ -1,4 +1,4 @@
-#include "server/stack.h"
+#include "server/build.h"
 
 #include <unistd.h>
 
@@ -30,12 +30,12 @@ bool is_worker(const Options& options) { return options.values().contains("role"
 
 // Checks that the model can be sharded as the options say, for the roles of the topology. Colocated instances use the
 // prefill shards.
-void check_ranks(const Stack& stack) {
-  const ClusterOptions& cluster = stack.options;
+void check_ranks(const Build& build) {
+  const ClusterOptions& cluster = build.options;
   for (Role role : cluster.topology) {
     const std::string side = role == Role::decode ? "--decode" : "--prefill";
     const KvShards shards = cluster.shards(role);
-    need(check_model_shards(stack.config, shards, side + "-tp", side + "-pp"));
+    need(check_model_shards(build.config, shards, side + "-tp", side + "-pp"));
     if (shards.n_ranks() > 1 && cluster.kv.vattention.on_card)
       throw invalid(side + "-tp " + std::to_string(shards.tp) + ", " + side + "-pp " + std::to_string(shards.pp) +
                     ": only --device cpu has more than one rank");
@@ -54,10 +54,10 @@ Rates instance_rates(const BackendOptions& options, size_t n_instances) {
 }
 
 // The properties of the weights that KV depends on.
-std::string weights_text(const Stack& stack) {
-  const LoadOptions& load = stack.backend_options.load;
-  const Dtype dtype = matrix_dtype(stack.config, load);
-  const GemmVariant* gemm = stack.backend_options.kernels.gemm;
+std::string weights_text(const Build& build) {
+  const LoadOptions& load = build.backend_options.load;
+  const Dtype dtype = matrix_dtype(build.config, load);
+  const GemmVariant* gemm = build.backend_options.kernels.gemm;
   const GemmVariant& row = gemm ? *gemm : default_gemm();
   const bool bf16 = (dtype == Dtype::bf16 || load.dtype == Dtype::bf16) && row.needs == Isa::avx512_bf16;
   const bool rounds = !row.exact && (dtype == Dtype::int8 || dtype == Dtype::int4 || bf16);
@@ -66,38 +66,38 @@ std::string weights_text(const Stack& stack) {
 }
 
 // Checks that the model has a head, if drafts come from it.
-void read_drafter(Stack& stack) {
-  const ClusterOptions& cluster = stack.options;
+void read_drafter(Build& build) {
+  const ClusterOptions& cluster = build.options;
   if (!cluster.speculation.on() || !cluster.speculation.drafter->uses_head) return;
   const std::string name = std::string("--speculate ") + cluster.speculation.drafter->name;
-  if (std::string(stack.backend_options.device->name) != "cpu") throw invalid(name + ": expected --device cpu");
-  need(predict_next_tokens(stack.config), name + ": ");
+  if (std::string(build.backend_options.device->name) != "cpu") throw invalid(name + ": expected --device cpu");
+  need(predict_next_tokens(build.config), name + ": ");
   if (cluster.prefill_pp > 1 || cluster.decode_pp > 1)
     throw invalid(name + ": expected --prefill-pp 1 and --decode-pp 1");
 }
 
 // Reads the model's configuration, tokenizer and chat template.
-void read_model(const Options& options, Stack& stack) {
-  const bool dummy = stack.backend_options.load.dummy;
-  stack.model_dir = model_dir(options);
-  const std::string& dir = stack.model_dir;
+void read_model(const Options& options, Build& build) {
+  const bool dummy = build.backend_options.load.dummy;
+  build.model_dir = model_dir(options);
+  const std::string& dir = build.model_dir;
   need(check_model_folder(dir, !dummy));
-  stack.config = need(load_model_config(dir));
-  read_drafter(stack);
+  build.config = need(load_model_config(dir));
+  read_drafter(build);
   if (dummy && !has_model_file(dir + "/tokenizer.json")) return;
-  stack.tokenizer = need(Tokenizer::load(dir));
-  if (stack.tokenizer->vocab_size() > stack.config.vocab)
-    throw invalid(dir + "/tokenizer.json has ids up to " + std::to_string(stack.tokenizer->vocab_size() - 1) +
-                  ", config.json's vocab_size is " + std::to_string(stack.config.vocab));
-  if (stack.config.eos_tokens.empty() && !has_model_file(dir + "/config.json"))
-    stack.config.eos_tokens = meta_eos_tokens(*stack.tokenizer);
+  build.tokenizer = need(Tokenizer::load(dir));
+  if (build.tokenizer->vocab_size() > build.config.vocab)
+    throw invalid(dir + "/tokenizer.json has ids up to " + std::to_string(build.tokenizer->vocab_size() - 1) +
+                  ", config.json's vocab_size is " + std::to_string(build.config.vocab));
+  if (build.config.eos_tokens.empty() && !has_model_file(dir + "/config.json"))
+    build.config.eos_tokens = meta_eos_tokens(*build.tokenizer);
   if (const std::string& name = options.text("chat-template"); name != "none")
-    stack.chat_template = need(ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; }));
+    build.chat_template = need(ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; }));
 }
 
 // Chooses the types of weights and KV and their kernels, within what device and allocator support.
-void choose_numbers(const Options& options, Stack& stack) {
-  BackendOptions& backend = stack.backend_options;
+void choose_numbers(const Options& options, Build& build) {
+  BackendOptions& backend = build.backend_options;
   if (options.given("weight-group") && !is_quantised(backend.load.weight_dtype.value_or(Dtype::f32)))
     throw invalid("--weight-group: --weight-dtype " + options.text("weight-dtype") +
                   " makes no groups: expected int8, int4 or fp8");
@@ -114,41 +114,41 @@ void choose_numbers(const Options& options, Stack& stack) {
   if (matrices != backend.load.dtype && !is_quantised(matrices))
     throw invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +
                   " has matrices of --dtype, int8, int4 or fp8");
-  if (const Dtype kv = stack.options.kv.shape.dtype; kv_is_fp8(kv))
+  if (const Dtype kv = build.options.kv.shape.dtype; kv_is_fp8(kv))
     throw invalid(std::string("--kv-dtype ") + dtype_name(kv) + ": --device " + backend.device->name +
                   " has no kernels of it: expected f32, bf16, int8 or int4");
 }
 
 // Applies what follows from the model: vocabulary, KV shape, longest context.
-void apply_model(Stack& stack) {
-  ClusterOptions& cluster = stack.options;
-  cluster.vocab = stack.config.vocab;
-  cluster.eos_tokens = stack.config.eos_tokens;
-  cluster.tokenizer = stack.tokenizer.get();
-  cluster.kv.shape = kv_shape(stack.config, cluster.kv.shape.dtype);
-  if (cluster.max_model_len > stack.config.max_position)
+void apply_model(Build& build) {
+  ClusterOptions& cluster = build.options;
+  cluster.vocab = build.config.vocab;
+  cluster.eos_tokens = build.config.eos_tokens;
+  cluster.tokenizer = build.tokenizer.get();
+  cluster.kv.shape = kv_shape(build.config, cluster.kv.shape.dtype);
+  if (cluster.max_model_len > build.config.max_position)
     throw invalid("--max-model-len " + std::to_string(cluster.max_model_len) + " exceeds the model's " +
-                  std::to_string(stack.config.max_position));
-  if (cluster.max_model_len <= 0) cluster.max_model_len = stack.config.max_position;
+                  std::to_string(build.config.max_position));
+  if (cluster.max_model_len <= 0) cluster.max_model_len = build.config.max_position;
 }
 
 // Chooses the transport and checks that it suits the instances. Processes share memory only through a transport.
-void choose_transport(const Options& options, Stack& stack) {
-  ClusterOptions& cluster = stack.options;
-  const bool processes = stack.processes = is_worker(options) || options.flag("processes") ||
+void choose_transport(const Options& options, Build& build) {
+  ClusterOptions& cluster = build.options;
+  const bool processes = build.processes = is_worker(options) || options.flag("processes") ||
                                            options.text("ranks") == "processes";
-  const std::string wire = processes && !options.given("transport") ? "shm" : options.text("transport");
-  const TransportChoice choice = need(parse_transport(wire), "--transport: ");
+  const std::string transport = processes && !options.given("transport") ? "shm" : options.text("transport");
+  const TransportChoice choice = need(parse_transport(transport), "--transport: ");
   cluster.transport = choice.row;
   cluster.faults = choice.faults;
   if (processes && !cluster.transport->leaves_process)
-    throw invalid("--transport " + wire + " stays within one process: expected, with processes, " +
+    throw invalid("--transport " + transport + " stays within one process: expected, with processes, " +
                   "one of those that leave it");
   if (cluster.kv.slot_chunk > 0 && cluster.transport->pool_device)
-    throw invalid("--slot-prealloc: --transport " + wire + " makes the pool as a whole: expected all" +
+    throw invalid("--slot-prealloc: --transport " + transport + " makes the pool as a whole: expected all" +
                   (processes ? ", or --transport tcp" : ""));
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
-    throw invalid("--kv-transfer pull: --transport " + wire + " hands blocks over, and reads none");
+    throw invalid("--kv-transfer pull: --transport " + transport + " hands blocks over, and reads none");
 }
 
 void bind_to_cpus(const Options& options, ClusterOptions& cluster) {
@@ -165,8 +165,8 @@ void bind_to_cpus(const Options& options, ClusterOptions& cluster) {
 }
 
 // Checks that the allocator keeps blocks in a form that --kv-events and --prefix-cache can name.
-void check_caches(const Options& options, const Stack& stack) {
-  const ClusterOptions& cluster = stack.options;
+void check_caches(const Options& options, const Build& build) {
+  const ClusterOptions& cluster = build.options;
   const std::string scheme = cluster.kv_scheme->name;
   const bool tells = !cluster.kv_events.endpoint.empty();
   need(check_kv_events(cluster.kv_events));
@@ -184,11 +184,11 @@ void check_caches(const Options& options, const Stack& stack) {
   if (!cluster.kv_scheme->prefix_index)
     throw invalid("--prefix-cache radix: --allocator " + scheme +
                   " has no blocks of a prefix: expected paged or token, or --prefix-cache blocks");
-  if (stack.processes || tells)
+  if (build.processes || tells)
     throw invalid(std::string("--prefix-cache radix: ") +
-                  (stack.processes ? "who places prompts on processes" : "--kv-events") +
+                  (build.processes ? "who places prompts on processes" : "--kv-events") +
                   " names what is cached by hashes of blocks: expected --prefix-cache blocks" +
-                  (stack.processes ? ", or instances in one process" : ""));
+                  (build.processes ? ", or instances in one process" : ""));
 }
 
 // Without --max-model-len the context is limited to what one pool holds.
@@ -286,67 +286,67 @@ void read_options(const Options& options, ClusterOptions& cluster, BackendOption
   cluster.kv.vattention.on_card = backend.device->name != std::string("cpu");
 }
 
-Result<std::unique_ptr<Stack>> prepare_stack(const Options& options) try {
+Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
   const bool worker = is_worker(options);
   use_huge_pages(HugePages(options.choice("huge-pages")));
-  auto stack = std::make_unique<Stack>();
-  ClusterOptions& cluster = stack->options;
-  read_options(options, cluster, stack->backend_options);
-  stack->backend_options.load.seed = cluster.seed;
+  auto build = std::make_unique<Build>();
+  ClusterOptions& cluster = build->options;
+  read_options(options, cluster, build->backend_options);
+  build->backend_options.load.seed = cluster.seed;
   cluster.topology = worker ? std::vector{option_value<Role>(options, "role")}
                             : need(parse_topology(options.text("topology")));
   cluster.kv.n_memories = int(cluster.topology.size());
 
-  read_model(options, *stack);
-  choose_numbers(options, *stack);
+  read_model(options, *build);
+  choose_numbers(options, *build);
   const int wanted_len = cluster.max_model_len;  // 0: as long as model and pool allow
-  apply_model(*stack);
+  apply_model(*build);
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
-  choose_transport(options, *stack);
+  choose_transport(options, *build);
   if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))
     return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
                    cluster.kv_scheme->name + " keeps what a slot holds: expected paged, or side_effect");
   // Measuring peaks takes two seconds. If no policy predicts seconds, the cost model learns from steps alone.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {
-    const LoadOptions& load = stack->backend_options.load;
-    cluster.prior = CostPrior{{stack->config, matrix_dtype(stack->config, load), load.dtype, cluster.kv.shape.dtype},
-                              instance_rates(stack->backend_options, cluster.topology.size())};
+    const LoadOptions& load = build->backend_options.load;
+    cluster.prior = CostPrior{{build->config, matrix_dtype(build->config, load), load.dtype, cluster.kv.shape.dtype},
+                              instance_rates(build->backend_options, cluster.topology.size())};
   }
   bind_to_cpus(options, cluster);
-  check_caches(options, *stack);
+  check_caches(options, *build);
   cluster.log = open_event_log(options, worker ? "." + process_name(getpid()) : "");
-  check_ranks(*stack);
+  check_ranks(*build);
   need(check_unread(options));
-  if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *stack));
-  need(check_shared_pool(cluster, stack->processes));
+  if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *build));
+  need(check_shared_pool(cluster, build->processes));
   if (worker) {  // it keeps its ranks when it gets another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;
     cluster.prefill_pp = cluster.decode_pp = own.pp;
   }
   fit_context(cluster, wanted_len);
-  return stack;
+  return build;
 } catch (const Error& error) {
   return error;
 }
 
-Status open_backend(Stack& stack) try {
-  stack.backend = need(stack.backend_options.device->open(stack));
-  stack.options.device = &stack.backend->device();
-  stack.options.make_model = [&backend = *stack.backend](int i, DeviceQueue& queue) {
+Status open_backend(Build& build) try {
+  build.backend = need(build.backend_options.device->open(build));
+  build.options.device = &build.backend->device();
+  build.options.make_model = [&backend = *build.backend](int i, DeviceQueue& queue) {
     return backend.make_model(i, queue);
   };
-  stack.options.peak_flops = [&backend = *stack.backend](int i) { return backend.peak_flops(i); };
+  build.options.peak_flops = [&backend = *build.backend](int i) { return backend.peak_flops(i); };
   return ok();
 } catch (const Error& error) {
   return error;
 }
 
-uint64_t fingerprint(const Stack& stack) {
-  const ClusterOptions& o = stack.options;
-  std::string text = std::string(version()) + " " + stack.config.name + " " + std::to_string(stack.config.vocab) + " " +
-                     std::to_string(o.max_model_len) + " " + o.transport->name + " " + weights_text(stack);
+uint64_t fingerprint(const Build& build) {
+  const ClusterOptions& o = build.options;
+  std::string text = std::string(version()) + " " + build.config.name + " " + std::to_string(build.config.vocab) + " " +
+                     std::to_string(o.max_model_len) + " " + o.transport->name + " " + weights_text(build);
   const KvShape& s = o.kv.shape;
   for (int n : {s.n_layers, s.n_kv_heads, s.head_dim, int(s.dtype)}) text += " " + std::to_string(n);
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
@@ -354,22 +354,22 @@ uint64_t fingerprint(const Stack& stack) {
   return hash;
 }
 
-Result<std::unique_ptr<Stack>> build_stack(const Options& options) try {
-  std::unique_ptr<Stack> prepared = need(prepare_stack(options));
-  Stack& stack = *prepared;
-  if (stack.processes) {
-    const auto open = stack.backend_options.device->alone;
-    if (open && stack.options.transport->shared_pool) {
-      stack.pool_device = need(open());
-      stack.options.device = stack.pool_device.get();
+Result<std::unique_ptr<Build>> make_build(const Options& options) try {
+  std::unique_ptr<Build> prepared = need(prepare_build(options));
+  Build& build = *prepared;
+  if (build.processes) {
+    const auto open = build.backend_options.device->alone;
+    if (open && build.options.transport->shared_pool) {
+      build.pool_device = need(open());
+      build.options.device = build.pool_device.get();
     }
-    stack.runtime = need(make_local_workers(stack, options));
+    build.runtime = need(make_local_workers(build, options));
     return prepared;
   }
-  need(open_backend(stack));
-  std::unique_ptr<Cluster> cluster = need(Cluster::create(stack.options, stack.clock));
-  stack.cluster = cluster.get();
-  stack.runtime = std::move(cluster);
+  need(open_backend(build));
+  std::unique_ptr<Cluster> cluster = need(Cluster::create(build.options, build.clock));
+  build.cluster = cluster.get();
+  build.runtime = std::move(cluster);
   return prepared;
 } catch (const Error& error) {
   return error;

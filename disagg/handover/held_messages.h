@@ -12,9 +12,9 @@
 namespace xpyd::disagg {
 
 // Thread safety: any thread; hold() and release() are the instance's own.
-class HeldPost final : public Post {
+class HeldMessages final : public MessageBus {
  public:
-  explicit HeldPost(Post& post) : post_(post) {}
+  explicit HeldMessages(MessageBus& bus) : bus_(bus) {}
 
   // From now on a message to the conductor waits here, and so do all that are sent behind it: a decode instance that
   // hears of a prompt's KV could otherwise tell the conductor of the second token before the first one is there.
@@ -39,12 +39,12 @@ class HeldPost final : public Post {
       holding_ = false;
       held.swap(held_);
     }
-    if (first) post_.send(from, kConductor, std::move(*first));
-    for (Held& h : held) post_.send(h.from, h.to, std::move(h.message));
+    if (first) bus_.send(from, kConductor, std::move(*first));
+    for (Held& h : held) bus_.send(h.from, h.to, std::move(h.message));
   }
 
   // A sign of life passes whatever waits: a step may take longer than a lease.
-  void send_now(InstanceId from, InstanceId to, Message message) { post_.send(from, to, std::move(message)); }
+  void send_now(InstanceId from, InstanceId to, Message message) { bus_.send(from, to, std::move(message)); }
   void send(InstanceId from, InstanceId to, Message message) override {
     {
       std::lock_guard lock(mutex_);
@@ -53,7 +53,7 @@ class HeldPost final : public Post {
         return;
       }
     }
-    post_.send(from, to, std::move(message));
+    bus_.send(from, to, std::move(message));
   }
 
  private:
@@ -61,7 +61,7 @@ class HeldPost final : public Post {
     InstanceId from, to;
     Message message;
   };
-  Post& post_;
+  MessageBus& bus_;
   std::mutex mutex_;
   bool holding_ = false;    // guarded by mutex_
   std::vector<Held> held_;  // guarded by mutex_, in the order of send()

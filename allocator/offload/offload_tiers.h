@@ -1,6 +1,6 @@
-// KvTiers: the KV blocks that are kept below one instance's pool: in host memory, then on a disk.
+// OffloadTiers: the KV blocks that are kept below one instance's pool: in host memory, then on a disk.
 // It knows which blocks there are, where, and who goes when a tier is full; copies between device
-// and host are its caller's (TieredMemory), those between host and disk its own.
+// and host are its caller's (OffloadedMemory), those between host and disk its own.
 //
 // A block is `block_tokens` tokens of one sequence from a multiple of block_tokens on, all layers,
 // in token_major. It is named, found and proved as a pool's are (prefix_index.h); of two blocks of one hash one is
@@ -29,15 +29,15 @@
 
 #include "allocator/eviction.h"
 #include "allocator/kv/kv_layout.h"
-#include "allocator/kv_tier_options.h"
 #include "allocator/offload/disk_file.h"
+#include "allocator/offload_options.h"
 #include "allocator/prefix/prefix_index.h"
 #include "base/device/device.h"
 #include "base/status.h"
 
 namespace xpyd::allocator {
 
-class KvTiers {
+class OffloadTiers {
  public:
   // The end of a sequence's chain of blocks.
   struct Chain : PrefixChain {
@@ -51,11 +51,11 @@ class KvTiers {
   };
 
   // The errors name the option that cannot be met.
-  static Result<std::unique_ptr<KvTiers>> create(const KvShape& shape, const KvTierOptions& options, Device& device,
-                                                 Seams seams);
-  ~KvTiers();
+  static Result<std::unique_ptr<OffloadTiers>> create(const KvShape& shape, const OffloadOptions& options,
+                                                      Device& device, Seams seams);
+  ~OffloadTiers();
 
-  const KvTierOptions& options() const { return options_; }
+  const OffloadOptions& options() const { return options_; }
   int block_tokens() const { return options_.block_tokens; }
   // Of the host: block ids of this layout are the slots below.
   const KvLayout& layout() const { return layout_; }
@@ -89,14 +89,14 @@ class KvTiers {
   void poll();          // ends of disk operations; writes to the disk what should be there
   bool moving() const;  // anything is under way by itself: a store, a read, a write
 
-  // Of the counters those that only the caller can count: f(KvTierStats&).
+  // Of the counters those that only the caller can count: f(OffloadStats&).
   template <class F>
   void count(F&& f) {
     std::lock_guard lock(mutex_);
     f(stats_);
   }
 
-  KvTierStats stats() const;
+  OffloadStats stats() const;
   void check_invariants() const;
   std::vector<uint64_t> held(Tier tier) const;  // what listeners have been told, by the blocks themselves
 
@@ -127,7 +127,7 @@ class KvTiers {
     bool busy() const { return storing || writing || reading; }
   };
 
-  KvTiers(const KvShape& shape, const KvTierOptions& options, Seams seams);
+  OffloadTiers(const KvShape& shape, const OffloadOptions& options, Seams seams);
   uint64_t next_hash(const Chain& chain, const int32_t* tokens) const;
   void advance(Chain& chain, uint64_t hash, int32_t block) const {
     index_->advance(chain, hash, block), ++chain.n_blocks;
@@ -150,7 +150,7 @@ class KvTiers {
   void ended(const DiskFile::Done& done);
   void disk_failed(const std::string& what, bool reads_too);
 
-  const KvTierOptions options_;
+  const OffloadOptions options_;
   const Seams seams_;
   KvLayout layout_;
   std::shared_ptr<std::byte> host_;
@@ -168,7 +168,7 @@ class KvTiers {
   int storing_ = 0, writing_ = 0, reading_ = 0, clean_ = 0;  // blocks
   bool writes_off_ = false, logged_ = false;
   int failed_reads_ = 0;
-  KvTierStats stats_;
+  OffloadStats stats_;
   std::vector<DiskFile::Done> done_;
   std::unique_ptr<DiskFile> disk_;  // last: its thread ends before the memory that it reads goes
 };

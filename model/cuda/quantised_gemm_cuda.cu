@@ -1,11 +1,11 @@
-// Each lane asks for its own codes (code_tiles_cuda.cu); a ring in shared memory keeps them streaming. Only x and
+// Each lane asks for its own codes (quantised_tiles_cuda.cu); a ring in shared memory keeps them streaming. Only x and
 // scales are shared between lanes. The kernel multiplies code less zero, which fits bf16, and applies the scale to a
 // piece's sum. That takes one instruction per sum instead of several per weight, and rounds no weight.
 #include <string>
 #include <type_traits>
 
 #include "base/cuda/cuda_kernel.h"
-#include "model/cuda/codes_cuda.h"
+#include "model/cuda/quantised_gemm_cuda.h"
 
 namespace xpyd::model {
 namespace {
@@ -114,7 +114,9 @@ struct Sums {
     for (int i = 0; i < kTiles * kFours * 4; ++i) use(i, of[i / 4 / kFours][i / 4 % kFours][i % 4]);
   }
   // Output and row of sum i.
-  __device__ static int output(int i, int lane) { return i / 4 / kFours * kCodesOutputs + lane / 4 + i / 2 % 2 * 8; }
+  __device__ static int output(int i, int lane) {
+    return i / 4 / kFours * kQuantisedOutputs + lane / 4 + i / 2 % 2 * 8;
+  }
   __device__ static int token(int i, int lane) {
     return kMma ? i / 4 % kFours * 8 + 2 * (lane % 4) + i % 2 : i / 4 % kFours * 2 + i % 2;
   }
@@ -124,7 +126,7 @@ struct Sums {
 // x. With few rows, all warps have the same tiles and each has a part of K: more of W is in flight, and chains of sums
 // stay short.
 template <class Form, class T, int kTokens>
-struct Codes {
+struct QuantisedRows {
   static constexpr bool kFew = kTokens <= 32;
   static constexpr int kTiles = sizeof(T) == 4 ? 1 : 2, kWarps = kParts, kThreads = 32 * kWarps,
                        kBlockTiles = kFew ? kTiles : kTiles * kWarps;
@@ -138,8 +140,8 @@ struct Codes {
     return (kTokens == 16 ? 3 : 2) + (kBits == 4 ? 1 : 0);
   }
   static constexpr int kStages = stages();
-  static constexpr int kScales = kStep / kQuarter * kCodesOutputs;  // of a tile in a stage
-  static constexpr int kRings = kFew ? kWarps : 1;                  // rings of x
+  static constexpr int kScales = kStep / kQuarter * kQuantisedOutputs;  // of a tile in a stage
+  static constexpr int kRings = kFew ? kWarps : 1;                      // rings of x
   static constexpr int kWordsKept = kStages * kWarps * kTiles * kUnits * kUnitBytes / 4,
                        kScalesKept = kStages * kWarps * kTiles * kScales, kXKept = kStages * kRings * kTokens * kStep,
                        kSumsKept = kTiles * Sums<T, kTiles, kTokens>::kFours * 4 * kThreads;
@@ -151,23 +153,23 @@ struct Codes {
 
 // This kernel stays whole because its steps share registers and shared memory.
 template <class Form, class T, int kTokens>
-__global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_kernel(CudaGemmArgs a) {
-  using C = Codes<Form, T, kTokens>;
+__global__ void __launch_bounds__(QuantisedRows<Form, T, kTokens>::kThreads, 2) quantised_kernel(CudaGemmArgs a) {
+  using C = QuantisedRows<Form, T, kTokens>;
   Carver carver;
   const auto words = carver.take<uint32_t>(C::kWordsKept), scales = carver.take<uint32_t>(C::kScalesKept);
   const auto x = carver.take<T>(C::kXKept);
   const auto kept = carver.take<float>(C::kSumsKept);  // few rows: sums of each warp; many: of the parts before
   const int lane = int(threadIdx.x % 32), warp = int(threadIdx.x / 32);
   // Blocks that run together share W and x: the grid goes band by band of outputs, and through a band row by row.
-  constexpr int kBand = 16, kOutputs = C::kBlockTiles * kCodesOutputs;
+  constexpr int kBand = 16, kOutputs = C::kBlockTiles * kQuantisedOutputs;
   const int across = (a.w.n + kOutputs - 1) / kOutputs, down = (a.m + kTokens - 1) / kTokens;
   const int band = int(blockIdx.x) / (kBand * down), wide = min(kBand, across - band * kBand),
             in_band = int(blockIdx.x) - band * kBand * down;
   const int block = band * kBand + in_band % wide, first_token = in_band / wide * kTokens;
 
-  const CudaCodes& codes = a.w.codes;
+  const CudaQuantisedRows& codes = a.w.codes;
   const int first_tile = block * C::kBlockTiles + (C::kFew ? 0 : warp * C::kTiles);
-  const int n_tiles = (a.w.n + kCodesOutputs - 1) / kCodesOutputs, n_steps = codes.places / kStep;
+  const int n_tiles = (a.w.n + kQuantisedOutputs - 1) / kQuantisedOutputs, n_steps = codes.places / kStep;
   const auto* tiles = static_cast<const std::byte*>(a.w.data);
   const unsigned in_group = unsigned(codes.group / kQuarter), inverse = 0xffffffffu / in_group + 1;
   auto load_w = [&](int step, int stage) {
@@ -184,10 +186,10 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
         const unsigned quarter = unsigned(step * (kStep / kQuarter) + lane / 4);  // below 2^16, as is in_group
         const int group = int(in_group == 1 ? quarter : __umulhi(quarter, inverse));
         const bool has = there && group < codes.groups;
-        cuda::cp_async_16(
-            scales, (at + tile) * C::kScales + lane * 4,
-            from + size_t(n_steps * C::kUnits) * kUnitBytes + (has ? group : 0) * (4 * kCodesOutputs) + lane % 4 * 16,
-            has);
+        cuda::cp_async_16(scales, (at + tile) * C::kScales + lane * 4,
+                          from + size_t(n_steps * C::kUnits) * kUnitBytes +
+                              (has ? group : 0) * (4 * kQuantisedOutputs) + lane % 4 * 16,
+                          has);
       }
     }
   };
@@ -265,7 +267,8 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
           if (quarter == 0 || !long_pieces)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-              const uint32_t word = scales[(at + tile) * C::kScales + quarter * kCodesOutputs + lane / 4 + 8 * half];
+              const uint32_t word =
+                  scales[(at + tile) * C::kScales + quarter * kQuantisedOutputs + lane / 4 + 8 * half];
               scale[tile][half] = scale_of<Form>(word);
               zeros[tile][half] = cuda::byte_perm(word, 0, 0x3232);
             }
@@ -300,7 +303,7 @@ __global__ void __launch_bounds__(Codes<Form, T, kTokens>::kThreads, 2) codes_ke
       sum += __shfl_xor_sync(0xffffffffu, sum, 2);
       if (lane % 4 > 0) return;
     }
-    const int column = first_tile * kCodesOutputs + Of::output(i, lane), row = first_token + Of::token(i, lane);
+    const int column = first_tile * kQuantisedOutputs + Of::output(i, lane), row = first_token + Of::token(i, lane);
     if (column >= a.w.n || row >= a.m) return;
     const size_t place = size_t(row) * size_t(a.y_stride) + size_t(column);
     if (a.y_dtype == Dtype::f32)
@@ -323,14 +326,14 @@ struct Row {
 };
 template <class Form, class T, int kTokens>
 Row row(int most) {
-  using C = Codes<Form, T, kTokens>;
+  using C = QuantisedRows<Form, T, kTokens>;
   return {Form::kDtype,
           sizeof(T) == 2 ? Dtype::bf16 : Dtype::f32,
           most,
           kTokens,
-          C::kBlockTiles * kCodesOutputs,
+          C::kBlockTiles * kQuantisedOutputs,
           {dim3(1), dim3(unsigned(C::kThreads)), C::shared()},
-          codes_kernel<Form, T, kTokens>};
+          quantised_kernel<Form, T, kTokens>};
 }
 const Row kRows[] = {row<Int4, bf16, 8>(8),     row<Int4, bf16, 16>(16),    row<Int4, bf16, 32>(kIdle),
                      row<Int4, bf16, 64>(0),    row<Int4, float, 8>(0),     row<Int8, bf16, 8>(8),
@@ -340,14 +343,14 @@ const Row kRows[] = {row<Int4, bf16, 8>(8),     row<Int4, bf16, 16>(16),    row<
 
 bool leaves_idle(const CudaGemmArgs& a) {
   static const int n_sms = cuda::open().value().n_sms;
-  using Many = Codes<Int8, bf16, 64>;
-  const int outputs = Many::kBlockTiles * kCodesOutputs;
+  using Many = QuantisedRows<Int8, bf16, 64>;
+  const int outputs = Many::kBlockTiles * kQuantisedOutputs;
   return 2 * ((a.w.n + outputs - 1) / outputs) * ((a.m + 63) / 64) < n_sms;
 }
 
 }  // namespace
 
-void cuda_codes(const CudaGemmArgs& a, const cuda::On& on) {
+void cuda_quantised_gemm(const CudaGemmArgs& a, const cuda::On& on) {
   if (a.m == 0) return;
   for (const Row& row : kRows) {
     if (row.codes != a.w.codes.dtype || row.x != a.x_dtype || (row.most > 0 && a.m > row.most)) continue;

@@ -27,7 +27,7 @@
 #include "disagg/handover/transfer_plan.h"
 #include "disagg/transport/handoff/handoff_pool.h"
 #include "disagg/transport/shared_memory.h"
-#include "disagg/transport/wires.h"
+#include "disagg/transport/transports.h"
 #include "experiments/bench/harness.h"
 #include "experiments/connect_and_wait.h"
 
@@ -55,8 +55,9 @@ std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allo
 std::shared_ptr<std::byte> shared_memory(size_t bytes) { return shared_pool_memory(bytes).value(); }
 
 // Two transports in this process, and a window over all of the owner's pool.
-struct Wire {
-  Wire(decltype(make_shm_transport)* make, std::shared_ptr<std::byte> (*memory)(size_t), int connections = 1)
+struct MeasuredTransport {
+  MeasuredTransport(decltype(make_shm_transport)* make, std::shared_ptr<std::byte> (*memory)(size_t),
+                    int connections = 1)
       : source(memory(kPoolBytes)), destination(memory(kPoolBytes)) {
     Random random(3);
     auto* words = reinterpret_cast<uint64_t*>(source.get());
@@ -104,7 +105,7 @@ struct Wire {
   RealClock clock;
   std::shared_ptr<std::byte> source, destination;
   std::unique_ptr<KvTransport> poster, owner;
-  WindowKey key;
+  RemoteKey key;
   std::vector<size_t> order;
   TransferPlan plan;
 };
@@ -130,7 +131,7 @@ struct Handoff {
     for (int i = 0; i < 4096; ++i) tokens.push_back(i * 7 % 1000);
     handle = a->reserve(tokens, 0).value().handle;
     XPYD_CHECK(a->append(handle, 4096));
-    a->written(handle, tokens);
+    a->commit(handle, tokens);
   }
   void pass() {
     KvHandover handover = a->handoff().hand_over(handle);
@@ -152,7 +153,7 @@ struct Handoff {
 };
 
 void bench_copies(Bench& bench) {
-  Wire shm(make_shm_transport, shared_memory);
+  MeasuredTransport shm(make_shm_transport, shared_memory);
   Handoff handoff(false), between_processes(true);
   const Copy whole{shm.source.get(), shm.poster->remote(kOwner, 0), kPoolBytes};
   const auto one_copy = [&] { copy_streaming({&whole, 1}); };
@@ -281,7 +282,7 @@ class BareLoop {
 };
 
 void bench_tcp(Bench& bench) {
-  Wire one(make_tcp_transport, plain_memory, 1), four(make_tcp_transport, plain_memory, 4);
+  MeasuredTransport one(make_tcp_transport, plain_memory, 1), four(make_tcp_transport, plain_memory, 4);
   Buffer bare_destination(kPoolBytes);
   BareLoop bare(one.source.get(), bare_destination.data());
   const Work bytes{.bytes = double(kPoolBytes)};
@@ -359,7 +360,7 @@ struct BounceEnd {
     transport = make_shm_transport(
                     {.regions = {{memory.get(), 1 << 20}}, .queue = &cpu_queue(), .clock = &clock, .self = self})
                     .value();
-    char address[100] = {}, key[sizeof(WindowKey)];
+    char address[100] = {}, key[sizeof(RemoteKey)];
     transport->address().copy(address, sizeof address - 1);
     exchange(address, sizeof address);
     XPYD_CHECK(connect_and_wait(*transport, other, address).ok());
@@ -386,7 +387,7 @@ struct BounceEnd {
   const PeerId other;
   const int read_fd, write_fd;
   std::unique_ptr<KvTransport> transport;
-  WindowKey mine, theirs;
+  RemoteKey mine, theirs;
   TransferPlan plan;
 };
 

@@ -1,6 +1,6 @@
 // y = x W^T with quantised weights (quantised.h) on CUDA, for any number of rows. The kernel reads the codes from
-// memory, and each warp turns them into numbers in its registers just before it multiplies. code_tiles_cuda.cu says how
-// the codes lie in memory.
+// memory, and each warp turns them into numbers in its registers just before it multiplies. quantised_tiles_cuda.cu
+// says how the codes lie in memory.
 //
 // Let w be the f32 that a code stands for, and x bf16 (tensor cores) or f32. Then, besides y's own rounding,
 //
@@ -21,13 +21,13 @@
 
 namespace xpyd::model {
 
-constexpr int kCodesOutputs = 16;  // outputs of a tile; a tile is stored together, and a warp multiplies it at once
+constexpr int kQuantisedOutputs = 16;  // outputs of a tile; a tile is stored together, and a warp multiplies it at once
 
 // Layout of a quantised matrix on the card: n_tiles tiles of `bytes` bytes, one after another.
 struct CodeTiles {
   // Positions of K: the storage step, and the least with one scale. Bytes that a warp reads at once.
   static constexpr int kStep = 128, kQuarter = 32, kUnitBytes = 512;
-  CudaCodes codes;              // all but `inputs`
+  CudaQuantisedRows codes;      // all but `inputs`
   std::vector<int32_t> inputs;  // [places]: the input at each position; -1: padding
   bool in_order = true;         // each position holds its own input, so the kernel needs no table
   int n_tiles = 0, bytes = 0;
@@ -39,6 +39,6 @@ void write_tile(const PackedMatrix& w, const CodeTiles& tiles, int tile, std::by
 
 // Enqueues the product. Requires: a.w is quantised, and a.x_dtype and a.y_dtype are those of CudaGemm. It allocates
 // nothing, may be captured, and may start early.
-void cuda_codes(const CudaGemmArgs& a, const cuda::On& on);
+void cuda_quantised_gemm(const CudaGemmArgs& a, const cuda::On& on);
 
 }  // namespace xpyd::model

@@ -1,4 +1,4 @@
-// What lies below an instance's KV pool: host memory, then a disk (kv_tiers.h).
+// What lies below an instance's KV pool: host memory, then a disk (offload_tiers.h).
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace xpyd::allocator {
 
-struct KvTierOptions {
+struct OffloadOptions {
   size_t host_bytes = 0;         // 0: no host tier, and no disk below it
   std::string disk_dir;          // empty: no disk tier
   size_t disk_bytes = 0;         // at most, in disk_dir
@@ -33,7 +33,7 @@ struct KvTierOptions {
 };
 
 // Cumulative; bytes of KV.
-struct KvTierStats {
+struct OffloadStats {
   int64_t host_blocks = 0, host_capacity = 0, disk_blocks = 0, disk_capacity = 0;  // now
   int64_t bytes_out = 0, bytes_in = 0;                                             // device -> host, host -> device
   int64_t copies_out = 0, copies_in = 0;                                           // pieces, after coalescing

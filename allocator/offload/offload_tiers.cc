@@ -1,4 +1,4 @@
-#include "allocator/offload/kv_tiers.h"
+#include "allocator/offload/offload_tiers.h"
 
 #include <algorithm>
 #include <climits>
@@ -18,17 +18,17 @@ constexpr int kReadsGivenUp = 3;     // failed reads after which the disk is not
 
 }  // namespace
 
-KvTiers::KvTiers(const KvShape& shape, const KvTierOptions& options, Seams seams)
+OffloadTiers::OffloadTiers(const KvShape& shape, const OffloadOptions& options, Seams seams)
     : options_(options),
       seams_(std::move(seams)),
       layout_{shape, KvOrder::token_major, options.block_tokens, 0},
       host_policy_(find_row(kEvictionPolicies, options.host_eviction)),
       disk_policy_(find_row(kEvictionPolicies, options.disk_eviction)) {}
 
-KvTiers::~KvTiers() = default;
+OffloadTiers::~OffloadTiers() = default;
 
-Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvTierOptions& options, Device& device,
-                                                 Seams seams) try {
+Result<std::unique_ptr<OffloadTiers>> OffloadTiers::create(const KvShape& shape, const OffloadOptions& options,
+                                                           Device& device, Seams seams) try {
   if (!options.on())
     return invalid(options.disk_dir.empty()
                        ? "--host-kv-bytes is 0"
@@ -39,7 +39,7 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
   for (const std::string* name : {&options.host_eviction, &options.disk_eviction})
     if (!find_row(kEvictionPolicies, *name))
       return invalid("eviction policy \"" + *name + "\": expected one of " + names_of(kEvictionPolicies));
-  std::unique_ptr<KvTiers> t(new KvTiers(shape, options, std::move(seams)));
+  std::unique_ptr<OffloadTiers> t(new OffloadTiers(shape, options, std::move(seams)));
   const size_t block = t->layout_.block_bytes(), n = options.host_bytes / block;
   if (n < 1 || n > size_t(INT_MAX) / size_t(options.block_tokens))
     return invalid("--host-kv-bytes is " + std::to_string(options.host_bytes) + ": one block of " +
@@ -71,16 +71,16 @@ Result<std::unique_ptr<KvTiers>> KvTiers::create(const KvShape& shape, const KvT
 
 // ---- The index.
 
-uint64_t KvTiers::next_hash(const Chain& chain, const int32_t* tokens) const {
+uint64_t OffloadTiers::next_hash(const Chain& chain, const int32_t* tokens) const {
   return prefix_hash(chain.hash, chain.first(), tokens, options_.block_tokens);
 }
 
-int32_t KvTiers::parent_of(int32_t block) const {
+int32_t OffloadTiers::parent_of(int32_t block) const {
   const int32_t parent = at(block).parent;
   return parent >= 0 && index_->follows(block, parent) ? parent : -1;
 }
 
-int KvTiers::match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const {
+int OffloadTiers::match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const {
   const int64_t longest = std::min(int64_t(tokens.size()), int64_t(max_blocks) * options_.block_tokens);
   const auto locked = [this](const std::function<void()>& f) {
     std::lock_guard lock(mutex_);
@@ -90,17 +90,17 @@ int KvTiers::match(std::span<const int32_t> tokens, uint64_t salt, int max_block
   return index_->match(tokens, int(longest), chain, locked, [](std::span<const int32_t>) {}) / options_.block_tokens;
 }
 
-void KvTiers::tick() {
+void OffloadTiers::tick() {
   std::lock_guard lock(mutex_);
   ++tick_;
 }
 
-bool KvTiers::intact(const Chain& chain) const {
+bool OffloadTiers::intact(const Chain& chain) const {
   std::lock_guard lock(mutex_);
   return index_->intact(chain);
 }
 
-int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin) {
+int32_t OffloadTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin) {
   const uint64_t hash = next_hash(chain, tokens);
   std::lock_guard lock(mutex_);
   const int32_t block = index_->find(chain, hash, tokens);
@@ -116,7 +116,7 @@ int32_t KvTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool pin)
   return block;
 }
 
-int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
+int32_t OffloadTiers::add(Chain& chain, const int32_t* tokens) {
   const uint64_t hash = next_hash(chain, tokens);
   std::lock_guard lock(mutex_);
   // Another block under this hash: of another prefix (a collision), or of one that is not known any more.
@@ -165,7 +165,7 @@ int32_t KvTiers::add(Chain& chain, const int32_t* tokens) {
   return block;
 }
 
-void KvTiers::touch(const Chain& chain) {
+void OffloadTiers::touch(const Chain& chain) {
   std::lock_guard lock(mutex_);
   for (int32_t block = index_->intact(chain) ? chain.block : -1; block >= 0; block = parent_of(block)) {
     at(block).use.last_use = tick_;
@@ -173,7 +173,7 @@ void KvTiers::touch(const Chain& chain) {
   }
 }
 
-void KvTiers::stored(int32_t block) {
+void OffloadTiers::stored(int32_t block) {
   std::lock_guard lock(mutex_);
   at(block).storing = false;
   --storing_;
@@ -182,7 +182,7 @@ void KvTiers::stored(int32_t block) {
 
 // ---- Readers.
 
-void KvTiers::unpin(int32_t block) {
+void OffloadTiers::unpin(int32_t block) {
   std::lock_guard lock(mutex_);
   Block& b = at(block);
   XPYD_CHECK(b.pins > 0);
@@ -194,7 +194,7 @@ void KvTiers::unpin(int32_t block) {
   refresh(block);
 }
 
-KvTiers::Where KvTiers::fetch(int32_t block, bool* from_disk) {
+OffloadTiers::Where OffloadTiers::fetch(int32_t block, bool* from_disk) {
   std::lock_guard lock(mutex_);
   Block& b = at(block);
   XPYD_CHECK(b.pins > 0);
@@ -211,7 +211,7 @@ KvTiers::Where KvTiers::fetch(int32_t block, bool* from_disk) {
   return Where::coming;
 }
 
-int KvTiers::slot(int32_t block) const {
+int OffloadTiers::slot(int32_t block) const {
   std::lock_guard lock(mutex_);
   return at(block).host;
 }
@@ -219,7 +219,7 @@ int KvTiers::slot(int32_t block) const {
 // ---- Who goes.
 
 // After any change of a block: the orders that it stands in, and what listeners know of it.
-void KvTiers::refresh(int32_t block) {
+void OffloadTiers::refresh(int32_t block) {
   Block& b = at(block);
   const bool known = index_->contains(block), idle = known && !b.busy() && b.pins == 0;
   const bool on_host = b.host >= 0, on_disk = b.disk >= 0;
@@ -243,12 +243,12 @@ void KvTiers::refresh(int32_t block) {
   if (!options_.listeners.empty()) tell(block);
 }
 
-bool KvTiers::is_in(int32_t block, Tier tier) const {
+bool OffloadTiers::is_in(int32_t block, Tier tier) const {
   const Block& b = at(block);
   return index_->contains(block) && (tier == Tier::host ? b.host >= 0 && !b.storing && !b.reading : b.disk >= 0);
 }
 
-void KvTiers::tell(int32_t block) {
+void OffloadTiers::tell(int32_t block) {
   Block& b = at(block);
   for (const Tier tier : {Tier::host, Tier::disk}) {
     const bool there = is_in(block, tier);
@@ -260,12 +260,12 @@ void KvTiers::tell(int32_t block) {
   }
 }
 
-void KvTiers::set_host(int32_t block, int slot) {
+void OffloadTiers::set_host(int32_t block, int slot) {
   at(block).host = slot;
   refresh(block);
 }
 
-int32_t KvTiers::goes_first(Order order) const {
+int32_t OffloadTiers::goes_first(Order order) const {
   constexpr size_t kShown = 8;
   const std::set<Place>& places = orders_[order];
   if (options_.evicts) {
@@ -277,7 +277,7 @@ int32_t KvTiers::goes_first(Order order) const {
   return std::get<2>(*places.begin());
 }
 
-int KvTiers::take_host_slot() {
+int OffloadTiers::take_host_slot() {
   if (free_host_.empty()) {
     if (!orders_[kClean].empty()) {
       drop_host(goes_first(kClean));
@@ -294,14 +294,14 @@ int KvTiers::take_host_slot() {
   return slot;
 }
 
-void KvTiers::drop_host(int32_t block) {
+void OffloadTiers::drop_host(int32_t block) {
   free_host_.push_back(at(block).host);
   if (at(block).disk >= 0) at(block).use.entered = tick_;
   set_host(block, -1);
 }
 
 // Forgets it. Its readers find it lost; blocks that continue it are found no more.
-void KvTiers::remove(int32_t block) {
+void OffloadTiers::remove(int32_t block) {
   Block& b = at(block);
   XPYD_CHECK(index_->contains(block) && !b.busy());
   if (b.host >= 0) drop_host(block);
@@ -319,7 +319,7 @@ void KvTiers::remove(int32_t block) {
   }
 }
 
-void KvTiers::forget() {
+void OffloadTiers::forget() {
   std::lock_guard lock(mutex_);
   for (bool more = true; more;) {
     more = false;
@@ -337,7 +337,7 @@ void KvTiers::forget() {
 
 // ---- Between host and disk: write-behind, the ends of operations, and what a disk that fails costs.
 
-int KvTiers::take_disk_slot() {
+int OffloadTiers::take_disk_slot() {
   if (free_disk_.empty()) {
     if (orders_[kDiskLeaf].empty()) return -1;
     remove(goes_first(kDiskLeaf));
@@ -348,7 +348,7 @@ int KvTiers::take_disk_slot() {
   return slot;
 }
 
-void KvTiers::poll() {
+void OffloadTiers::poll() {
   if (!disk_) return;
   std::lock_guard lock(mutex_);
   done_.clear();
@@ -360,7 +360,7 @@ void KvTiers::poll() {
 
 // From the high watermark on, down to the low one, the host gives up what the disk has, too: there is room before
 // somebody asks for it, and nothing is lost. What is on the host alone stays until its room is wanted.
-void KvTiers::relieve() {
+void OffloadTiers::relieve() {
   const auto used = [&] { return 1 - double(free_host_.size()) / layout_.n_blocks; };
   if (options_.high_watermark >= 1 || used() < options_.high_watermark) return;
   while (used() > options_.low_watermark && !orders_[kClean].empty()) {
@@ -369,7 +369,7 @@ void KvTiers::relieve() {
   }
 }
 
-void KvTiers::write_behind() {
+void OffloadTiers::write_behind() {
   const int capacity = layout_.n_blocks;
   while (disk_on() && writing_ < kWritesUnderWay && !orders_[kDirty].empty() &&
          (int(free_host_.size()) + clean_ + writing_) * kHeadroom < capacity) {
@@ -385,7 +385,7 @@ void KvTiers::write_behind() {
   }
 }
 
-void KvTiers::ended(const DiskFile::Done& done) {
+void OffloadTiers::ended(const DiskFile::Done& done) {
   const int32_t block = int32_t(done.id);
   Block& b = at(block);
   const bool good = done.outcome == DiskFile::Outcome::done;
@@ -427,7 +427,7 @@ void KvTiers::ended(const DiskFile::Done& done) {
 }
 
 // Nothing more is written there. `reads_too`: what it has is given up, too.
-void KvTiers::disk_failed(const std::string& what, bool reads_too) {
+void OffloadTiers::disk_failed(const std::string& what, bool reads_too) {
   if (!writes_off_)
     log_line(LogLevel::error, "xpyd: --disk-kv-dir %s: %s; no more KV is written there", options_.disk_dir.c_str(),
              what.c_str());
@@ -447,14 +447,14 @@ void KvTiers::disk_failed(const std::string& what, bool reads_too) {
 
 // ---- Counters.
 
-bool KvTiers::moving() const {
+bool OffloadTiers::moving() const {
   std::lock_guard lock(mutex_);
   return storing_ + writing_ + reading_ > 0;
 }
 
-KvTierStats KvTiers::stats() const {
+OffloadStats OffloadTiers::stats() const {
   std::lock_guard lock(mutex_);
-  KvTierStats s = stats_;
+  OffloadStats s = stats_;
   s.host_capacity = layout_.n_blocks;
   s.host_blocks = layout_.n_blocks - int64_t(free_host_.size());
   s.disk_capacity = disk_slots_;
@@ -462,7 +462,7 @@ KvTierStats KvTiers::stats() const {
   return s;
 }
 
-std::vector<uint64_t> KvTiers::held(Tier tier) const {
+std::vector<uint64_t> OffloadTiers::held(Tier tier) const {
   std::lock_guard lock(mutex_);
   std::vector<uint64_t> hashes;
   for (int32_t block = 0; block < int32_t(blocks_.size()); ++block)
@@ -470,7 +470,7 @@ std::vector<uint64_t> KvTiers::held(Tier tier) const {
   return hashes;
 }
 
-void KvTiers::check_invariants() const {
+void OffloadTiers::check_invariants() const {
   std::lock_guard lock(mutex_);
   std::vector<int> hosts(size_t(layout_.n_blocks), 0), disks(size_t(disk_slots_), 0);
   std::vector<int> children(blocks_.size(), 0);

@@ -19,8 +19,8 @@ constexpr size_t kTokenBytes = 256;  // of the tiny model's KV
 // Conversations in rounds: each prompt is the one before it, its answer, and something new.
 struct Run {
   std::map<uint64_t, Recorder::Choice> choices;
-  KvTierStats tiers;
-  std::vector<KvTierStats> of_instance;
+  OffloadStats tiers;
+  std::vector<OffloadStats> of_instance;
   int64_t preemptions = 0;
 };
 
@@ -85,7 +85,7 @@ TEST_CASE("tiers: a decode instance kept each prompt that was handed over, and l
     setup.tiers.block_tokens = 8;
     INFO(setup.describe() << " " << c.disagg << (c.pull ? " pull" : ""));
     const Run run = converse(setup);
-    const KvTierStats &p = run.of_instance[0], &d = run.of_instance[1];
+    const OffloadStats &p = run.of_instance[0], &d = run.of_instance[1];
     CHECK(p.bytes_out > 0);
     CHECK((d.bytes_out > 0) == c.looks);
     CHECK((d.host_hit_tokens > 0) == c.looks);
@@ -116,7 +116,7 @@ TEST_CASE("tiers: a decode instance keeps whom it preempts, also where it keeps 
         hashes[small].push_back(tiny.recorder->choice(i).logits_hash);
       }
       const Instance& decode = *tiny.cluster->instances()[1];
-      const KvTierStats kept = decode.memory().stats().tiers;
+      const OffloadStats kept = decode.memory().stats().tiers;
       CHECK((decode.stats().preemptions > 0) == small);
       CHECK((kept.bytes_out > 0) == small);
       CHECK((kept.host_hit_tokens > 0) == small);
@@ -201,7 +201,7 @@ TEST_CASE("tiers: the same logits as without, for every scheme, way of sharing, 
         setup.scheme = m.scheme, setup.share = m.share, setup.topology = topology, setup.transport = transport;
         setup.order = turn % 3 ? KvOrder::layer_major : KvOrder::token_major;
         setup.stream_kv = turn % 5 ? StreamKv::request : StreamKv::layer;
-        setup.escrow = topology == std::string("2P1D");
+        setup.reserve_blocks = topology == std::string("2P1D");
         ++turn;
         // Too small for all: blocks are evicted, sequences preempted.
         setup.pool_bytes = (one_slot_each ? 5 * 512 : 18 * 16) * shape.token_bytes();
@@ -221,7 +221,8 @@ TEST_CASE("tiers: the same logits as without, for every scheme, way of sharing, 
         if (!m.tiers) continue;
         CHECK(run.tiers.bytes_out > 0);
         const int64_t hits = run.tiers.host_hit_tokens + run.tiers.disk_hit_tokens;
-        if (hits > 0 && setup.stream_kv == StreamKv::request && !setup.escrow)  // with escrow all is there first
+        if (hits > 0 && setup.stream_kv == StreamKv::request &&
+            !setup.reserve_blocks)  // with escrow all is there first
           CHECK((Watched::observed > 0) == by_layer);
         if (m.scheme[0] == 'c') CHECK(hits > 200);
         if (m.scheme[0] == 'c' && disk) CHECK(run.choices.at(200).cached_tokens >= 32);  // it is told as cached

@@ -1,4 +1,4 @@
-#include "disagg/transport/meeting.h"
+#include "disagg/transport/bootstrap.h"
 
 #include <algorithm>
 #include <limits>
@@ -28,17 +28,17 @@ std::string place(const std::string& host, uint16_t port) {
 
 }  // namespace
 
-std::string to_text(const std::string& kind, const WireAddress& address) {
+std::string to_text(const std::string& kind, const TransportAddress& address) {
   std::string text = kind + "," + address.host + "," + std::to_string(address.port) + "," + address.token;
   for (const AddressRange& region : address.regions) text += "," + hex(region.begin, 1) + "+" + hex(region.bytes, 1);
   return text;
 }
 
-Result<WireAddress> parse_wire_address(const std::string& kind, const std::string& text) {
+Result<TransportAddress> parse_transport_address(const std::string& kind, const std::string& text) {
   auto wrong = [&](const std::string& what) { return invalid("address of a " + kind + " transport: " + what); };
   std::string_view rest = text;
   if (next(rest, ',') != kind) return wrong("it does not begin with " + kind);
-  WireAddress address;
+  TransportAddress address;
   address.host = next(rest, ',');
   if (address.host.empty()) return wrong("expected a host");
   if (!read_number(next(rest, ','), address.port) || address.port == 0) return wrong("expected a port, 1 to 65535");
@@ -57,7 +57,7 @@ Result<WireAddress> parse_wire_address(const std::string& kind, const std::strin
   return address;
 }
 
-ChannelLimits wire_limits(size_t max_frame_bytes, size_t max_files) {
+ChannelLimits transport_limits(size_t max_frame_bytes, size_t max_files) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   return {.handshake_timeout_s = kHelloSeconds,
           .heartbeat_s = kNever,
@@ -68,13 +68,13 @@ ChannelLimits wire_limits(size_t max_frame_bytes, size_t max_files) {
           .max_files = max_files};
 }
 
-Meeting::Meeting(const char* kind, PeerId self, uint64_t schema, const ChannelLimits& limits,
-                 std::function<bool()> work, std::function<void(const std::string&)> log)
+Bootstrap::Bootstrap(const char* kind, PeerId self, uint64_t schema, const ChannelLimits& limits,
+                     std::function<bool()> work, std::function<void(const std::string&)> log)
     : kind_(kind),
-      self_{NodeRole::wire, std::to_string(self), 0, schema},
+      self_{NodeRole::transport, std::to_string(self), 0, schema},
       loop_(std::make_unique<ControlLoop>(clock_, limits, std::move(log), std::move(work))) {}
 
-Result<std::string> Meeting::listen_at(const std::string& at, const std::string& token, Accepted accepted) {
+Result<std::string> Bootstrap::listen_at(const std::string& at, const std::string& token, Accepted accepted) {
   return loop_->listen({at, ClusterKey::of(token), self_, true},
                        [accepted = std::move(accepted)](const ChannelPtr& channel) -> ChannelEvents {
                          PeerId peer = -1;
@@ -84,8 +84,8 @@ Result<std::string> Meeting::listen_at(const std::string& at, const std::string&
                        });
 }
 
-Status Meeting::listen(const TransportOptions& options, Accepted accepted) {
-  WireAddress address{options.host, 0, random_digits(), {}};
+Status Bootstrap::listen(const TransportOptions& options, Accepted accepted) {
+  TransportAddress address{options.host, 0, random_digits(), {}};
   for (const MemoryRange& region : options.regions)
     address.regions.push_back({reinterpret_cast<uint64_t>(region.data()), region.size()});
   auto bound = listen_at(place(options.host, 0), address.token, std::move(accepted));
@@ -97,7 +97,7 @@ Status Meeting::listen(const TransportOptions& options, Accepted accepted) {
   return ok();
 }
 
-Status Meeting::listen_here(Accepted accepted) {
+Status Bootstrap::listen_here(Accepted accepted) {
   const std::string name = "@xpyd-" + kind_ + "-" + random_digits();
   auto bound = listen_at("unix:" + name, "", std::move(accepted));
   if (!bound) return Error{ErrorCode::unavailable, kind_ + ": a Unix socket: " + bound.error().message};
@@ -105,15 +105,15 @@ Status Meeting::listen_here(Accepted accepted) {
   return ok();
 }
 
-Status Meeting::dial(const std::string& address, uint64_t session, OnOpen on_open,
-                     std::function<void(Result<ChannelPtr>)> done) {
+Status Bootstrap::dial(const std::string& address, uint64_t session, OnOpen on_open,
+                       std::function<void(Result<ChannelPtr>)> done) {
   NodeIdentity self = self_;
   self.fingerprint = session;
   std::string at, token;
   if (address.starts_with(kind_ + ":@") && address.size() > kind_.size() + 2) {
     at = "unix:" + address.substr(kind_.size() + 1);
   } else {
-    const auto to = parse_wire_address(kind_, address);
+    const auto to = parse_transport_address(kind_, address);
     if (!to) return to.error();
     at = place(to.value().host, to.value().port), token = to.value().token;
   }
@@ -125,8 +125,7 @@ ChannelEvents hear(const ChannelPtr& channel, std::function<bool(std::string_vie
   auto on_frame = [channel, take = std::move(take)](uint16_t, std::string_view bytes) {
     if (!take(bytes)) channel->close("it talks nonsense");
   };
-  return {.on_frame = std::move(on_frame),
-          .on_closed = [left = std::move(left)](const std::string&) { left(); }};
+  return {.on_frame = std::move(on_frame), .on_closed = [left = std::move(left)](const std::string&) { left(); }};
 }
 
 }  // namespace xpyd::disagg

@@ -1,5 +1,5 @@
 // Tiers below a pool, over every scheme: what comes back is what went out, or it does not come back.
-#include "allocator/offload/tiered.h"
+#include "allocator/offload/offloaded_memory.h"
 
 #include <algorithm>
 #include <array>
@@ -30,7 +30,7 @@ struct Setup {
   int pool_tokens = 64, max_tokens = 32;
   int host_blocks = 16, disk_blocks = 0;
   std::string host_eviction = "lru";
-  KvTiers::Seams seams;
+  OffloadTiers::Seams seams;
   Device* device = &cpu_device();  // of the copies
 };
 
@@ -56,10 +56,10 @@ class Tiered {
       options.tiers.disk_bytes = size_t(s.disk_blocks) * DiskFile::kSector;
     }
     pool = make_block_pool(s.scheme, options).value();
-    auto tiers = KvTiers::create(options.shape, options.tiers, *s.device, s.seams);
+    auto tiers = OffloadTiers::create(options.shape, options.tiers, *s.device, s.seams);
     if (!tiers) FAIL(tiers.error().message);
-    kv = std::make_unique<TieredMemory>(find_kv_scheme(s.scheme)->make(pool, options), std::move(tiers).value(),
-                                        *s.device, clock);
+    kv = std::make_unique<OffloadedMemory>(find_kv_scheme(s.scheme)->make(pool, options), std::move(tiers).value(),
+                                           *s.device, clock);
   }
   // As an engine: waits for what is loading, computes the rest. Returns the tokens not computed.
   int run(std::span<const int32_t> tokens, uint64_t salt = 0) {
@@ -83,13 +83,13 @@ class Tiered {
     }
     return cached;
   }
-  KvTierStats stats() const { return kv->stats().tiers; }
+  OffloadStats stats() const { return kv->stats().tiers; }
 
   TempDir dir;
   KvOptions options;
   RealClock clock;
   std::shared_ptr<KvPool> pool;
-  std::unique_ptr<TieredMemory> kv;
+  std::unique_ptr<OffloadedMemory> kv;
 };
 
 std::vector<int32_t> tokens_of(int family, int n) { return counting(n, family * 1000); }
@@ -126,13 +126,13 @@ TEST_CASE("tiers: a prompt's KV comes back after the pool has forgotten it", "[t
           for (int family = 0; family < 6; ++family) {
             const auto tokens = tokens_of(family, n);
             CHECK(t.kv->probe(tokens, 0) == 0);
-            const int promised = t.kv->promise(tokens, 0);
+            const int promised = t.kv->matched_tokens(tokens, 0);
             CHECK(promised == (round == 0 ? 0 : 20));
             CHECK(t.run(tokens) == promised);
             t.kv->drain();
             t.kv->check_invariants(true);
           }
-        const KvTierStats s = t.stats();
+        const OffloadStats s = t.stats();
         CHECK(s.host_hit_tokens + s.disk_hit_tokens == 6 * 20);
         CHECK(s.bytes_out == int64_t(30 * kBlockBytes));  // each block once
         CHECK(s.bytes_in == int64_t(30 * kBlockBytes));
@@ -140,12 +140,12 @@ TEST_CASE("tiers: a prompt's KV comes back after the pool has forgotten it", "[t
         if (disk) CHECK(s.disk_hit_tokens >= 40);
         if (!disk) CHECK(s.host_hit_tokens == 120);
         // Never the last token, whose logits are wanted; and only this salt's.
-        CHECK(t.kv->promise(tokens_of(0, 20), 0) == 16);
-        CHECK(t.kv->promise(tokens_of(0, 21), 0) == 20);
-        CHECK(t.kv->promise(tokens_of(0, 22), 7) == 0);
+        CHECK(t.kv->matched_tokens(tokens_of(0, 20), 0) == 16);
+        CHECK(t.kv->matched_tokens(tokens_of(0, 21), 0) == 20);
+        CHECK(t.kv->matched_tokens(tokens_of(0, 22), 7) == 0);
         t.kv->clear_prefix_cache();
         CHECK(t.stats().host_blocks + t.stats().disk_blocks == 0);
-        CHECK(t.kv->promise(tokens_of(0, 22), 0) == 0);
+        CHECK(t.kv->matched_tokens(tokens_of(0, 22), 0) == 0);
         t.kv->check_invariants(true);
       }
 }
@@ -157,7 +157,7 @@ TEST_CASE("tiers: a sequence longer than the host leaves its beginning there", "
     const auto tokens = tokens_of(1, 100);
     CHECK(t.run(tokens) == 0);
     t.kv->drain();
-    CHECK(t.kv->promise(tokens, 0) == 8 * kBlock);
+    CHECK(t.kv->matched_tokens(tokens, 0) == 8 * kBlock);
     CHECK(t.stats().dropped_out == 25 - 8);
     CHECK(t.run(tokens) == 8 * kBlock);
     t.kv->check_invariants(true);
@@ -187,7 +187,7 @@ TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
     }
     for (int i = 0; i < 2; ++i) {
       write_rows(t.kv->view(handles[i]), tokens, 0, 0);
-      t.kv->written(handles[i], tokens);
+      t.kv->commit(handles[i], tokens);
     }
     CHECK(t.stats().bytes_out == int64_t(5 * kBlockBytes));
     // A third asks for what is still on its way out.
@@ -252,7 +252,7 @@ TEST_CASE("tiers: a disk that fails, or a kernel that takes no operations, costs
     Tiered t(setup);
     int cached = 0;
     for (int round = 0; round < 4; ++round) cached += t.run_families(0, 6);
-    const KvTierStats s = t.stats();
+    const OffloadStats s = t.stats();
     const std::string what = c.what;
     CHECK((s.failed_writes > 0) == (what == "full" || what == "refused for ever"));
     if (s.failed_writes > 0) CHECK(s.disk_blocks == 0);
@@ -310,10 +310,10 @@ TEST_CASE("disk file: operations that the kernel does not take are tried again, 
 TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
   TempDir dir;
   const auto on_disk = [](const std::string& path, size_t bytes) {
-    return [=](KvTierOptions& o) { o.disk_dir = path, o.disk_bytes = bytes; };
+    return [=](OffloadOptions& o) { o.disk_dir = path, o.disk_bytes = bytes; };
   };
   struct {
-    std::function<void(KvTierOptions&)> change;
+    std::function<void(OffloadOptions&)> change;
     const char* part;
   } const cases[] = {
       {[](auto& o) { o.host_bytes = 100; }, "--host-kv-bytes is 100"},
@@ -328,9 +328,9 @@ TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
       {on_disk("/proc", 1 << 20), "/proc"},
   };
   for (const auto& [change, part] : cases) {
-    KvTierOptions o{.host_bytes = 64 * kBlockBytes, .block_tokens = kBlock};
+    OffloadOptions o{.host_bytes = 64 * kBlockBytes, .block_tokens = kBlock};
     change(o);
-    const auto tiers = KvTiers::create(kTinyShape, o, cpu_device(), {});
+    const auto tiers = OffloadTiers::create(kTinyShape, o, cpu_device(), {});
     REQUIRE(!tiers);
     INFO(tiers.error().message);
     CHECK(tiers.error().message.find(part) != std::string::npos);
@@ -412,25 +412,25 @@ class KeyCache {
     options_.host_bytes = size_t(capacity) * kBlockBytes;
     options_.block_tokens = kBlock;
     options_.host_eviction = policy;
-    tiers_ = KvTiers::create(kTinyShape, options_, cpu_device(), {}).value();
+    tiers_ = OffloadTiers::create(kTinyShape, options_, cpu_device(), {}).value();
   }
   static std::array<int32_t, kBlock> tokens(int key) { return {key, key + 1, 7, 7}; }
   bool has(int key) const { return tiers_->match(tokens(key), 0, 1) == 1; }
   bool get(int key) {  // true: a hit; else it is there now
     tiers_->tick();
     const auto own = tokens(key);
-    KvTiers::Chain chain = KvTiers::root(0);
+    OffloadTiers::Chain chain = OffloadTiers::root(0);
     if (tiers_->find(chain, own.data()) >= 0) return true;
     const int32_t block = tiers_->add(chain, own.data());
     REQUIRE(block >= 0);
     tiers_->stored(block);
     return false;
   }
-  KvTiers& tiers() { return *tiers_; }
+  OffloadTiers& tiers() { return *tiers_; }
 
  private:
-  KvTierOptions options_;
-  std::unique_ptr<KvTiers> tiers_;
+  OffloadOptions options_;
+  std::unique_ptr<OffloadTiers> tiers_;
 };
 
 // Which keys of 0 to 9 went, in order, while these were asked for.
@@ -466,18 +466,18 @@ TEST_CASE(
   TempDir dir;
   const int capacity = 100;
   const auto run = [&](double high, double low) {
-    KvTierOptions o;
+    OffloadOptions o;
     o.host_bytes = capacity * kBlockBytes;
     o.block_tokens = kBlock;
     o.disk_dir = dir.path;
     o.disk_bytes = 400 * DiskFile::kSector;
     o.high_watermark = high, o.low_watermark = low;
-    auto tiers = KvTiers::create(kTinyShape, o, cpu_device(), {}).value();
+    auto tiers = OffloadTiers::create(kTinyShape, o, cpu_device(), {}).value();
     int64_t most = 0;
     for (int key = 0; key < 300; ++key) {
       tiers->tick();
       const auto own = KeyCache::tokens(10 * key);
-      KvTiers::Chain chain = KvTiers::root(0);
+      OffloadTiers::Chain chain = OffloadTiers::root(0);
       for (int32_t block; (block = tiers->add(chain, own.data())) != -2;) {
         if (block >= 0) {
           tiers->stored(block);

@@ -1,7 +1,7 @@
-// Scores of int8 and int4 KV (codes_256.h): from packed panels, or for few rows of q straight from the cache rows.
+// Scores of int8 and int4 KV (quantised_rows.h): from packed panels, or for few rows of q straight from the cache rows.
 #pragma once
 
-#include "attention/cpu/code_vectors.h"
+#include "attention/cpu/quantised_vectors.h"
 
 namespace xpyd::attention {
 namespace {
@@ -26,7 +26,7 @@ inline __m256 load_q(const float* q, int d, int head_dim, __m256 scale) {
 }
 
 template <class C>
-void take_q_codes(Dtype, const float* q, float factor, int head_dim, float* row) {
+void take_q_quantised(Dtype, const float* q, float factor, int head_dim, float* row) {
   const __m256 scale = _mm256_set1_ps(factor), sign = _mm256_set1_ps(-0.0f);
   __m256 sizes = _mm256_setzero_ps(), nan = sizes;
   float sum = 0;  // the largest sum of |q| that meets in one 16-bit sum
@@ -200,20 +200,21 @@ void dots(Rows given, size_t offset, const float* q, int n_rows, int stride, flo
 }
 
 template <class C>
-void pack_k_codes(Dtype, Rows rows, size_t offset, int head_dim, float* panel) {
+void pack_k_quantised(Dtype, Rows rows, size_t offset, int head_dim, float* panel) {
   Stream none({});
   pack_words<C>(rows, offset, head_dim, panel, none);
 }
 
 template <class C>
-void scores_codes(Dtype, const float* q, int n_rows, int head_dim, const float* panel, float* s, Prefetch prefetch) {
+void scores_quantised(Dtype, const float* q, int n_rows, int head_dim, const float* panel, float* s,
+                      Prefetch prefetch) {
   Stream stream(prefetch);
   scores_of<C, 6, 0>(q, n_rows, head_dim, panel, s, stream, burst_of(prefetch, n_rows, 1));
 }
 
 template <class C>
-void scores_in_place_codes(Dtype, Rows given, size_t offset, const float* q, int n_rows, int head_dim, float* panel,
-                           float* s, Prefetch prefetch) {
+void scores_in_place_quantised(Dtype, Rows given, size_t offset, const float* q, int n_rows, int head_dim, float* panel,
+                               float* s, Prefetch prefetch) {
   Stream stream(prefetch);
   const int stride = padded_dim(head_dim), bytes = code_bytes<C>(head_dim);
   auto dot = [&](auto vectors) { dots<C, vectors>(given, offset, q, n_rows, stride, panel, s, stream); };

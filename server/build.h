@@ -37,7 +37,7 @@ std::vector<std::string> without_effect(const Options& options);
 
 // ---- The device: weights on it, and a model per instance. `--device` picks a row.
 
-struct Stack;
+struct Build;
 struct DeviceRow;
 
 struct BackendOptions {
@@ -79,7 +79,7 @@ Dtype find_dtype(const std::string& name);
 struct DeviceRow {
   const char* name;
   // Loads the weights. Errors: invalid_argument for bad input, `unavailable` for a machine that cannot.
-  Result<std::unique_ptr<Backend>> (*open)(const Stack& stack);
+  Result<std::unique_ptr<Backend>> (*open)(const Build& build);
   // Measures the device's peaks now. Errors as in open(). Null: the host, which base/peak/peak.h measures.
   Result<DevicePeak> (*peak)();
   size_t page_group_bytes;  // default of --page-group-bytes: a size that it maps well
@@ -89,18 +89,18 @@ struct DeviceRow {
 std::span<const DeviceRow> devices();
 const DeviceRow* find_device(const std::string& name);  // null: no such row
 
-// The functions of the rows. `stack`: as prepare_stack() leaves it.
-Result<std::unique_ptr<Backend>> open_cpu_backend(const Stack& stack);
-Result<std::unique_ptr<Backend>> open_cuda_backend(const Stack& stack);
+// The functions of the rows. `stack`: as prepare_build() leaves it.
+Result<std::unique_ptr<Backend>> open_cpu_backend(const Build& build);
+Result<std::unique_ptr<Backend>> open_cuda_backend(const Build& build);
 Result<DevicePeak> cuda_device_peak();
 Result<std::unique_ptr<Device>> open_cuda_alone();
 
 // Loads the host's weights as the options say, with every core.
-Result<std::shared_ptr<const Weights>> load_host_weights(const Stack& stack);
+Result<std::shared_ptr<const Weights>> load_host_weights(const Build& build);
 
 // ---- The parts.
 
-struct Stack {
+struct Build {
   RealClock clock;
   std::string model_dir;  // kDemoModel if none was given
   ModelConfig config;
@@ -128,13 +128,13 @@ void read_options(const Options& options, ClusterOptions& cluster, BackendOption
 Status check_unread(const Options& options);
 
 // Builds all parts. Errors name the option or the file.
-Result<std::unique_ptr<Stack>> build_stack(const Options& options);
+Result<std::unique_ptr<Build>> make_build(const Options& options);
 
-// The two parts of build_stack(), for a worker, which has no runtime.
-Result<std::unique_ptr<Stack>> prepare_stack(const Options& options);
-Status open_backend(Stack& stack);
+// The two parts of make_build(), for a worker, which has no runtime.
+Result<std::unique_ptr<Build>> prepare_build(const Options& options);
+Status open_backend(Build& build);
 // A hash of everything that instances must agree on to exchange KV.
-uint64_t fingerprint(const Stack& stack);
+uint64_t fingerprint(const Build& build);
 
 // Opens --event-log with `suffix` appended to its name; null: the option is not given. Throws its Error.
 std::shared_ptr<EventLog> open_event_log(const Options& options, const std::string& suffix = "");

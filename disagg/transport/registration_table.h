@@ -37,29 +37,29 @@ class RangeSet {
   std::vector<AddressRange> ranges_;
 };
 
-class WindowTable {
+class RegistrationTable {
  public:
   // `secrets`: keys carry a random number as well, so that none can be guessed.
-  explicit WindowTable(std::span<const MemoryRange> regions, bool secrets = false);
+  explicit RegistrationTable(std::span<const MemoryRange> regions, bool secrets = false);
 
   // The owner's half, as KvTransport says it.
   void connect(PeerId peer);
   void disconnect(PeerId peer);  // refused from now on; who is inside has to leave by itself
   bool connected(PeerId peer) const;
-  Result<WindowKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
-  bool close(const WindowKey& window);
-  int arrived(const WindowKey& window) const;
+  Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
+  bool close(const RemoteKey& registration);
+  int arrived(const RemoteKey& registration) const;
   int64_t refused() const;
   void shut();  // refuses everybody from now on
 
   // The half of whoever moves a peer's bytes. enter() announces a piece: its copies touch the
   // owner's memory with their destinations (write) or sources (read). False: counted as refused,
   // and nothing may be touched. True: the window does not close before leave().
-  bool enter(const WindowKey& window, PeerId peer, KvOp op, std::span<const Copy> copies);
-  bool enter(const WindowKey& window, PeerId peer, KvOp op, const std::byte* begin, size_t bytes);
+  bool enter(const RemoteKey& registration, PeerId peer, KvOp op, std::span<const Copy> copies);
+  bool enter(const RemoteKey& registration, PeerId peer, KvOp op, const std::byte* begin, size_t bytes);
   // `whole`: with this piece a post is complete, and counted as arrived. False: the window has been
   // closed meanwhile, and nothing was counted.
-  bool leave(const WindowKey& window, bool whole);
+  bool leave(const RemoteKey& registration, bool whole);
   void count_refused();  // a piece that did not get as far as enter()
 
  private:
@@ -72,8 +72,8 @@ class WindowTable {
     int inside = 0, arrived = 0;
     RangeSet ranges;
   };
-  Slot* admit(const WindowKey& window, PeerId peer, KvOp op);  // null: refused; mutex_ is held
-  const Slot* find(const WindowKey& window) const;             // null: not any more; mutex_ is held
+  Slot* admit(const RemoteKey& registration, PeerId peer, KvOp op);  // null: refused; mutex_ is held
+  const Slot* find(const RemoteKey& registration) const;             // null: not any more; mutex_ is held
   void free_if_left(uint32_t index);
 
   const RangeSet regions_;

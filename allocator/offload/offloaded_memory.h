@@ -1,5 +1,5 @@
-// TieredMemory: any KvMemory with tiers below it (KvTiers). What a sequence has computed is copied out, block by block,
-// while it goes on; a prompt that begins like one of these gets its KV copied in while others compute.
+// OffloadedMemory: any KvMemory with tiers below it (OffloadTiers). What a sequence has computed is copied out, block
+// by block, while it goes on; a prompt that begins like one of these gets its KV copied in while others compute.
 //
 // Out: written() starts a copy of every tier block that has become full and that the tiers have not got; a lease keeps
 // its bytes in place until the copy is done.
@@ -18,19 +18,23 @@
 #include <vector>
 
 #include "allocator/kv_memory.h"
-#include "allocator/offload/kv_tiers.h"
+#include "allocator/offload/offload_tiers.h"
 #include "base/clock.h"
 #include "base/device/device.h"
 
 namespace xpyd::allocator {
 
 // `memory` with options.tiers below it. The errors name the option that cannot be met.
-Result<std::unique_ptr<KvMemory>> make_tiered(std::unique_ptr<KvMemory> memory, const KvOptions& options);
+Result<std::unique_ptr<KvMemory>> make_offloaded(std::unique_ptr<KvMemory> memory, const KvOptions& options);
 
-class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff, public KvCache, public KvEscrow {
+class OffloadedMemory final : public KvMemory,
+                              public KvLoader,
+                              public KvHandoff,
+                              public KvCache,
+                              public KvBlockReserver {
  public:
-  TieredMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<KvTiers> tiers, Device& device, Clock& clock);
-  ~TieredMemory() override;  // waits for the copies that are under way
+  OffloadedMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<OffloadTiers> tiers, Device& device, Clock& clock);
+  ~OffloadedMemory() override;  // waits for the copies that are under way
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
     return reserve(tokens, salt, /*may_compute=*/true);
@@ -42,18 +46,18 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff, p
   void load_by_layer() override { by_layer_ = true; }
   std::shared_ptr<KvArrival> arrival(KvHandle handle) override;
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return memory_->probe(tokens, salt); }
-  int promise(std::span<const int32_t> tokens, uint64_t salt) const override;
+  int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const override;
   bool poll() override;
   bool copying() const override { return !outs_.empty() || !loading_.empty() || tiers_->moving(); }
   bool append(KvHandle handle, int n_tokens) override;
-  bool escrow(KvHandle handle, int n_tokens) override;
-  int escrowed(KvHandle handle) const override { return memory_->escrowed(handle); }
-  void written(KvHandle handle, std::span<const int32_t> tokens) override;
+  bool reserve_blocks(KvHandle handle, int n_tokens) override;
+  int reserved_blocks(KvHandle handle) const override { return memory_->reserved_blocks(handle); }
+  void commit(KvHandle handle, std::span<const int32_t> tokens) override;
   void keep_private(KvHandle handle) override;
-  void trim(KvHandle handle) override;
+  void rollback(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;
   void free(KvHandle handle) override;
-  void set_aside(KvHandle handle) override;
+  void swap_out(KvHandle handle) override;
   void loads_if(Worth worth) override {
     if (tiers_->options().load_by_cost) worth_ = std::move(worth);
   }
@@ -71,7 +75,7 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff, p
   void check_invariants(bool complete) const override;
 
   void drain();  // until nothing is under way; sequences that were loading are ready
-  KvTiers& tiers() { return *tiers_; }
+  OffloadTiers& tiers() { return *tiers_; }
 
  private:
   class Arrival;
@@ -95,11 +99,11 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff, p
   struct Sequence {
     bool loading = false, given_up = false;  // given up: freed when no copy into it is under way
     bool kept_up = true;                     // its blocks up to the end of chain are in the tiers
-    bool when_set_aside = false;             // it is an arrival that is not kept before (keep_arrivals)
+    bool when_swapped_out = false;           // it is an arrival that is not kept before (keep_arrivals)
     bool behind = false;                     // … and there was no room for the next: it stands in behind_
     std::vector<int32_t> tokens;             // written; of one that loads, up to its last block's end
     uint64_t salt = 0;
-    KvTiers::Chain chain;
+    OffloadTiers::Chain chain;
     int64_t last_out = -1;  // mark of its last copy out
     Load load;
   };
@@ -127,7 +131,7 @@ class TieredMemory final : public KvMemory, public KvLoader, public KvHandoff, p
   size_t plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, KvRange layers, bool out);
 
   const std::unique_ptr<KvMemory> memory_;
-  const std::unique_ptr<KvTiers> tiers_;
+  const std::unique_ptr<OffloadTiers> tiers_;
   const int block_tokens_;
   const bool addresses_go_;  // with a hand-over: page groups are mapped elsewhere then
   const size_t out_budget_;  // blocks whose copy out may be under way

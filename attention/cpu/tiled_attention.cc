@@ -415,8 +415,8 @@ void check(const AttentionArgs& args) {
 
 }  // namespace
 
-void attention_walk(const AttentionArgs& args, ThreadTeam& team, const AttentionKernels& floats,
-                    const AttentionKernels& int8, const AttentionKernels& int4) {
+void tiled_attention(const AttentionArgs& args, ThreadTeam& team, const AttentionKernels& floats,
+                     const AttentionKernels& int8, const AttentionKernels& int4) {
   if (args.views.empty()) return;
   check(args);
   const KvShape& shape = args.views[0].layout->shape;

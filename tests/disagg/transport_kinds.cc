@@ -1,0 +1,44 @@
+// The wires that the suite (transport_test.cc) runs over on any machine; rdma's are in
+// rdma_test.cc, NCCL itself in nccl_cuda_test.cu.
+
+#include "disagg/transport/fault.h"
+#include "disagg/transport/shared_memory.h"
+#include "disagg/transport/transports.h"
+#include "tests/disagg/fake_nccl.h"
+#include "tests/disagg/transport_side.h"
+
+namespace xpyd::testing {
+namespace {
+
+std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
+
+const RegisterTransport local_wire({.name = "local",
+                                    .make = make_local_transport,
+                                    .memory = plain_memory,
+                                    .leaves_process = false,
+                                    .needs_owner = false});
+
+const RegisterTransport shm_wire({.name = "shm",
+                                  .make = make_shm_transport,
+                                  .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
+                                  .needs_owner = false,
+                                  .asks_ranges = false});
+
+const RegisterTransport tcp_wire({.name = "tcp", .make = make_tcp_transport, .memory = plain_memory});
+
+// Everything but NCCL itself.
+const RegisterTransport nccl_wire({.name = "nccl", .make = make_fake_nccl_transport, .memory = plain_memory});
+
+// Late and out of order, but within what is promised.
+const RegisterTransport fault_wire(
+    {.name = "fault:shm",
+     .make =
+         [](const TransportOptions& options) {
+           return parse_transport("fault:shm,seed=5,delay=50us,reorder=0.2").value().make(options);
+         },
+     .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
+     .needs_owner = false,
+     .asks_ranges = false});
+
+}  // namespace
+}  // namespace xpyd::testing
