@@ -53,7 +53,7 @@ void set_step_tokens(SimulationOptions& options, int tokens) {
   options.engine.step_tokens = options.conductor.step_tokens = tokens;
 }
 
-Trace registration(const Trace& trace, size_t first, size_t n) {
+Trace window(const Trace& trace, size_t first, size_t n) {
   Trace part = trace;
   const auto begin = trace.requests.begin() + long(first);
   part.requests.assign(begin, begin + long(std::min(n, trace.requests.size() - first)));

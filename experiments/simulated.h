@@ -23,7 +23,7 @@ inline constexpr double kNoTransferTime = 1e15;  // bytes/s: transfers take no t
 // Adds a request that shares no block with another one.
 void add_request(disagg::Trace& trace, double arrival_s, int prompt, int output);
 // The requests [first, first + n), or as many as there are. None of them waits for another one's end.
-disagg::Trace registration(const disagg::Trace& trace, size_t first, size_t n);
+disagg::Trace window(const disagg::Trace& trace, size_t first, size_t n);
 disagg::Trace faster(disagg::Trace trace, double times);
 // How many instances the prompts keep busy, if no cache finds anything.
 double prefill_load(const disagg::SimulationOptions& options, const disagg::Trace& trace);

@@ -39,8 +39,8 @@ RemotePipeline::RemotePipeline(HeadOptions options, const PoolPlan& plan, Clock&
     : options_(std::move(options)),
       clock_(clock),
       shards_(plan.shards),
-      registration_(options_.registration > 0 ? options_.registration : 2 * plan.shards.pp),
-      places_(std::bit_ceil(uint32_t(registration_))),
+      window_(options_.window > 0 ? options_.window : 2 * plan.shards.pp),
+      places_(std::bit_ceil(uint32_t(window_))),
       waves_(places_),
       kv_memory_(size_t(plan.shards.n_ranks())),
       stages_(size_t(plan.shards.pp)) {
@@ -203,7 +203,7 @@ RemotePipeline::KvAddress RemotePipeline::find(const std::byte* address) const {
 
 void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* logits) {
   check_step(step, config(), options_.step_tokens, options_.max_logits, 0, shards_.n_ranks());
-  XPYD_CHECK(int(begun_ - first_) < registration_);
+  XPYD_CHECK(int(begun_ - first_) < window_);
   const size_t n_seqs = step.kv_lengths.size(), place = begun_ % places_;
   UnderWay& under_way = wave_of(begun_);
   under_way.watched = step.watched;

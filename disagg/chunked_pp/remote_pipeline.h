@@ -49,7 +49,7 @@ struct HeadOptions {
 
   // build_instance()'s:
   int32_t instance = 0;
-  int registration = 0;  // ShardOptions
+  int window = 0;  // ShardOptions
   int step_tokens = 0, max_logits = 0;
   bool checksum = false;
   const TransportRow* transport = nullptr;
@@ -81,7 +81,7 @@ class RemotePipeline final : public Model {
   Mailbox<KvNews>& kv_news() { return kv_news_; }
 
   const ModelConfig& config() const override { return options_.config; }
-  int registration() const override { return registration_; }
+  int window() const override { return window_; }
   int stages() const override { return shards_.pp; }
   void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override;
   bool wait() override;
@@ -127,7 +127,7 @@ class RemotePipeline final : public Model {
   const HeadOptions options_;
   Clock& clock_;
   const KvShards shards_;
-  const int registration_;
+  const int window_;
   const uint32_t places_;         // a power of two: numbers of waves begin anew after 2^32
   std::vector<UnderWay> waves_;   // [places]
   std::optional<BoundaryIn> in_;  // logits

@@ -13,8 +13,8 @@ ClusterState::ClusterState(ConductorContext& context)
 void ClusterState::join(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) {
   const InstanceId id = info.id;
   for (auto& [other, member] : members_) {
-    context_.post.send(kConductor, other, PeerJoined{info});
-    context_.post.send(kConductor, id, PeerJoined{member.info});
+    context_.bus.send(kConductor, other, PeerJoined{info});
+    context_.bus.send(kConductor, id, PeerJoined{member.info});
   }
   Member& member = members_[id];
   member.info = std::move(info);
@@ -30,7 +30,7 @@ bool ClusterState::leave(InstanceId id) {
   board_.left(gone->second);
   members_.erase(gone);
   ++context_.totals.left;
-  for (auto& [other, member] : members_) context_.post.send(kConductor, other, PeerGone{id});
+  for (auto& [other, member] : members_) context_.bus.send(kConductor, other, PeerGone{id});
   return true;
 }
 

@@ -6,7 +6,7 @@
 namespace xpyd::disagg {
 
 Conductor::Conductor(ConductorOptions options, Clock& clock, MessageBus& bus)
-    : context_{.options = std::move(options), .clock = clock, .post = bus, .random = Random(options.seed)},
+    : context_{.options = std::move(options), .clock = clock, .bus = bus, .random = Random(options.seed)},
       cluster_(context_),
       requests_(context_),
       attempts_(context_, cluster_, requests_),
@@ -157,7 +157,7 @@ void Conductor::tell(AttemptPlan& plan, AttemptId number) {
                                  .limit_s = most > 0 ? most * saved_s : kPatience,
                                  .keep = plan.keep}};
   const bool at_decode = attempt.order == DisaggOrder::decode_first || attempt.order == DisaggOrder::local;
-  context_.post.send(kConductor, at_decode ? attempt.decode : attempt.prefill, std::move(message));
+  context_.bus.send(kConductor, at_decode ? attempt.decode : attempt.prefill, std::move(message));
 }
 
 // ---- The service as a whole.

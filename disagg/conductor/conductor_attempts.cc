@@ -112,7 +112,7 @@ void Conductor::forget(AttemptId number) {
 
 void Conductor::call_off(AttemptId number, const Attempt& attempt) {
   for (InstanceId id : {attempt.prefill, attempt.decode})
-    if (cluster_.find(id)) context_.post.send(kConductor, id, AbortAttempt{number});
+    if (cluster_.find(id)) context_.bus.send(kConductor, id, AbortAttempt{number});
   jobs_.remove(number);
 }
 

@@ -40,7 +40,7 @@ class PrefillQueue {
       Attempt* const attempt = attempts_.find(job.attempt);
       if (!attempt) continue;
       attempts_.charge_prompt(*attempt, *best);
-      context_.post.send(kConductor, attempt->prefill, std::move(job));
+      context_.bus.send(kConductor, attempt->prefill, std::move(job));
     }
   }
   int size() const { return int(jobs_.size()); }

@@ -53,7 +53,7 @@ KvOptions memory_options(const ClusterOptions& o, const Welcome& as, const Insta
 std::unique_ptr<ranks::RemotePipeline> make_pipeline(const ClusterOptions& o, const Welcome& as, const PoolPlan& plan,
                                                      Clock& clock) {
   ranks::HeadOptions head = *o.ranks;
-  head.registration = o.pipeline_window;
+  head.window = o.pipeline_window;
   head.step_tokens = std::max(o.step_tokens, o.max_batch);
   head.max_logits = o.max_batch;
   head.checksum = o.kv_checksum;

@@ -16,7 +16,7 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
              .memory = *memory_,
              .transport = *transport_,
              .clock = clock,
-             .post = post_,
+             .bus = bus_,
              .tokenizer = options_.engine.tokenizer,
              .n_layers = model_->config().n_layers,
              .remote = options_.remote,

@@ -85,7 +85,7 @@ class Instance final {
   std::unique_ptr<Model> model_;
   std::shared_ptr<KvMemory> memory_;
   std::unique_ptr<KvTransport> transport_;
-  HeldMessages post_;
+  HeldMessages bus_;
   InstanceParts parts_;
   handover::Leases leases_;
   handover::Sender sender_;

@@ -21,18 +21,18 @@ namespace xpyd::disagg {
 static_assert(std::endian::native == std::endian::little, "integers are copied as they lie");
 
 template <class T>
-concept Number = (std::integral<T> || std::floating_point<T>)&&!std::same_as<T, bool>;
+concept WireNumber = (std::integral<T> || std::floating_point<T>)&&!std::same_as<T, bool>;
 
 class ByteWriter {
  public:
   ByteWriter() { bytes_.reserve(256); }  // one allocation for most messages
-  template <Number T>
+  template <WireNumber T>
   void number(T value) {
     bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
   }
   void boolean(bool value) { number(uint8_t{value}); }
   void text(std::string_view value);
-  template <Number T>
+  template <WireNumber T>
   void numbers(const std::vector<T>& values) {
     count(values.size());
     if (!values.empty()) bytes_.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
@@ -54,14 +54,14 @@ class ByteReader {
  public:
   explicit ByteReader(std::string_view bytes) : rest_(bytes) {}
 
-  template <Number T>
+  template <WireNumber T>
   T number(const char* what) {
     T value{};
     if (!take_into(&value, sizeof value, what)) value = T{};
     return value;
   }
   // Requires min <= value <= max, else fails.
-  template <Number T>
+  template <WireNumber T>
   T number(const char* what, T min, T max) {
     T value = number<T>(what);
     if (failed()) return T{};
@@ -72,7 +72,7 @@ class ByteReader {
   bool boolean(const char* what);  // requires 0 or 1
   std::string text(const char* what, size_t max_bytes);
   std::string utf8(const char* what, size_t max_bytes);  // requires valid UTF-8
-  template <Number T>
+  template <WireNumber T>
   std::vector<T> numbers(const char* what, size_t max_count) {
     size_t n = count(what, max_count, sizeof(T));
     std::vector<T> values(n);

@@ -104,13 +104,13 @@ const char* name_of(NodeRole role) {
     case NodeRole::decode: return "decode";
     case NodeRole::colocated: return "colocated";
     case NodeRole::tool: return "tool";
-    case NodeRole::wire: return "wire";
+    case NodeRole::transport: return "transport";
   }
   return "?";
 }
 
 Status check_identity(const NodeIdentity& identity) {
-  if (identity.role > NodeRole::wire) return invalid("role: unknown");
+  if (identity.role > NodeRole::transport) return invalid("role: unknown");
   if (identity.id.empty() || identity.id.size() > kMaxNodeIdBytes)
     return invalid("node id: " + std::to_string(identity.id.size()) + " bytes, expected 1 to " +
                    std::to_string(kMaxNodeIdBytes));
@@ -205,7 +205,7 @@ Status Handshake::take_hello(std::string_view message) {
     return refuse("the peer speaks version " + std::to_string(version) + ", this is version " +
                   std::to_string(kControlVersion));
   reader.raw("nonce", kNonceBytes);
-  peer_.role = NodeRole(reader.number<uint8_t>("role", 0, uint8_t(NodeRole::wire)));
+  peer_.role = NodeRole(reader.number<uint8_t>("role", 0, uint8_t(NodeRole::transport)));
   peer_.fingerprint = reader.number<uint64_t>("fingerprint");
   peer_.schema = reader.number<uint64_t>("schema");
   peer_.id = reader.text("node id", kMaxNodeIdBytes);

@@ -68,7 +68,14 @@ inline constexpr uint16_t kControlVersion = 1;      // of handshake, frames and 
 inline constexpr size_t kMaxHandshakeBytes = 1024;  // accepted from an unknown peer
 inline constexpr size_t kMaxNodeIdBytes = 64;
 
-enum class NodeRole : uint8_t { conductor, prefill, decode, colocated, tool, wire };  // wire: an instance's transport
+enum class NodeRole : uint8_t {
+  conductor,
+  prefill,
+  decode,
+  colocated,
+  tool,
+  transport
+};  // transport: an instance's transport
 const char* name_of(NodeRole role);
 
 struct NodeIdentity {

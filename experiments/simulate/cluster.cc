@@ -204,7 +204,7 @@ Status Simulator::add(Role role, const std::string& name) {
   const InstanceId id = routers_->new_id();
   PacedPipeline pipeline{.stages = role == Role::decode ? options_.decode_pp : options_.prefill_pp};
   if (pipeline.stages > 1) {
-    pipeline.registration = options_.pipeline_window > 0 ? options_.pipeline_window : 2 * pipeline.stages;
+    pipeline.window = options_.pipeline_window > 0 ? options_.pipeline_window : 2 * pipeline.stages;
     pipeline.boundary_s = options_.hardware.link_s;
     pipeline.boundary_s_per_token = options_.model.boundary_bytes() / options_.hardware.link_bytes_per_s;
   }

@@ -56,7 +56,7 @@ class PacedWaves final : public Model {
   PacedWaves(const StepCost::Terms& terms, const PacedPipeline& pipeline, int n_layers, NodeTime& time)
       : config_(small_shape(n_layers)), terms_(terms), pipeline_(pipeline), time_(time), free_s_(size_t(stages())) {}
   const ModelConfig& config() const override { return config_; }
-  int registration() const override { return pipeline_.registration; }
+  int window() const override { return pipeline_.window; }
   int stages() const override { return pipeline_.stages; }
   void begin(const StepInput& step, std::span<const Draw>, float* logits) override {
     Wave wave{.t = seconds(terms_, shape_of(step)), .watched = step.watched, .ends_s = {}};
@@ -129,8 +129,7 @@ ModelConfig small_shape(int n_layers) {
 
 std::unique_ptr<Model> make_paced_model(const StepCost::Terms& terms, const PacedPipeline& pipeline, int n_layers,
                                         NodeTime& time) {
-  if (pipeline.stages > 1 && pipeline.registration > 1)
-    return std::make_unique<PacedWaves>(terms, pipeline, n_layers, time);
+  if (pipeline.stages > 1 && pipeline.window > 1) return std::make_unique<PacedWaves>(terms, pipeline, n_layers, time);
   return std::make_unique<PacedStep>(terms, pipeline, n_layers, time);
 }
 

@@ -33,7 +33,7 @@ struct NodeTime {
 };
 
 struct PacedPipeline {
-  int stages = 1, registration = 1;
+  int stages = 1, window = 1;
   double boundary_s = 0, boundary_s_per_token = 0;  // time from one stage to the next
 };
 

@@ -129,11 +129,11 @@ void place(const Weights& host, Uploader& to, CudaWeights& w) {
   const size_t half = host.rope_freqs.size();
   w.rope = reinterpret_cast<const RopeAngle*>(
       to.rows(c.max_position, half * sizeof(RopeAngle), [&](int begin, int end, std::byte* out) {
-        auto* angle = reinterpret_cast<RopeAngle*>(out);
+        auto* next = reinterpret_cast<RopeAngle*>(out);
         for (int position = begin; position < end; ++position)
           for (size_t j = 0; j < half; ++j) {
             const double angle = position * host.rope_freqs[j];
-            *angle++ = {float(std::cos(angle)), float(std::sin(angle))};
+            *next++ = {float(std::cos(angle)), float(std::sin(angle))};
           }
       }));
 }

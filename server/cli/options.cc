@@ -81,7 +81,7 @@ std::vector<OptionRow> make_rows() {
                            fetches = names_of(fetch_policies(), "|"),
                            replications = names_of(replication_policies(), "|"),
                            slo_admissions = names_of(admission_policies(), "|"),
-                           orders = names_of(disagg_policies(), "|"), transports = names_of(transports(), "|"),
+                           orders = names_of(disagg_policies(), "|"), transport_names = names_of(transports(), "|"),
                            device_names = names_of(devices(), "|"), evictions = names_of(kEvictionPolicies, "|"),
                            gemms = available(gemm_variants()), attentions = available(attention_variants()),
                            isas = "auto|" + names_of(kIsas, "|"), drafts = names_of(drafters(), "|");
@@ -279,7 +279,7 @@ std::vector<OptionRow> make_rows() {
        kPolicy, sets<&ConductorOptions::disagg_options, &DisaggOptions::append_tbt_weight>},
       {"kv-checksum", choice, "off", "", "on|off", 0, 0, "of all KV that crosses; a difference is a recompute", kEngine,
        sets<&ClusterOptions::kv_checksum>},
-      {"transport", text, "local", "", transports.c_str(), 0, 0,
+      {"transport", text, "local", "", transport_names.c_str(), 0, 0,
        "how KV goes from P to D: copied, or handed over as block ids of one shared pool (between processes: of one "
        "host and user, on the CPU, not with vattention); with --processes not given: shm; "
        "fault:WIRE,seed=7,drop=0.01,delay=2ms: made worse on purpose",

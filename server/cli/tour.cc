@@ -81,7 +81,7 @@ struct Sender final : EngineHooks {
       const int block = token / here.layout->block_tokens;
       next = std::min(end, (block + 1) * here.layout->block_tokens);
       plan_transfer(here, there, {token, next, layer, layer_end}, plan);  // disagg/handover/transfer_plan.h
-      posts.push_back(p->transport->post({kD, KvOp::write, place.window}, plan));
+      posts.push_back(p->transport->post({kD, KvOp::write, place.registration}, plan));
       std::printf("  tokens %d to %d: block %d of P, layer %d, %zu KiB -> block %d of D\n", token, next,
                   here.block_table[block], layer, plan.bytes >> 10, there.block_table[block]);
     }
@@ -132,8 +132,8 @@ int tour_main(const Options& options) {
   const auto [kv, cached, loading] = d.memory->reserve(prompt, 0).value();
   XPYD_CHECK(d.memory->append(kv, n - cached));
   const KvLease lease = d.memory->pin(kv);
-  const RemoteKey window = d.transport->open(kP, KvOp::write, rows_of(*d.memory, kv, cached, n)).value();
-  sender.place = place_of(*d.memory, kv, window, cached);
+  const RemoteKey key = d.transport->open(kP, KvOp::write, rows_of(*d.memory, kv, cached, n)).value();
+  sender.place = place_of(*d.memory, kv, key, cached);
 
   // P computes the prompt, 32 tokens a step (chunked prefill, Sarathi-Serve), and sends it layer by layer: kv_written()
   // above. D's decode steps do not wait for it. That is the purpose of disaggregation.
@@ -142,19 +142,19 @@ int tour_main(const Options& options) {
   p.engine.submit(std::move(leaving));
   while (p.engine.step()) d.engine.step();
   std::printf("P has sampled the first token: \"%s\"\n", output->text.c_str());
-  for (TransferId post : sender.posts) {  // until it is done, the transport may read P's blocks
+  for (TransferId id : sender.posts) {  // until it is done, the transport may read P's blocks
     TransferState state;
-    while ((state = p.transport->poll(bus)) == TransferState::in_flight) continue;
+    while ((state = p.transport->poll(id)) == TransferState::in_flight) continue;
     XPYD_CHECK(state == TransferState::done);
   }
   p.memory->free(sender.kv);
 
   // D counts what has arrived. Once the window is closed, no other instance can write there. The KV is then D's own,
   // and the next prompt with the same beginning can find it (prefix caching).
-  while (d.transport->arrived(window) < int(sender.posts.size())) continue;
-  while (!d.transport->close(window)) continue;
+  while (d.transport->arrived(key) < int(sender.posts.size())) continue;
+  while (!d.transport->close(key)) continue;
   d.memory->unpin(lease);
-  d.memory->written(kv, prompt.subspan(size_t(cached)));
+  d.memory->commit(kv, prompt.subspan(size_t(cached)));
   const size_t token_bytes = d.memory->layout().shape.token_bytes();
   std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n", long(p.transport->stats().bytes),
               sender.posts.size(), n - cached, token_bytes, size_t(n - cached) * token_bytes);

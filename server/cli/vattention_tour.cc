@@ -53,7 +53,7 @@ std::vector<TourStep> vattention_steps() {
       if (one.kv == kNoKv)
         if (const auto reserved = memory->reserve(tokens, 0)) one.kv = reserved.value().handle;
       if (one.kv != kNoKv && memory->append(one.kv, event.tokens - one.tokens)) {
-        memory->written(one.kv, std::span(tokens).subspan(size_t(one.tokens)));
+        memory->commit(one.kv, std::span(tokens).subspan(size_t(one.tokens)));
         one.tokens = event.tokens;
         step.slot = memory->view(one.kv).slot;
       } else {

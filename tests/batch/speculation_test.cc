@@ -93,7 +93,7 @@ RaggedRun plain_run(const TinySetup& setup) {
 TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity][shards]") {
   struct Way {
     const char *topology, *transport, *disagg;
-    int tp = 1, pp = 1, registration = 0;
+    int tp = 1, pp = 1, window = 0;
   };
   const Way ways[] = {{"1C", "local", "prefill_first"},          {"1P1D", "local", "prefill_first"},
                       {"1P1D", "handoff", "prefill_first"},      {"2P1D", "local", "decode_first"},

@@ -110,7 +110,7 @@ struct Ends final : EventSink {
 TEST_CASE("admission: after a slow start an idle server refused everybody", "[admission]") {
   VirtualClock clock;
   clock.seconds = 100;
-  Starts post;
+  Starts bus;
   ConductorOptions options;
   options.placement = find_placement_policy("round_robin");
   options.admission = find_admission_policy("early");
@@ -139,7 +139,7 @@ TEST_CASE("admission: after a slow start an idle server refused everybody", "[ad
     return sink->last;
   };
   const auto end = [&](size_t i) {
-    const auto [attempt, to] = post.started.at(i);
+    const auto [attempt, to] = bus.started.at(i);
     conductor.receive(to, AttemptProgress{attempt, AttemptProgress::started});
     conductor.receive(to, AttemptProgress{attempt, AttemptProgress::prompt_done});
     TokenEvent last;
@@ -151,7 +151,7 @@ TEST_CASE("admission: after a slow start an idle server refused everybody", "[ad
   // Nobody is there: taken, ten times, though each is said to take too long.
   for (size_t i = 0; i < 10; ++i) {
     CHECK(ask().finish == FinishReason::none);
-    REQUIRE(post.started.size() == i + 1);
+    REQUIRE(bus.started.size() == i + 1);
     end(i);
     clock.seconds += 0.1;
   }

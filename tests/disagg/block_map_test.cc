@@ -68,7 +68,7 @@ TEST_CASE("block map: of instances at any moment it agrees with their memory", "
           holders += int(map->holders.size());
         }
         const ServicePicture picture = sim.conductor().picture();
-        REQUIRE(picture.lives.size() == std::min<size_t>(id, 51));
+        REQUIRE(picture.traces.size() == std::min<size_t>(id, 51));
         sim.ticks(5200);  // it ends, and nobody looks any more
       }
       CHECK(sim.recorder->ended() == 24);
@@ -83,20 +83,20 @@ TEST_CASE("the last answers: 50 at most, the newest first, and each phase after 
   sim.ticks(10);
   for (uint64_t id = 1; id <= 60; ++id) {
     sim.ask(id, 30, 6, int(id));
-    REQUIRE(sim.conductor().picture().lives[0].ended == 0);  // it is under way
+    REQUIRE(sim.conductor().picture().traces[0].ended == 0);  // it is under way
     sim.ticks(100);
   }
   const ServicePicture picture = sim.conductor().picture();
-  REQUIRE(picture.lives.size() == 50);
+  REQUIRE(picture.traces.size() == 50);
   for (size_t i = 0; i < 50; ++i) {
-    const RequestTrace& life = picture.lives[i];
-    INFO("request " << life.request);
-    CHECK(life.request == 60 - i);
-    CHECK(life.prefill + life.decode + life.finish == "P0D1length");
-    CHECK((life.prompt == 30 && life.output == 6 && life.gaps.empty()));
-    CHECK((life.t <= life.placed && life.placed < life.started && life.started <= life.prompt_done));
-    CHECK((life.prompt_done < life.joined && life.joined < life.second && life.second < life.ended));
-    CHECK((life.first >= life.prompt_done && life.first < life.second && life.ended <= picture.t));
+    const RequestTrace& trace = picture.traces[i];
+    INFO("request " << trace.request);
+    CHECK(trace.request == 60 - i);
+    CHECK(trace.prefill + trace.decode + trace.finish == "P0D1length");
+    CHECK((trace.prompt == 30 && trace.output == 6 && trace.gaps.empty()));
+    CHECK((trace.t <= trace.placed && trace.placed < trace.started && trace.started <= trace.prompt_done));
+    CHECK((trace.prompt_done < trace.joined && trace.joined < trace.second && trace.second < trace.ended));
+    CHECK((trace.first >= trace.prompt_done && trace.first < trace.second && trace.ended <= picture.t));
   }
 }
 

@@ -264,26 +264,26 @@ struct Log final : MessageBus {
 TEST_CASE("held post: a decode instance hears of a prompt behind the conductor's first token", "[held_post]") {
   using Sent = std::vector<std::pair<InstanceId, std::string>>;
   Log log;
-  HeldMessages post(log);
+  HeldMessages bus(log);
   bus.send(1, kConductor, TokenOf{.index = 5});
-  post.hold();
+  bus.hold();
   bus.send(1, 2, ReserveKv{});  // before any token: D's answer is wanted while the step runs
   CHECK(log.sent == Sent{{kConductor, "token 5"}, {2, "other"}});
   bus.send(1, kConductor, TokenOf{.index = 3});
-  CHECK_FALSE(post.has_answers());
+  CHECK_FALSE(bus.has_answers());
   bus.send(1, kConductor, TokenOf{.index = 0});
-  CHECK(post.has_answers());
+  CHECK(bus.has_answers());
   bus.send(1, 2, KvDelivered{});
   CHECK(log.sent.size() == 2);
   bus.send_now(1, kConductor, Report{});
   CHECK(log.sent.size() == 3);
   log.sent.pop_back();
-  post.release(1, Report{});
+  bus.release(1, Report{});
   CHECK(Sent(log.sent.begin() + 2, log.sent.end()) ==
         Sent{{kConductor, "report"}, {kConductor, "token 3"}, {kConductor, "token 0"}, {2, "delivered"}});
   bus.send(1, 2, KvDelivered{});
   CHECK(log.sent.size() == 7);
-  CHECK_FALSE(post.has_answers());
+  CHECK_FALSE(bus.has_answers());
 }
 
 }  // namespace

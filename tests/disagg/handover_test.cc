@@ -245,7 +245,7 @@ struct Side {
                                                           .memory = *memory,
                                                           .transport = *transport,
                                                           .clock = clock,
-                                                          .post = bus,
+                                                          .bus = bus,
                                                           .n_layers = model->config().n_layers,
                                                           .remote = order,
                                                           .lease_s = kLease,

@@ -13,7 +13,7 @@ namespace xpyd::testing::processes_test {
 namespace {
 
 // Those that leave a process; rdma and nccl need devices, and so to be named.
-std::vector<std::string> transports() {
+std::vector<std::string> transport_names() {
   if (const char* one = std::getenv("WIRE"); one && *one) return {one};
   std::vector<std::string> names;
   for (const TransportRow& row : transports())
@@ -49,7 +49,7 @@ TEST_CASE("processes: every order and every wire give what one instance gives", 
   NEEDS_PROGRAM();
   const Words orders[] = {{"--disagg", "prefill_first"},    {"--kv-transfer", "pull"},   {"--disagg", "decode_first"},
                           {"--disagg", "conditional_cost"}, {"--disagg", "append_cost"}, {"--reservation", "escrow"}};
-  const std::vector<std::string> all = transports();
+  const std::vector<std::string> all = transport_names();
   for (size_t w = 0; w < all.size(); ++w)
     for (size_t i = 0; i < std::size(orders); ++i) {
       if (i > 0 && i % all.size() != w) continue;
@@ -79,7 +79,7 @@ TEST_CASE("processes: every order and every wire give what one instance gives", 
 
 TEST_CASE("processes: who is killed is replaced, over every wire, and nothing is lost or wrong", "[processes]") {
   NEEDS_PROGRAM();
-  for (const std::string& transport : transports()) {
+  for (const std::string& transport : transport_names()) {
     INFO(transport);
     Bed bed({"--transport", transport, "--kv-checksum", "on"}, kLongLease, "2P2D");
     const char* roles[] = {"prefill", "prefill", "decode", "decode"};
@@ -130,7 +130,7 @@ TEST_CASE("processes: prefixes come from other workers, whatever they are made o
   NEEDS_PROGRAM();
   const Words memories[] = {
       {"--kv-dtype", "int8"}, {"--prefill-tp", "2", "--decode-pp", "2"}, {"--host-kv-bytes", "4MiB"}};
-  std::vector<std::string> copying = transports();
+  std::vector<std::string> copying = transport_names();
   std::erase_if(copying, [](const std::string& transport) {
     return find_transport(transport)->shared_pool;
   });  // one index for all
@@ -204,7 +204,7 @@ TEST_CASE(
   Random random(uint64_t(std::getenv("SEED") ? std::atoi(std::getenv("SEED")) : 1));
   bool reserve_blocks = false;
   for (const bool stages : {false, true})
-    for (const std::string& transport : transports()) {
+    for (const std::string& transport : transport_names()) {
       if (stages && find_transport(transport)->shared_pool) continue;  // it carries no activations
       reserve_blocks = !reserve_blocks;
       const double lease = stages ? kLongLease : patient ? std::atof(patient) : kLease;

@@ -35,7 +35,7 @@ class GatedModel final : public Model {
  public:
   GatedModel(std::unique_ptr<Model> model, Gate& gate) : model_(std::move(model)), gate_(gate) {}
   const ModelConfig& config() const override { return model_->config(); }
-  int registration() const override { return 16; }
+  int window() const override { return 16; }
   int stages() const override { return 8; }
   void begin(const StepInput& step, std::span<const Draw>, float* logits) override {
     std::lock_guard lock(gate_.mutex);

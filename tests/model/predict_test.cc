@@ -51,7 +51,7 @@ void check_prompt(Head& head, const nlohmann::json& golden, int piece) {
                   .logit_rows = rows,
                   .hidden = {states.data() + at * width, previous}},
                  logits.data());
-    head.memory->written(kv, tokens);
+    head.memory->commit(kv, tokens);
     before.assign(states.begin() + ptrdiff_t((at + tokens.size() - 1) * width),
                   states.begin() + ptrdiff_t((at + tokens.size()) * width));
     next = head.argmax(logits.data());

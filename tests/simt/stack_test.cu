@@ -37,7 +37,7 @@ struct ModelDir {
   ModelDir() { std::ofstream(dir.path + "/config.json") << kConfig; }
 };
 
-Result<std::unique_ptr<Stack>> build(const ModelDir& model, std::vector<std::string> words) {
+Result<std::unique_ptr<Build>> build(const ModelDir& model, std::vector<std::string> words) {
   for (const char* word : {"--load-format", "dummy", "--kv-bytes", "1MiB"}) words.insert(words.begin() + 0, word);
   std::reverse(words.begin(), words.begin() + 4);
   words.push_back(model.dir.path);
@@ -49,15 +49,15 @@ Result<std::unique_ptr<Stack>> build(const ModelDir& model, std::vector<std::str
 
 std::vector<int32_t> tokens(const ModelDir& model, std::vector<std::string> words,
                             std::vector<int32_t> prompt = {5, 9, 33, 70, 2, 8, 8, 101, 64, 3}, float temperature = 0) {
-  auto stack = build(model, std::move(words));
-  INFO((stack ? "" : stack.error().message));
-  REQUIRE(stack);
+  auto made = build(model, std::move(words));
+  INFO((made ? "" : made.error().message));
+  REQUIRE(made);
   auto recorder = std::make_shared<Recorder>();
   auto request = tiny_request(1, std::move(prompt), 12);
   request->sampling.temperature = temperature;
   if (temperature > 0) request->sampling.top_p = 0.9f;
-  REQUIRE(stack.value()->cluster->submit(request, recorder).ok());
-  while (stack.value()->cluster->turn()) {
+  REQUIRE(made.value()->cluster->submit(request, recorder).ok());
+  while (made.value()->cluster->turn()) {
   }
   CHECK(recorder->ended() == 1);
   return recorder->choice(1).tokens;
@@ -103,9 +103,9 @@ TEST_CASE("--device cuda: rules of single tokens are the CPU's to apply, beside 
           "[simt][server][sampler]") {
   ModelDir model;
   const auto ask = [&](const std::vector<std::string>& words, float temperature) {
-    auto stack = build(model, words);
-    INFO((stack ? "" : stack.error().message));
-    REQUIRE(stack);
+    auto made = build(model, words);
+    INFO((made ? "" : made.error().message));
+    REQUIRE(made);
     auto recorder = std::make_shared<Recorder>();
     for (uint64_t id = 0; id < 3; ++id) {
       auto request = tiny_request(id, {5, 9, 33, int32_t(id), 2, 8}, 12);
@@ -114,9 +114,9 @@ TEST_CASE("--device cuda: rules of single tokens are the CPU's to apply, beside 
       if (id == 1)
         request->sampling.rules = std::make_shared<TokenRules>(TokenRules{
             .allowed = {40, 41, 42, 43}, .bad_words = {{{40, 40}}, {{41, 41}}}, .end_tokens = {42}, .min_tokens = 6});
-      REQUIRE(stack.value()->cluster->submit(request, recorder).ok());
+      REQUIRE(made.value()->cluster->submit(request, recorder).ok());
     }
-    while (stack.value()->cluster->turn()) {
+    while (made.value()->cluster->turn()) {
     }
     std::vector<std::vector<int32_t>> tokens;
     for (uint64_t id = 0; id < 3; ++id) tokens.push_back(recorder->choice(id).tokens);
@@ -191,11 +191,11 @@ TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][s
   ModelDir model;
   auto refused = [&](std::vector<std::string> words, ErrorCode code, const std::string& says) {
     words.insert(words.end(), {"--device", "cuda"});
-    auto stack = build(model, words);
-    REQUIRE_FALSE(stack);
-    INFO(stack.error().message);
-    CHECK(stack.error().code == code);
-    CHECK(stack.error().message.find(says) != std::string::npos);
+    auto made = build(model, words);
+    REQUIRE_FALSE(made);
+    INFO(made.error().message);
+    CHECK(made.error().code == code);
+    CHECK(made.error().message.find(says) != std::string::npos);
   };
   refused({"--gpu-split", "half"}, ErrorCode::invalid_argument, "expected off, priority");
   refused({"--gpu-split", "4"}, ErrorCode::invalid_argument, "has 4 SMs");
@@ -350,8 +350,8 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
   }
 
   {
-    const Words transport = {"--device", "cuda", "--transport", "handoff"};
-    Words words = transport;
+    const Words shared = {"--device", "cuda", "--transport", "handoff"};
+    Words words = shared;
     words.insert(words.end(), {"--processes", "--topology", "1P1D"});
     auto conductor = prepare_build(parse("serve", words)).value();
     auto device = find_device("cuda")->alone().value();
@@ -363,21 +363,21 @@ TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and 
     options.conductor.lease_s = 30;
     options.pool = make_handoff_pool(conductor->options).value();
     auto cluster = ProcessCluster::create(std::move(options), conductor->clock).value();
-    std::vector<std::unique_ptr<Stack>> stacks;
+    std::vector<std::unique_ptr<Build>> all;
     std::vector<std::unique_ptr<Worker>> workers;
     std::vector<std::thread> threads;
     for (const char* role : {"prefill", "decode"}) {
-      words = transport;
+      words = shared;
       words.insert(words.end(), {"--role", role, "--join", cluster->address()});
       const Options own = parse("worker", words);
-      stacks.push_back(prepare_build(own).value());
-      REQUIRE(open_backend(*stacks.back()).ok());
-      workers.push_back(std::make_unique<Worker>(WorkerOptions{.cluster = stacks.back()->options,
+      all.push_back(prepare_build(own).value());
+      REQUIRE(open_backend(*all.back()).ok());
+      workers.push_back(std::make_unique<Worker>(WorkerOptions{.cluster = all.back()->options,
                                                                .role = role_of(role),
                                                                .join = cluster->address(),
                                                                .listen = "127.0.0.1:0",
-                                                               .fingerprint = fingerprint(*stacks.back())},
-                                                 stacks.back()->clock));
+                                                               .fingerprint = fingerprint(*all.back())},
+                                                 all.back()->clock));
       threads.emplace_back([&worker = *workers.back()] {
         const Status served = worker.run();
         XPYD_CHECK(served.ok());

@@ -159,14 +159,14 @@ struct Peer {
   std::vector<AddressRange> regions;
   bool dead() const { return link->dead(); }
 };
-struct Transfer {
+struct LinkTransfer {
   std::shared_ptr<nccl::Transfer> post;
   std::shared_ptr<Link> link;
   std::optional<int64_t> mark;  // of the instance's queue
   bool submitted = false;
 };
 
-class NcclTransport final : public PostingTransport<Peer, Transfer> {
+class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
  public:
   NcclTransport(const TransportOptions& options, const NcclApi& api)
       : PostingTransport("nccl", options),
@@ -225,16 +225,16 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
         if (client->peer() == peer) client->end();
     });
   }
-  std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<Peer>& peer, const KvTransfer& what,
-                                  const TransferPlan& plan) override {
-    auto transfer = std::make_shared<Transfer>(
-        Transfer{std::make_shared<nccl::Transfer>(uint64_t(id), what, plan.copies), peer->link});
+  std::shared_ptr<LinkTransfer> begin(TransferId id, const std::shared_ptr<Peer>& peer, const KvTransfer& what,
+                                      const TransferPlan& plan) override {
+    auto transfer = std::make_shared<LinkTransfer>(
+        LinkTransfer{std::make_shared<nccl::Transfer>(uint64_t(id), what, plan.copies), peer->link});
     // The source is there when the instance's queue has got as far as this.
     if (what.op == KvOp::write) transfer->mark = options_.queue->mark();
     submit(*transfer);
     return transfer;
   }
-  TransferState progress(Transfer& transfer, bool unwanted) override {
+  TransferState progress(LinkTransfer& transfer, bool unwanted) override {
     if (unwanted && !transfer.submitted) return TransferState::failed;
     submit(transfer);
     const TransferState state = transfer.post->state;
@@ -244,7 +244,7 @@ class NcclTransport final : public PostingTransport<Peer, Transfer> {
   RegistrationTable& registrations() const override { return registrations_; }
   int64_t strangers() const override { return bootstrap_.refused(); }
 
-  void submit(Transfer& transfer) {
+  void submit(LinkTransfer& transfer) {
     if (transfer.submitted || (transfer.mark && !options_.queue->reached(*transfer.mark))) return;
     transfer.submitted = true;
     bootstrap_.post([link = transfer.link, post = transfer.post] { link->add(post); });

@@ -195,20 +195,20 @@ Status Serving::grant_on(Registration& registration, Client& client, size_t nic_
     const AddressRange& range = registration.ranges[i];
     Grant grant;
     if (!nic_ports_[nic_port].memory_windows) {
-      grant.registration.reset(ibv_reg_mr(nic_ports_[nic_port].protection.get(), reinterpret_cast<void*>(range.begin),
-                                          range.bytes, IBV_ACCESS_LOCAL_WRITE | access_of(registration.op)));
-      if (!grant.registration)
+      grant.region.reset(ibv_reg_mr(nic_ports_[nic_port].protection.get(), reinterpret_cast<void*>(range.begin),
+                                    range.bytes, IBV_ACCESS_LOCAL_WRITE | access_of(registration.op)));
+      if (!grant.region)
         return Error{ErrorCode::unavailable,
                      nic_ports_[nic_port].name + " does not register a window: " + std::strerror(errno)};
     } else {
       auto made = spare(nic_port);
       if (!made) return made.error();
-      grant.registration = std::move(made.value());
+      grant.window = std::move(made.value());
       ibv_send_wr& bind = requests[i];
       bind.wr_id = batch_id(registration.key, false);
       bind.opcode = IBV_WR_BIND_MW;
-      bind.bind_mw.mw = grant.registration.get();
-      bind.bind_mw.rkey = ibv_inc_rkey(grant.registration->rkey);
+      bind.bind_mw.mw = grant.window.get();
+      bind.bind_mw.rkey = ibv_inc_rkey(grant.window->rkey);
       const size_t region = region_of(regions_, reinterpret_cast<std::byte*>(range.begin), range.bytes);
       bind.bind_mw.bind_info = {nic_ports_[nic_port].regions[region].get(), range.begin, range.bytes,
                                 unsigned(access_of(registration.op))};
@@ -220,7 +220,7 @@ Status Serving::grant_on(Registration& registration, Client& client, size_t nic_
   if (client.in_flight[nic_port] + int(n) > nic_ports_[nic_port].queue_depth ||
       !post(client, nic_port, requests, registration))
     registration.failed = true;
-  for (size_t i = 0; i < n; ++i) grants[i].registration->rkey = requests[i].bind_mw.rkey;
+  for (size_t i = 0; i < n; ++i) grants[i].window->rkey = requests[i].bind_mw.rkey;
   return ok();
 }
 
@@ -246,8 +246,7 @@ Status Serving::grant(Registration& registration, Client& client) {
                   {}};
   for (size_t i = 0; i < registration.ranges.size(); ++i)
     for (const auto& grants : registration.grants)
-      message.registration.keys.push_back(grants[i].registration ? grants[i].registration->rkey
-                                                                 : grants[i].registration->rkey);
+      message.registration.keys.push_back(grants[i].window ? grants[i].window->rkey : grants[i].region->rkey);
   say(client.channel, message);
   return ok();
 }
@@ -277,7 +276,7 @@ bool Serving::revoke(Registration& registration) {
       for (size_t i = 0; i < requests.size(); ++i) {
         requests[i].wr_id = batch_id(registration.key, false);
         requests[i].opcode = IBV_WR_LOCAL_INV;
-        requests[i].invalidate_rkey = registration.grants[nic_port][i].registration->rkey;
+        requests[i].invalidate_rkey = registration.grants[nic_port][i].window->rkey;
       }
       if (!post(client, nic_port, requests, registration)) registration.failed = true;
     }
@@ -289,7 +288,7 @@ bool Serving::revoke(Registration& registration) {
   }
   for (size_t nic_port = 0; nic_port < registration.grants.size(); ++nic_port)
     for (Grant& grant : registration.grants[nic_port])
-      if (grant.registration) spare_[nic_port].push_back(std::move(grant.registration));
+      if (grant.window) spare_[nic_port].push_back(std::move(grant.window));
   registration.grants.clear();
   return true;
 }

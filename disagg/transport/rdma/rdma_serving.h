@@ -44,8 +44,8 @@ class Serving {
 
  private:
   struct Grant {
-    MemoryWindow registration;
-    Registration registration;
+    MemoryWindow window;
+    MemoryRegion region;
   };
   struct Registration {
     RemoteKey key;

@@ -110,7 +110,7 @@ Status register_regions(NicPort& nic_port, const TransportOptions& options) {
                          "device memory cannot be revoked");
     nic_port.device_memory = exported.has_value();
     ibv_pd* pd = nic_port.protection.get();
-    Registration registered(exported
+    MemoryRegion registered(exported
                                 ? ibv_reg_dmabuf_mr(pd, exported->offset, region.size(),
                                                     reinterpret_cast<uint64_t>(region.data()), exported->fd, access)
                                 : ibv_reg_mr(pd, region.data(), region.size(), access));

@@ -35,8 +35,8 @@ using Context = std::unique_ptr<ibv_context, Destroy<ibv_close_device>>;
 using Protection = std::unique_ptr<ibv_pd, Destroy<ibv_dealloc_pd>>;
 using Completions = std::unique_ptr<ibv_cq, Destroy<ibv_destroy_cq>>;
 using SharedReceives = std::unique_ptr<ibv_srq, Destroy<ibv_destroy_srq>>;
-using Registration = std::unique_ptr<ibv_mr, Destroy<ibv_dereg_mr>>;
-using QueuePair = std::unique_ptr<ibv_qp, Destroy<ibv_destroy_qp>>;
+using MemoryRegion = std::unique_ptr<ibv_mr, Destroy<ibv_dereg_mr>>;
+using QpPtr = std::unique_ptr<ibv_qp, Destroy<ibv_destroy_qp>>;
 using MemoryWindow = std::unique_ptr<ibv_mw, Destroy<destroy_window>>;
 
 // How the keys of a window come about.
@@ -53,7 +53,7 @@ struct NicPort {
   // their receives from one queue. sends: of ends that post; serving: arrivals, and the serving ends' own requests.
   Completions sends, serving;
   SharedReceives arrivals;
-  std::vector<Registration> regions;  // as TransportOptions::regions
+  std::vector<MemoryRegion> regions;  // as TransportOptions::regions
 
   uint8_t port = 1;
   bool ethernet = false;  // RoCE: addressed by GID
@@ -85,7 +85,7 @@ int post_receives(NicPort& nic_port, int n);
 // Thread safety: functions on one link's queues by one thread at a time.
 
 struct Queue {
-  QueuePair pair;
+  QpPtr pair;
   NicPortEnd end;  // ours, as the peer is told of it
   int inline_bytes = 0;
 };

@@ -151,12 +151,12 @@ class OwnerLink final : public Link {
   int seen_disconnects_ = 0;
 };
 
-struct Transfer {
+struct SessionTransfer {
   std::shared_ptr<PosterSession> session;
-  std::shared_ptr<Transfer> post;
+  std::shared_ptr<tcp::Transfer> post;
 };
 
-class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
+class TcpTransport final : public PostingTransport<PosterSession, SessionTransfer> {
  public:
   explicit TcpTransport(const TransportOptions& options)
       : PostingTransport("tcp", options),
@@ -202,16 +202,16 @@ class TcpTransport final : public PostingTransport<PosterSession, Transfer> {
     host_.disconnect(peer);
     kick();
   }
-  std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<PosterSession>& session, const KvTransfer& what,
-                                  const TransferPlan& plan) override {
-    auto post = std::make_shared<Transfer>();
+  std::shared_ptr<SessionTransfer> begin(TransferId id, const std::shared_ptr<PosterSession>& session,
+                                         const KvTransfer& what, const TransferPlan& plan) override {
+    auto post = std::make_shared<tcp::Transfer>();
     post->id = uint64_t(id), post->what = what;
     cut(plan, *post);
     session->add(post);
     kick();
-    return std::make_shared<Transfer>(Transfer{session, post});
+    return std::make_shared<SessionTransfer>(SessionTransfer{session, post});
   }
-  TransferState progress(Transfer& transfer, bool unwanted) override {
+  TransferState progress(SessionTransfer& transfer, bool unwanted) override {
     const TransferState state = transfer.session->poll(*transfer.post, unwanted);
     if (unwanted && state == TransferState::failed) kick();  // there may be an abandon to send
     return state;
