@@ -1,5 +1,6 @@
-// Which block of a full tier goes first: a pure function from what is known of a block to its rank; the lowest rank
-// goes. A tier asks only about blocks that may go: nobody reads them, and no other block of the tier continues them.
+// The eviction policies of a full offload tier. A policy is a pure function from the use of a block to its rank, and
+// the block with the lowest rank goes first. A tier asks only about blocks that nobody reads and that no other block of
+// the tier continues.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +9,10 @@
 namespace xpyd::allocator {
 
 struct BlockUse {
-  int64_t last_use = 0;  // a count of the tier's operations: larger is later
+  int64_t last_use = 0;  // in operations of the tier: larger is later
   int64_t uses = 0;      // times it was stored or found
   int position = 0;      // blocks before it in its sequences
-  int64_t entered = 0;   // its tier, as last_use
+  int64_t entered = 0;   // when it entered its tier, in operations
 };
 
 using EvictionRank = std::pair<int64_t, int64_t>;
@@ -24,7 +25,7 @@ struct EvictionPolicy {
 
 inline EvictionRank lru(const BlockUse& use) { return {use.last_use, 0}; }
 inline EvictionRank lfu(const BlockUse& use) { return {use.uses, use.last_use}; }
-// The deepest first, the oldest of these: what many prompts share stands at their beginning.
+// The deepest block first, and the oldest of these, because many prompts share their beginnings.
 inline EvictionRank length_aware(const BlockUse& use) { return {-int64_t(use.position), use.last_use}; }
 inline EvictionRank fifo(const BlockUse& use) { return {use.entered, 0}; }
 

@@ -1,8 +1,8 @@
-// What a memory offers beside what an engine calls for every step (kv_memory.h): its prefix cache (KvCache), holds for
-// peers that read or write a sequence's KV (KvLeases) and zero-copy hand-over (KvHandoff), which every memory has; room
-// that is promised before it is taken (KvBlockReserver); KV that comes back from a tier (KvLoader).
+// The capabilities of a memory beside the calls of every step (kv_memory.h). Every memory has a prefix cache (KvCache),
+// holds for peers that read or write a sequence's KV (KvLeases), and zero-copy hand-over (KvHandoff). Some also reserve
+// blocks before they are taken (KvBlockReserver), or load KV from offload tiers (KvLoader).
 //
-// Thread safety: as KvMemory, unless it says more.
+// Thread safety: as KvMemory, unless a call says otherwise.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +17,21 @@ namespace xpyd::allocator {
 
 struct KvReservation;  // kv_memory.h
 
-using KvHandle = int32_t;  // one sequence's memory; valid from reserve/fork/adopt to free
+using KvHandle = int32_t;  // a sequence in one memory; valid from reserve/fork/adopt to free
 inline constexpr KvHandle kNoKv = -1;
 
-enum class KvState : uint8_t { free, active, cached, in_transfer };  // of a block, as KvStats counts them
+enum class KvState : uint8_t { free, active, cached, in_transfer };  // of a block, as KvStats counts it
 inline constexpr int kKvStates = 4;
 
-// What is kept of prompts, and where it lies.
+// The prefix cache: the KV that is kept of prompts.
 class KvCache {
  public:
-  // Cached tokens that are in this memory, at this moment. Any thread may call it.
+  // Returns the cached tokens that are in this memory at this moment. Any thread.
   virtual int probe(std::span<const int32_t> tokens, uint64_t salt) const = 0;
-  // Tokens that are written from now on are found by nobody else (paged, and tiers over it; a slot keeps what it has).
+  // Nobody else finds the tokens that this sequence commits from now on. Slots ignore it, and keep their contents.
   virtual void keep_private(KvHandle) {}
   virtual void clear_prefix_cache() = 0;  // drops cached blocks that nobody uses; any thread
-  // Of each block of the pool. What only other processes hold is free here. Any thread.
+  // Returns the state of each block of the pool. A block that only other processes hold counts as free. Any thread.
   virtual std::vector<KvState> states() const = 0;
 
  protected:
@@ -42,9 +42,9 @@ using KvLease = int32_t;  // valid from pin to unpin
 
 class KvLeases {
  public:
-  // Holds the blocks with tokens [token_begin, token_end) of those that the sequence has now, beyond its free(), until
-  // unpin; the others go when it does. Contiguous memory holds its slot, vattention the rows up to token_end: a slot
-  // gives back rows from its end. Before: 0 <= begin < end.
+  // Holds the blocks with tokens [token_begin, token_end) of the sequence's present blocks until unpin, even after its
+  // free(). The other blocks go with free(). Contiguous memory holds the slot; vattention holds the rows up to
+  // token_end, because a slot gives rows back from its end. Requires: 0 <= begin < end.
   virtual KvLease pin(KvHandle handle, int token_begin, int token_end) = 0;
   virtual void unpin(KvLease lease) = 0;
 
@@ -54,91 +54,91 @@ class KvLeases {
 
 class KvBlockReserver {
  public:
-  // Sets room for `n_tokens` more tokens after those written aside, as a number: nobody else gets it, and nothing is
-  // evicted until this sequence's append() draws from it. trim() and free() give back what is left. False: so much is
-  // not available, and nothing has changed.
+  // Reserves blocks for `n_tokens` more tokens after the written ones, as a number. Nobody else gets these blocks.
+  // Nothing is evicted until this sequence's append() draws from the reservation. trim() and free() give back the rest.
+  // False: so many blocks are not available, and nothing has changed.
   [[nodiscard]] virtual bool reserve_blocks(KvHandle handle, int n_tokens) = 0;
-  virtual int reserved_blocks(KvHandle handle) const = 0;  // blocks that are set aside for it
+  virtual int reserved_blocks(KvHandle handle) const = 0;  // blocks reserved for it
 
  protected:
   ~KvBlockReserver() = default;
 };
 
-// A sequence on its way between two memories over one pool: block ids and the references that they
-// carry. A plain value that owns references: it must be adopted or discarded exactly once.
+// A sequence on its way between two memories over one pool: block ids, and the references that go with them. A plain
+// value that owns references: it must be adopted or discarded exactly once.
 //
-// Between processes (block_ledger.h) it owns the giver's references alone, and travels as a copy:
-// the giver discards its own once it knows that the other one has adopted, or will not. Until then
-// the taker can adopt; later it is refused.
+// Between processes (block_ledger.h) it owns only the giver's references, and the taker gets a copy. The giver discards
+// its own once it knows that the taker has adopted the blocks or never will. The taker can adopt until then; later it
+// is refused.
 struct KvHandover {
   std::vector<int32_t> blocks;
-  int tokens = 0;  // written
-  // Between processes:
-  std::vector<uint32_t> generations;  // of the blocks
-  int giver = -1;                     // its slot in the ledger
+  int tokens = 0;  // written tokens
+  // Only between processes:
+  std::vector<uint32_t> generations;  // generations of the blocks
+  int giver = -1;                     // the giver's slot in the ledger
   bool between_processes() const { return giver >= 0; }
 };
 
-// Zero-copy hand-off: a sequence goes from one memory to another over the same pool, and no byte moves. Both memories
-// must be of the same scheme over the same pool.
+// Zero-copy hand-over: a sequence moves from one memory to another, and no byte moves. Requires: both memories have the
+// same scheme and the same pool.
 class KvHandoff {
  public:
-  // Gives the sequence up without giving up its blocks.
+  // Ends the sequence here, and keeps its blocks for the taker.
   virtual KvHandover hand_over(KvHandle handle) = 0;
-  // Takes one over. kNoKv where there are no addresses for it now (vattention: no slot, or no mappings left), or where
-  // the giver, another process, does not hold those blocks any more; the KV is given up then.
+  // Takes a sequence over. kNoKv: there are no addresses for it now (vattention: no slot, or no mappings left), or the
+  // giver, another process, no longer holds those blocks. The hand-over is then used up.
   virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
-  // Ends a hand-over that nobody adopts; between processes the giver's, and nobody else's.
+  // Ends a hand-over that nobody adopts. Between processes only the giver may call it.
   virtual void discard(KvHandover handover) = 0;
 
  protected:
   ~KvHandoff() = default;
 };
 
-// KV of a sequence's first tokens that comes while its first step here computes, layer by layer: from a tier
-// (KvLoader::arrival), or from another instance (disagg/pool/fetcher.h). That of the first layer is there.
+// KV of a sequence's first tokens that arrives layer by layer while the sequence's first step computes. It comes from a
+// tier (KvLoader::arrival) or from another instance (disagg/pool/fetcher.h). The first layer has arrived already.
 //
 // Thread safety: the engine's thread.
 class KvArrival {
  public:
   virtual ~KvArrival() = default;
-  // Returns when that layer's is there, or will not come: false.
+  // Waits until that layer's KV has arrived. False: it will not arrive.
   virtual bool wait(int layer) = 0;
-  virtual bool is_whole() = 0;  // all of it is there. After wait() of the last layer
+  virtual bool is_whole() = 0;  // all of it has arrived; requires: wait() of the last layer has returned
 };
 
-// What a memory with tiers below it (offloaded_memory.h) can do beside: a prompt's KV that is not there may be on its
-// way.
+// Implemented by a memory with offload tiers below it (offloaded_memory.h). The KV of a prompt's prefix may still be
+// loading.
 class KvLoader {
  public:
-  // Whether what reserve() found is in place. Once it says so, written_tokens() is what there is: a
-  // failed read leaves less than reserve() promised. Until then: free() or wait.
+  // True once the KV that reserve() found is in place or lost; written_tokens() then says how much there is. After a
+  // failed read that is less than reserve() announced. Until then the sequence may only wait or be freed.
   virtual bool ready(KvHandle handle) = 0;
-  // From now on a load ends layer by layer, where it can. Before any use.
+  // Loads end layer by layer from now on, where possible. Requires: the memory has not been used yet.
   virtual void load_by_layer() {}
-  // Until it is ready(), what a step can wait for; null: not yet, or it comes whole. Who has it may append() to the
-  // sequence and pin it; nothing is written() or handed over before it is whole. Once for each load.
+  // Returns the arrival of a load that is not ready() yet, for a step to wait on. Null: its first layer has not come,
+  // or it comes as a whole. With an arrival, the sequence may append() and be pinned; it may not commit tokens or be
+  // handed over before the KV is whole. May be called once for each load.
   virtual std::shared_ptr<KvArrival> arrival(KvHandle handle) {
     (void)handle;
     return nullptr;
   }
-  // Cached tokens that reserve() would promise: more than probe() where it would load some from a
-  // tier. Any thread may call it.
+  // Returns the matched tokens: the cached tokens that reserve() would announce. This is more than probe() if some
+  // would be loaded from a tier. Any thread.
   virtual int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const = 0;
-  // Whether tokens [from, to) of a prompt of `tokens` are worth a load that is predicted to take load_s; what is not is
-  // computed (promise() does not ask). Asked where OffloadOptions::load_by_cost says so. Before any use.
+  // Decides whether loading tokens [from, to) of a prompt of `tokens` tokens is worth load_s, the predicted time. If
+  // not, they are computed. It is asked only if OffloadOptions::load_by_cost; promise() does not ask. Requires: unused.
   using Worth = std::function<bool(int from, int to, int tokens, double load_s)>;
   virtual void loads_if(Worth worth) = 0;
-  // reserve(), where nobody would compute: all that a tier has of the tokens is loaded, and Worth is not asked.
+  // Like reserve(), but loads all that a tier has of the tokens, without asking Worth: for callers that never compute.
   virtual Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) = 0;
-  // Lets what goes on in the background (copies to and from tiers) make progress: its ends are
-  // noticed here and in the calls that change a sequence. The owner calls it now and then. True:
-  // something was under way, so that memory may have come free.
+  // Makes progress on copies to and from tiers, and notices their ends. Calls that change a sequence do so too. The
+  // owner calls it from time to time. True: something was under way, so memory may have become free.
   virtual bool poll() = 0;
-  // Something is under way: until poll() says otherwise, time alone changes what there is.
+  // True while something is under way: then waiting alone may change what is available.
   virtual bool copying() const = 0;
-  // free() of a sequence that will be reserved again: what of it a tier has not is kept there
-  // first, and waited for, since somebody wants the blocks now.
+  // Swaps a sequence out: frees it, because the scheduler wants its blocks now, but first copies to a tier what the
+  // tier lacks, and waits for that. The sequence will be reserved again.
   virtual void swap_out(KvHandle handle) = 0;
 
  protected:

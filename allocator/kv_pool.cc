@@ -21,7 +21,8 @@ KvPool::KvPool(KvPlaces places, size_t block_bytes)
   count_[kUnused] = n_blocks_;
 }
 
-// What changes is counted for all of them first: a look-up takes hundreds, and each count in memory waits for the last.
+// Sums up the changes of all blocks first. A look-up changes hundreds, and each counter in memory would wait for the
+// last.
 template <class F>
 void KvPool::change(std::span<const int32_t> blocks, F&& f) {
   for (; blocks.size() > kAtOnce; blocks = blocks.subspan(kAtOnce)) change(blocks.first(kAtOnce), f);

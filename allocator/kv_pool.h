@@ -1,17 +1,17 @@
-// KvPool: equal blocks of KV memory that several memories draw from, and who needs each: what all
-// schemes have in common. What a block is, who gets one, and what becomes of one that nobody needs,
-// says the implementation: BlockPool (paged, contiguous, slots) or PageGroupRows (vattention).
+// KvPool: equal blocks of KV memory, from which several memories draw, and the users of each block. It is the common
+// part of all schemes' pools. An implementation decides what a block is, which block is taken, and what happens to a
+// block that nobody uses: BlockPool (paged, contiguous, slots) or PageGroupRows (vattention).
 //
 // A block is in one state:
 //   in_transfer  held by a lease or a hand-over
 //   active       referenced by a sequence, not held
-//   cached       neither, and the implementation keeps what it holds, until somebody wants the room
+//   cached       neither; the implementation keeps its content until somebody wants the room
 //   free         none of these
-// In use, in one of the first two, it is filled with written tokens: stats() knows what of the pool
-// holds KV, a block that several sequences share counted once.
+// A block in one of the first two states is in use, and is filled with written tokens. stats() knows how much of the
+// pool holds KV, and counts a block that several sequences share once.
 //
-// Thread safety: every function locks for itself, and stats() is a consistent snapshot. KV bytes
-// are not locked: only a block's owner writes it, at tokens that nobody else reads yet.
+// Thread safety: every function locks for itself, and stats() is a consistent snapshot. KV bytes are not locked: only
+// the owner of a block writes it, at tokens that nobody reads yet.
 #pragma once
 
 #include <atomic>
@@ -31,54 +31,54 @@ class CacheListener;  // prefix_log.h
 class KvPool {
  public:
   virtual ~KvPool() = default;
-  // Where the blocks are: on every rank a block has its bytes at the same number.
+  // Where the blocks are. A block has the same number on every rank.
   const KvPlaces& places() const { return places_; }
   const KvLayout& layout() const { return places_.whole; }
   std::byte* data() const { return places_.base(0); }
   size_t block_bytes() const { return block_bytes_; }  // on all ranks
 
-  // One reference more of each. Before: none of them is free.
+  // Adds one reference to each. Requires: none of them is free.
   void add_references(std::span<const int32_t> blocks);
-  // Drops one reference of each, the last block first, so that tails become the oldest of an LRU.
+  // Drops one reference of each. The last block goes first, so that tails become the oldest of an LRU.
   void release(std::span<const int32_t> blocks);
-  // Sequences that may write after the tokens of this block: references and hand-overs, leases not.
+  // The number of sequences that may write after the tokens of this block: references and hand-overs, but not leases.
   int users(int32_t block) const;
-  // One, and no lease: also who has given a sequence up may hold one, under which a peer still writes.
+  // True if there is one such sequence and no lease. An ended sequence may leave a lease, under which a peer writes.
   bool alone(int32_t block) const;
-  // A lease's hold: beyond references. Before: they are in use.
+  // Adds a lease's hold to each block, beyond references. Requires: they are in use.
   void hold(std::span<const int32_t> blocks);
   void unhold(std::span<const int32_t> blocks);
 
-  // One reference of each block becomes a hold of the hand-over, and a reference again (adopt) or nothing (discard).
+  // Turns one reference of each block into a hold of the hand-over. adopt() turns it back; discard() drops it.
   void begin_handover(KvHandover& handover);
-  // False: another process's blocks, which it does not hold any more; nothing has changed.
+  // False: another process gave the blocks and no longer holds them; nothing has changed.
   [[nodiscard]] virtual bool adopt(const KvHandover& handover);
   virtual void discard(const KvHandover& handover);
 
-  // The last of `blocks` hold the KV of n more tokens, which begin at token `from` of them all.
-  // Does not lock. Before: the caller uses them, and is the only one who writes there.
+  // Counts the KV of n more tokens. `blocks` is the sequence's table, and `from` the first of these tokens. Does not
+  // lock. Requires: the caller uses the blocks and is the only writer there.
   void add_written(std::span<const int32_t> blocks, int from, int n);
-  // The blocks hold `n` tokens together and no more.
+  // Sets the tokens of these blocks to `n` in all, filled in order.
   void set_written(std::span<const int32_t> blocks, int n);
   int filled(int32_t block) const {  // tokens
     return std::atomic_ref(const_cast<int32_t&>(filled_[size_t(block)])).load(std::memory_order_relaxed);
   }
 
-  // capacity, states, block_tokens, written_bytes and mappings; the rest belongs to a KvMemory
+  // Gives capacity, states, block_tokens, written_bytes and mappings. The rest belongs to a KvMemory.
   virtual KvStats stats() const = 0;
-  std::vector<KvState> states() const;  // of each block; locked for a part of them at a time
-  // What a prefix index finds from now on, and what it loses. Before any use.
+  std::vector<KvState> states() const;  // of each block; locks for a part of them at a time
+  // `listener` is told what the prefix cache finds from now on, and what it loses. Requires: an unused pool.
   virtual void tell(std::shared_ptr<CacheListener>) {}
   virtual void clear_prefix_cache() {}  // cached blocks become free
 
-  // Recounts the pool against one user's references and holds ([n_blocks] each). `complete`: they
-  // are all there are, and must be equal; otherwise they are a lower bound. Aborts on a difference.
+  // Recounts the pool against one user's references and holds, [n_blocks] each, and aborts on a difference. `complete`:
+  // the user is the only one, so that counts must be equal; otherwise they are a lower bound.
   virtual void check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
                                 bool complete) const = 0;
 
  protected:
-  // Critical sections last a few microseconds at most, while parking a thread and waking it across
-  // cores costs tens of them: a waiter spins for about that long before it parks.
+  // A lock that spins before it parks. Critical sections last a few microseconds at most, and waking a parked thread on
+  // another core costs tens of them.
   class Lock {
    public:
     explicit Lock(std::mutex& mutex) : mutex_(mutex) {
@@ -95,32 +95,31 @@ class KvPool {
     std::mutex& mutex_;
   };
 
-  struct Users {  // of a block
+  struct Users {  // users of one block
     int32_t references = 0;
-    int16_t leases = 0, handovers = 0;  // that hold it
+    int16_t leases = 0, handovers = 0;  // holds
     bool held() const { return leases > 0 || handovers > 0; }
     bool any() const { return references > 0 || held(); }
   };
 
   KvPool(KvPlaces places, size_t block_bytes);
-  // Before any use: they stand among what the implementation keeps of each block, [n_blocks].
+  // Says where the implementation keeps the Users of each block, [n_blocks]. Requires: the pool has not been used yet.
   void users_at(Users* first, size_t stride) { users_ = reinterpret_cast<std::byte*>(first), stride_ = stride; }
   Users& of(int32_t block) const { return *reinterpret_cast<Users*>(users_ + size_t(block) * stride_); }
 
-  // Locked, all of these.
-  // Blocks that nobody used come into use, or go out of it, in this order. Gives the tokens that they hold, and keeps
-  // n_cached_ right.
+  // The functions below are called under the lock.
+  // Blocks come into use, or go out of it, in this order. Both calls return the blocks' tokens and update n_cached_.
   virtual int64_t begin_use(std::span<const int32_t> blocks) = 0;
   virtual int64_t end_use(std::span<const int32_t> blocks) = 0;
-  virtual bool cached(int32_t block) const = 0;         // of one that is not in use
-  virtual void sign(KvHandover&) {}                     // at its begin
-  void add_reference(std::span<const int32_t> blocks);  // of each
+  virtual bool cached(int32_t block) const = 0;         // requires: it is not in use
+  virtual void sign(KvHandover&) {}                     // called when a hand-over begins
+  void add_reference(std::span<const int32_t> blocks);  // to each
   void add_reference(int32_t block) { add_reference({&block, 1}); }
   void drop_reference(int32_t block);
   int n_free() const { return n_blocks_ - count_[kActive] - count_[kInTransfer] - n_cached_; }
-  // Uses, and tokens written, against one user's, as check_invariants(): the first of what that does.
+  // The first part of check_invariants(): checks users and written tokens against one user's.
   void check_uses(std::span<const int32_t> references, std::span<const int32_t> leases, bool complete) const;
-  KvStats count() const;  // all that stats() says of a pool on its own
+  KvStats count() const;  // everything in stats() that needs no implementation
 
   const KvPlaces places_;
   const int n_blocks_, block_tokens_;

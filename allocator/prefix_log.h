@@ -1,8 +1,8 @@
-// Who is told which blocks a prefix cache, or a tier below it, came to be able to find, and which it lost. Blocks are
-// named by their chained hash (prefix_index.h).
+// CacheListener is told which blocks a prefix cache, or a tier below it, makes findable and which it loses. Blocks are
+// named by their chained hash (prefix_hash.h).
 //
-// PrefixLog is one of them: it keeps the changes for somebody who is too far away to ask: a conductor that places
-// requests by what its workers hold (Dynamo's KV events, Mooncake's conductor).
+// PrefixLog is a listener that collects the changes for a remote reader: a conductor that places requests by the cached
+// prefixes of its workers (Dynamo's KV events, Mooncake's conductor).
 //
 // Thread safety: any thread.
 #pragma once
@@ -17,16 +17,16 @@
 
 namespace xpyd::allocator {
 
-// Where an instance keeps KV: in its prefix cache, or a tier below.
+// Where an instance keeps KV: in its prefix cache, or in a tier below it.
 enum class Tier : uint8_t { device, host, disk };
 inline constexpr int kTiers = 3;
 
-// Each tier speaks for itself: a block may be in several. Called under the teller's lock: it must neither block nor
-// call back.
+// Each tier reports for itself, so one block may be in several. Called under the reporter's lock: an implementation
+// must neither block nor call back.
 class CacheListener {
  public:
   virtual ~CacheListener() = default;
-  // `tokens` [block_tokens] follow the block `parent`; nullopt: they are a first block.
+  // `tokens` [block_tokens] follow the block `parent`. nullopt: it is a first block.
   virtual void stored(Tier tier, uint64_t hash, std::optional<uint64_t> parent, std::span<const int32_t> tokens) = 0;
   virtual void removed(Tier tier, uint64_t hash) = 0;
 };
@@ -41,7 +41,7 @@ class PrefixLog final : public CacheListener {
     note(tier, hash, 1);
   }
   void removed(Tier tier, uint64_t hash) override { note(tier, hash, -1); }
-  // Since the last call; what came and went in between is left out.
+  // Returns the changes since the last call. A block that came and went in between is left out.
   PrefixChanges take(Tier tier) {
     PrefixChanges changes;
     std::lock_guard lock(mutex_);
@@ -50,7 +50,7 @@ class PrefixLog final : public CacheListener {
     pending.clear();
     return changes;
   }
-  // For somebody who knows nothing yet: the next changes are all that is there.
+  // For a reader that knows nothing yet: the next take() returns everything that is present.
   void begin_anew() {
     std::lock_guard lock(mutex_);
     for (int tier = 0; tier < kTiers; ++tier) {
@@ -73,7 +73,7 @@ class PrefixLog final : public CacheListener {
 
   std::mutex mutex_;
   std::unordered_set<uint64_t> there_[kTiers];
-  std::unordered_map<uint64_t, int> pending_[kTiers];  // how much more often it is there; never 0
+  std::unordered_map<uint64_t, int> pending_[kTiers];  // by how much the presence has changed; never 0
 };
 
 }  // namespace xpyd::allocator

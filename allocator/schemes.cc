@@ -12,7 +12,7 @@
 
 namespace xpyd::allocator {
 
-// Each in the file of the scheme.
+// Each is defined in the scheme's own file.
 KvScheme contiguous_scheme();
 KvScheme paged_scheme();
 KvScheme token_scheme();
@@ -49,7 +49,7 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
   const char* unit = scheme->unit;
   if (block_tokens < 1)
     return invalid("tokens per " + std::string(unit) + " is " + std::to_string(block_tokens) + ": expected at least 1");
-  // Four ints multiplied: beyond 64 bits for absurd input.
+  // A product of four ints exceeds 64 bits for absurd input.
   size_t needed = 2 * shape.row_bytes();
   for (int factor : {shape.n_layers, shape.n_kv_heads, block_tokens})
     if (__builtin_mul_overflow(needed, size_t(factor), &needed))
@@ -82,7 +82,7 @@ Result<PoolPlan> plan_ranks(const std::string& scheme_name, const KvOptions& opt
              shards.n_kv_heads == options.shape.n_kv_heads);
   const KvScheme& scheme = *find_kv_scheme(scheme_name);
   PoolPlan plan{layout.value(), {}, shards};
-  std::vector<size_t> of_ranks;  // bytes of a block
+  std::vector<size_t> of_ranks;  // bytes of a block on each rank
   size_t block_bytes = 0;
   for (int rank = 0; rank < shards.n_ranks(); ++rank) {
     KvOptions own = options;
@@ -117,7 +117,7 @@ Result<PoolPlan> plan_ranks(const std::string& scheme_name, const KvOptions& opt
 
 namespace {
 
-// Page groups in order, behind addresses that stay.
+// Allocates page groups, maps them in order, and never changes the mapping.
 Result<std::shared_ptr<std::byte>> allocate_groups(Device& device, size_t bytes, size_t group) {
   const int n = int((bytes + group - 1) / group);
   auto groups = device.make_page_groups({.group_bytes = group, .n_groups = n});
@@ -131,7 +131,7 @@ Result<std::shared_ptr<std::byte>> allocate_groups(Device& device, size_t bytes,
 
 Device& device_of(const KvOptions& options) { return options.device ? *options.device : cpu_device(); }
 
-// Of one rank.
+// Allocates the pool's memory of one rank.
 Result<std::shared_ptr<std::byte>> make_pool_memory(const KvOptions& options) {
   Device& device = device_of(options);
   return options.pool_in_groups ? allocate_groups(device, options.pool_bytes, options.vattention.page_group_bytes)

@@ -13,7 +13,7 @@ BlockMap map_blocks(std::span<const KvState> states, std::vector<std::pair<int32
   std::sort(held.begin(), held.end());
   held.erase(std::unique(held.begin(), held.end()), held.end());
   for (auto& [block, request] : held) block /= int(per_cell);
-  std::sort(held.begin(), held.end());  // now by cell
+  std::sort(held.begin(), held.end());  // by cell
   for (const auto& [cell, request] : held) {
     const bool same = !map.holders.empty() && map.holders.back().cell == cell && map.holders.back().request == request;
     if (!same && map.holders.size() == kMapHolders) break;

@@ -1,5 +1,5 @@
-// Where the blocks of one instance's memory are, for who looks at the server's page: a map of at most kMapCells cells,
-// each of several neighbours, and which requests' sequences are in them.
+// A map of an instance's KV blocks for the server's status page. It has at most kMapCells cells. A cell covers several
+// adjacent blocks, and the map tells which requests hold blocks of it.
 //
 // Thread safety: plain values.
 #pragma once
@@ -21,15 +21,15 @@ struct BlockMap {
   struct Holder {
     int cell = 0;
     uint64_t request = 0;
-    int blocks = 0;  // of the cell; one that two requests share counts for both
+    int blocks = 0;  // blocks of the cell that the request holds; a shared block counts for each request
   };
-  double t = 0;                                   // Clock: when it was so
-  int per_cell = 1;                               // blocks; the last cell may have fewer
-  std::vector<std::array<int, kKvStates>> cells;  // blocks by KvState
-  std::vector<Holder> holders;                    // by cell, then request; the first kMapHolders
+  double t = 0;                                   // Clock: when the map was drawn
+  int per_cell = 1;                               // blocks of a cell; the last one may have fewer
+  std::vector<std::array<int, kKvStates>> cells;  // number of blocks by KvState
+  std::vector<Holder> holders;                    // sorted by cell, then request; the first kMapHolders
 };
 
-// `held`: a block and a request that holds it, in any order, any number of times.
+// Makes the map. `held` has pairs of a block and a request that holds it, in any order; repetitions do not matter.
 BlockMap map_blocks(std::span<const KvState> states, std::vector<std::pair<int32_t, uint64_t>> held);
 
 }  // namespace xpyd::disagg

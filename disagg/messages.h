@@ -1,10 +1,11 @@
-// The control messages: what the conductor and the instances tell each other. Plain values: within a process they move
-// through mailboxes as they are, between processes disagg/processes/codec.h writes the same structs as bytes.
+// The control messages between the conductor and the instances. They are plain values. Within a process they move
+// through mailboxes. Between processes disagg/processes/codec.h writes the same structs as bytes.
 //
-// An attempt is one try at serving one or all choices of a request, at one placement. Its number is
-// never used again: what belongs to an attempt that was given up names a number that nobody knows
-// any more, and is dropped. Messages from one sender to one receiver arrive in order, or the
-// connection ends; messages from two senders may overtake each other.
+// An attempt is one try to serve one or all choices of a request at one placement. Its number is never used again, so a
+// message about an attempt that was given up names an unknown number and is ignored. Messages from one sender to one
+// receiver arrive in order, or the connection ends. Messages from two senders may overtake each other.
+//
+// Thread safety: plain values.
 #pragma once
 
 #include <cstdint>
@@ -22,65 +23,65 @@
 
 namespace xpyd::disagg {
 
-using InstanceId = PeerId;  // never reused, so it names an incarnation
+using InstanceId = PeerId;  // never reused: an instance that joins again gets a new one
 inline constexpr InstanceId kConductor = -1;
 using AttemptId = uint64_t;
 
-// How P and D share one attempt. All of a cluster are of one order, or local (handover/kv_room.h).
+// How P and D share one attempt. All attempts of a cluster have the same order or are local (handover/kv_room.h).
 enum class DisaggOrder : uint8_t {
-  local,         // one instance does both
-  push,          // P first; D reserves when P starts, P writes while it computes
-  pull,          // P first; D reserves when P is done, and reads
-  decode_first,  // D reserves, any P takes the prompt from the global queue and writes into D's blocks
+  local,         // one instance does both phases
+  push,          // P first; D reserves blocks when P starts, and P writes while it computes
+  pull,          // P first; D reserves blocks when P is done, and reads
+  decode_first,  // D reserves blocks; any P takes the prompt from the global queue and writes into them
 };
 
-// When the KV of a prompt crosses: as each layer of each chunk is done, after each chunk, or at the end.
+// When the KV of a prompt is transferred: after each layer of each chunk, after each chunk, or at the end.
 enum class StreamKv : uint8_t { layer, chunk, request };
 
-// Where one sequence's KV is, on the instance that sends this, for a peer that may write or read
-// there: in the same blocks of every rank's memory.
+// Where one sequence's KV lies on the instance that sends this, for a peer that may write or read it. The blocks are
+// the same in every rank's memory.
 struct KvPlace {
-  RemoteKey registration;
+  RemoteKey registration;       // the remote key
   std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
   int32_t slot = 0;
-  int cached_tokens = 0;            // there already: not sent again
-  std::vector<uint64_t> checksums;  // pull: kv_checksums() of it all; empty: not computed
+  int cached_tokens = 0;            // tokens that are there already, and are not sent
+  std::vector<uint64_t> checksums;  // pull: kv_checksums() of all blocks; empty: not computed
 };
 
-// What the others must know of an instance.
+// The description of an instance for the conductor and the other instances.
 struct InstanceInfo {
   InstanceId id = -1;
   std::string name;  // "P0"
   Role role = Role::colocated;
-  KvLayout layout;  // of its memory; on several ranks each has its part of the shape
+  KvLayout layout;  // of the whole model's KV; each rank has its part of the shape
   KvShards shards;  // its ranks
-  int stages = 1;   // that compute different waves at the same time: what a step takes, each of them takes
+  int stages = 1;   // pipeline stages, which compute different waves at the same time; each takes the time of a step
   int capacity_blocks = 0, block_tokens = 0;
-  int tier_blocks = 0;  // that its host and disk tiers have room for
+  int tier_blocks = 0;  // capacity of its offload tiers, host and disk
   int max_batch = 0;
   std::string address;  // of its transport
-  std::string control;  // where it takes channels of its peers; empty: a thread of the conductor's process
+  std::string control;  // where peers connect their channels; empty: a thread of the conductor's process
 };
 
 // ---- Conductor -> instance.
 
-// Which part of a prompt's prefix is got from others before it is computed (pool/fetcher.h).
+// The part of a prompt's prefix to fetch from other instances before the rest is computed (pool/fetcher.h).
 struct FetchOrder {
-  std::vector<InstanceId> holders;  // of all that is wanted, each; empty: nothing is fetched
-  int tokens = 0;                   // the prefix that they have
-  double worth_s = 0;               // what computing it would take
-  double limit_s = 0;               // what fetching it may take
-  bool keep = true;                 // for others, too (pool/replication.h)
+  std::vector<InstanceId> holders;  // each has the whole prefix; empty: nothing is fetched
+  int tokens = 0;                   // length of the prefix
+  double worth_s = 0;               // seconds that computing it would take
+  double limit_s = 0;               // seconds that the fetch may take
+  bool keep = true;                 // the prefix stays cached for other prompts (pool/replication.h)
 };
 struct StartRequest {
   AttemptId attempt = 0;
   std::shared_ptr<const Request> request;
   ChoiceState state;
-  bool remote = false;     // its KV changes hands
-  InstanceId decode = -1;  // push, pull: the peer
+  bool remote = false;     // the KV goes to another instance
+  InstanceId decode = -1;  // push, pull: that instance
   FetchOrder fetch;
 };
-struct AbortAttempt {  // ends with `abort`, wherever it is
+struct AbortAttempt {  // the attempt ends with `abort`, on the instance that has it
   AttemptId attempt = 0;
 };
 struct PeerJoined {
@@ -89,22 +90,22 @@ struct PeerJoined {
 struct PeerGone {
   InstanceId id = -1;
 };
-struct PeerBroken {  // from whoever keeps the connections: one to a peer broke, and words were lost
+struct PeerBroken {  // from the instance's own process: a connection to a peer broke, and messages were lost
   InstanceId id = -1;
 };
 struct ClearPrefixCache {};
-// To a process that wants to be an instance, as the answer to its JoinRequest: it sends Joined when it can serve.
+// The answer to a process's JoinRequest. The process sends Joined when it can serve.
 struct Welcome {
   InstanceId id = -1;
   std::string name;
   Role role = Role::colocated;
   double lease_s = 0;
-  std::string pool;           // where the one pool of all instances is (transport/handoff/handoff_pool.h); empty: none
-  bool report_cache = false;  // CacheReports are wanted
-  bool local = true;          // a decode instance may be given prompts (DisaggPolicy)
+  std::string pool;           // address of the shared pool (transport/handoff/handoff_pool.h); empty: none
+  bool report_cache = false;  // the instance sends CacheReports
+  bool local = true;          // decode instances may get prompts to compute (DisaggPolicy)
   DisaggOrder remote = DisaggOrder::push;
 };
-// Nothing is placed there any more: it ends, or joins anew in another role.
+// The instance gets no more requests. It ends, or joins again in another role.
 struct Retire {
   bool rejoin = false;
   Role role = Role::colocated;
@@ -114,24 +115,25 @@ struct Retire {
 
 struct TokenOf {
   AttemptId attempt = 0;
-  int index = 0;  // of this token among the choice's output; of an end without a token: how many it has
+  int index = 0;  // position of the token in the choice's output; for an end without a token, the output's length
   TokenEvent event;
 };
 struct AttemptProgress {
-  enum Stage : uint8_t { started, prompt_done, joined, granted };  // D's: its KV is there; there is room for it
+  // P's first step has begun; P has computed the prompt; D has the KV; D has reserved blocks for it.
+  enum Stage : uint8_t { started, prompt_done, joined, granted };
   AttemptId attempt = 0;
   Stage stage = started;
 };
-struct AttemptFailed {  // this instance has given it up
+struct AttemptFailed {  // this instance has given the attempt up
   AttemptId attempt = 0;
   AttemptFailure reason = AttemptFailure::given_up;
   std::string why;
 };
-struct Report {  // every so often
+struct Report {  // after steps, and with each renewal of leases
   InstanceStats stats;
 };
-// Full blocks by their chained hashes (allocator/prefix_log.h): what became findable in its prefix
-// cache, or a tier below, and what went, since the last report.
+// The full blocks that a tier of the prefix cache has gained and lost since the last report, by their chained hashes
+// (allocator/prefix_log.h).
 struct CacheReport {
   Tier tier = Tier::device;
   std::vector<uint64_t> stored, removed;
@@ -142,7 +144,7 @@ struct JoinRequest {
 struct Joined {
   InstanceInfo info;
 };
-struct LeaveRequest {};  // it would like to Retire
+struct LeaveRequest {};  // asks for Retire
 
 // ---- Decode -> conductor's global prefill queue -> prefill (decode_first).
 
@@ -155,7 +157,8 @@ struct PrefillJob {
 
 // ---- Prefill <-> decode.
 
-struct ReserveKv {  // P -> D (push): the prompt's first step begins; with reservations: P has what it needs
+// P -> D (push, decode_first): the prompt's first step begins. With --reservation escrow: P has reserved its blocks.
+struct ReserveKv {
   AttemptId attempt = 0;
   std::shared_ptr<const Request> request;
   ChoiceState state;
@@ -164,15 +167,15 @@ struct KvReserved {  // D -> P
   AttemptId attempt = 0;
   KvPlace destination;  // empty for a zero-copy transport
 };
-struct KvDelivered {  // P -> D (push, decode_first): all is posted, and may still be on its way
+struct KvDelivered {  // P -> D (push, decode_first): all transfers are posted, and may still be in flight
   AttemptId attempt = 0;
-  std::vector<ChoiceState> choices;    // at least one; decode_first: none, D has the sequence
-  bool kv_arrived = false;             // false: the transfer failed, D computes the prompt itself
-  int posts = 0;                       // that must arrive in the window
-  std::vector<uint64_t> checksums;     // kv_checksums() of what was sent; empty: not computed
+  std::vector<ChoiceState> choices;    // at least one; decode_first: none, because D has the sequence
+  bool kv_arrived = false;             // false: the transfer failed, and D computes the prompt
+  int posts = 0;                       // transfers that must arrive in the registration
+  std::vector<uint64_t> checksums;     // kv_checksums() of the KV that was sent; empty: not computed
   std::optional<KvHandover> handover;  // zero-copy
 };
-// P -> D, or D -> P: nothing (more) will come of this attempt here. Behind KvDelivered: a post failed.
+// P -> D, or D -> P: the sender does nothing more for this attempt. After KvDelivered: a transfer failed.
 struct ReservationCancelled {
   AttemptId attempt = 0;
 };
@@ -182,16 +185,16 @@ struct KvOffered {  // P -> D (pull)
   std::vector<ChoiceState> choices;
   KvPlace source;
 };
-struct KvTaken {  // D -> P (pull, and blocks between processes): P may free it
+struct KvTaken {  // D -> P (pull, and block ids between processes): P may free the blocks
   AttemptId attempt = 0;
 };
-struct KvRenewed {  // either way: these attempts still stand here
+struct KvRenewed {  // in both directions: the sender still has these attempts
   std::vector<AttemptId> attempts;
 };
 
 // ---- Prefill -> holder of a prefix, and back (pool/).
 
-struct FetchKv {  // it wants to read the KV of tokens from `begin` on, of all but the last of these
+struct FetchKv {  // asks to read the KV of `tokens` from `begin` on, without the last one
   AttemptId attempt = 0;
   uint64_t salt = 0;
   int begin = 0;
@@ -199,10 +202,10 @@ struct FetchKv {  // it wants to read the KV of tokens from `begin` on, of all b
 };
 struct KvLent {
   AttemptId attempt = 0;
-  int tokens = 0;  // of these, from the first one on, that are there; begin or less: nothing is lent
-  KvPlace source;  // in whose window those from `begin` on can be read
+  int tokens = 0;  // length of the prefix that the holder has; begin or less: nothing is lent
+  KvPlace source;  // where the tokens from `begin` on can be read
 };
-struct FetchOver {  // nobody reads, or will
+struct FetchOver {  // the reader does not read any more
   AttemptId attempt = 0;
 };
 
@@ -216,7 +219,7 @@ struct Envelope {
   Message message;
 };
 
-// How messages leave: mailboxes, channels between processes, or a simulated network.
+// The message bus: mailboxes, channels between processes, or a simulated network.
 //
 // Thread safety: any thread.
 class MessageBus {

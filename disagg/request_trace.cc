@@ -18,8 +18,8 @@ double second_s(const RequestTrace& trace) { return trace.second > 0 ? trace.sec
 
 }  // namespace
 
-// Each mark ends a phase that the last mark before it began; one that is missing, or earlier, ends nothing. Nothing is
-// later than the last token that counts.
+// Each mark ends the phase that began at the mark before it. A mark that is missing, or earlier than that, ends
+// nothing. No phase goes beyond the last token that counts.
 std::vector<Phase> phases(const RequestTrace& trace) {
   std::vector<Phase> all;
   const double last = trace.second > 0 ? trace.second : trace.first > 0 ? trace.first : trace.ended;

@@ -1,5 +1,5 @@
-// What the event log says of steps, transfers and requests, beside decisions (event_log.h): lines "step", "fetch",
-// "transfer" and "request". Times are Clock seconds.
+// The traces of the event log beside its decisions (event_log.h): lines "step", "fetch", "transfer" and "request".
+// Times are Clock seconds.
 //
 // Thread safety: plain values.
 #pragma once
@@ -12,35 +12,35 @@
 
 namespace xpyd::disagg {
 
-// One step of one instance. Whose tokens it has is in the "plan" before it.
+// One step of one instance, or several steps together. The "plan" line before it names the requests.
 struct StepTrace {
   std::string instance;
-  double t = 0, seconds = 0;  // when it began; how long it took
-  int steps = 1;
-  int tokens = 0;                   // of prompts
-  double prefix = 0, attended = 0;  // of them, as model/cost/step_cost.h counts them
-  int decodes = 0;
-  int64_t context = 0;                                    // tokens of KV that they look at
-  int running = 0, waiting = 0;                           // sequences, after it
+  double t = 0, seconds = 0;                              // when it began; how long it took
+  int steps = 1;                                          // number of steps in this line
+  int tokens = 0;                                         // prompt tokens
+  double prefix = 0, attended = 0;                        // of these, as StepShape counts (model/cost/step_cost.h)
+  int decodes = 0;                                        // decoding sequences
+  int64_t context = 0;                                    // tokens of KV that these attend to
+  int running = 0, waiting = 0;                           // sequences after the step
   int free = 0, active = 0, cached = 0, in_transfer = 0;  // blocks
-  int evicted = 0;                                        // of them, from its prefix cache, since the step before
-  double wire_s_per_byte = 0;                             // of its last posts; 0: none yet
+  int evicted = 0;                                        // blocks evicted from the prefix cache since the line before
+  double wire_s_per_byte = 0;                             // of the last transfers; 0: none yet
 };
 XPYD_COLUMNS(StepTrace, instance, t, seconds, steps, tokens, prefix, attended, decodes, context, running, waiting, free,
              active, cached, in_transfer, evicted, wire_s_per_byte)
 
-// KV of a request that an instance had in a tier, or another one had, and that has come while the request waited.
+// KV that a waiting request got from an offload tier or from another instance.
 struct FetchTrace {
   std::string instance;
   uint64_t request = 0;
   double t = 0, seconds = 0;
   int tokens = 0;
-  std::string from;               // the first of the instances that had it; "": a tier
-  double worth_s = 0, bytes = 0;  // … what computing it was said to take; what crossed
+  std::string from;               // the first of the instances that had it; "": an offload tier
+  double worth_s = 0, bytes = 0;  // predicted seconds to compute it instead; bytes that were transferred
 };
 XPYD_COLUMNS(FetchTrace, instance, request, t, seconds, tokens, from, worth_s, bytes)
 
-// KV of a prompt that crossed a wire: from its first post to the end of its last one.
+// The transfer of a prompt's KV, from the first post() to the end of the last one.
 struct TransferTrace {
   std::string from, to;  // instances
   uint64_t request = 0;
@@ -50,51 +50,52 @@ struct TransferTrace {
 };
 XPYD_COLUMNS(TransferTrace, from, to, request, t, seconds, tokens, bytes)
 
-// One request, written when it has ended; of its first choice and last attempt. 0: that never came.
+// One request, written when it has ended. The times are those of its first choice and last attempt. 0: it did not
+// happen.
 struct RequestTrace {
   uint64_t request = 0;
-  double t = 0;       // it arrived
-  double placed = 0;  // … and was given to instances, which are:
-  std::string prefill, decode;
-  double started = 0;  // P's first step with it begins
-  double prompt_done = 0;
-  double granted = 0;  // D has room for its KV
-  double joined = 0;   // its KV is at D
-  double first = 0;    // the client's first token
+  double t = 0;                 // the request arrived
+  double placed = 0;            // the conductor chose these instances:
+  std::string prefill, decode;  // prefill: "" until a P takes the prompt (decode_first)
+  double started = 0;           // P's first step with it begins
+  double prompt_done = 0;       // P has computed the prompt
+  double granted = 0;           // D has reserved blocks for its KV
+  double joined = 0;            // its KV is at D
+  double first = 0;             // the client's first token
   double second = 0;
   double ended = 0;
   int prompt = 0, cached = 0, output = 0, attempts = 0;  // tokens; tries
-  double kv_token_bytes = 0;                             // of KV memory
+  double kv_token_bytes = 0;                             // KV bytes of one token
   std::string finish;
-  std::vector<float> gaps;  // between tokens, from the first on
-  // By lines of its instances (trace_view.cc).
-  double fetching = 0, fetched = 0;  // P gets what a tier, or another instance, has of it
+  std::vector<float> gaps;  // seconds between tokens, from the first on
+  // Not in the line. trace_view.cc takes them from lines of the instances.
+  double fetching = 0, fetched = 0;  // P gets KV from an offload tier or another instance
   double decoding = 0;               // D's first step with it begins
 };
 XPYD_COLUMNS(RequestTrace, request, t, placed, prefill, decode, started, prompt_done, granted, joined, first, second,
              ended, prompt, cached, output, attempts, kv_token_bytes, finish, gaps)
 
-// Where the time until a request's second token went. `grant` is the wait for D's room after the prompt is computed,
-// and `transfer` what is left of the bytes' time then. P brings the first one, and D's part shows in the second. Of a
-// request that has one token, until that.
+// The phases of the time until a request's second token, because P samples the first one and D's share of the time
+// shows in the second. `grant` is the wait for D's blocks after the prompt was computed, and `transfer` is the rest of
+// the transfer after that. For a request with one token the phases end at that token.
 inline constexpr std::array kPhases = {"schedule", "queue",    "fetch", "prefill",
                                        "grant",    "transfer", "wait",  "first_decode"};
 struct Phase {
   size_t kind;  // into kPhases
   double begin_s, end_s;
 };
-// In order, without a gap; none is empty.
+// Returns the phases in order, without gaps. None is empty; a kind may occur twice.
 std::vector<Phase> phases(const RequestTrace& trace);
-std::array<double, kPhases.size()> attribute(const RequestTrace& trace);  // seconds of each
+std::array<double, kPhases.size()> attribute(const RequestTrace& trace);  // seconds of each kind
 
-// KV memory that a request held, in byte seconds, its cached prefix counted: on P from its first step until its KV was
-// at D, on D from the grant until its end. Tokens are taken to come evenly between two marks. One instance for both is
-// D.
+// KV memory that a request held, in byte seconds, with its cached prefix: on P from its first step until its KV was at
+// D, on D from the grant until the end. It assumes that tokens come evenly between two marks. An instance that did both
+// counts as D.
 struct HeldKv {
   double prefill = 0, decode = 0;
 };
 HeldKv held_kv(const RequestTrace& trace);
-// A row's names, one request's row (Mooncake, FAST '25 figure 14), and the same in words.
+// The CSV header, one request's CSV row (as Mooncake, FAST '25, figure 14), and the same as a sentence.
 std::string attribution_header();
 std::string attribution_row(const RequestTrace& trace);
 std::string attribution_line(const RequestTrace& trace);

@@ -1,5 +1,5 @@
-// Every member of an aggregate, found by the compiler and not listed by anybody: what a test of
-// "all fields" needs to notice the field that somebody adds tomorrow.
+// Every member of an aggregate, found by the compiler and listed by nobody. So a test of all fields notices a field
+// that is added tomorrow.
 #pragma once
 
 #include <cstddef>

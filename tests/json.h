@@ -1,4 +1,4 @@
-// JSON in tests. To read, write and compare it takes a compiler seconds, so json.cc does it once.
+// JSON in tests. Reading, writing and comparing it takes a compiler seconds, so json.cc does it once.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace xpyd::testing {
 
 using nlohmann::json;
 
-json parsed(const std::string& text);  // the test ends where it is no JSON
+json parsed(const std::string& text);  // ends the test if it is no JSON
 json parsed_file(const std::string& path);
 
 std::string as_text(const json& value);

@@ -1,4 +1,4 @@
-// The CPU, except that copies between a pool and its tiers are made when the test says so.
+// The CPU, except that copies between a pool and its offload tiers are made when the test says so.
 #pragma once
 
 #include <atomic>
@@ -20,9 +20,9 @@ class LateCopies final : public Device {
   }
   std::unique_ptr<DeviceQueue> make_queue(Phase phase) override { return cpu_device().make_queue(phase); }
   std::unique_ptr<DeviceQueue> make_copy_queue(double) override { return std::make_unique<Queue>(*this); }
-  std::atomic<bool> late{false};  // nothing is copied while it is set,
-  std::atomic<int> first{0};      // … but for so many copies, as they were asked for
-  std::atomic<bool> slow{false};  // every other look finds one more copied
+  std::atomic<bool> late{false};  // nothing is copied while it is set
+  std::atomic<int> first{0};      // … except so many copies, in their order
+  std::atomic<bool> slow{false};  // every second look finds one more copied
 
  private:
   class Queue final : public DeviceQueue {

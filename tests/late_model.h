@@ -1,6 +1,6 @@
-// A device that computes beside the CPU, on the CPU: a begun step is computed when it is waited
-// for, so that whatever the engine gives away, reuses or forgets too early shows in its tokens. It chooses tokens
-// itself, or is a pipeline whose waves end as late as they may.
+// A device that computes beside the CPU, on the CPU. A step is computed when it is waited for, so whatever the engine
+// frees, reuses or forgets too early shows in its tokens. The model chooses tokens itself, or is a pipeline whose waves
+// end as late as they may.
 #pragma once
 
 #include <deque>
@@ -15,14 +15,14 @@ namespace xpyd::testing {
 
 class LateModel final : public Model {
  public:
-  // `waves`: of a pipeline with half as many stages; 0: it chooses.
+  // `waves`: those of a pipeline with half as many stages; 0: the model chooses tokens.
   explicit LateModel(std::unique_ptr<Model> model, int waves = 0) : model_(std::move(model)), waves_(waves) {}
 
   const ModelConfig& config() const override { return model_->config(); }
   bool chooses() const override { return waves_ == 0; }
   int window() const override { return waves_ == 0 ? 2 : waves_; }
   int stages() const override { return std::max(1, waves_ / 2); }
-  // Every other time there is other news.
+  // Every other call ends for other news.
   bool wait() override { return waves_ == 0 || ++looks_ % 2 == 0; }
   void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override {
     REQUIRE(steps_.size() < size_t(window()));
@@ -47,7 +47,7 @@ class LateModel final : public Model {
     for (int32_t token : mine.ids)
       if (token < 0) {
         REQUIRE((chooses() && !logits));
-        REQUIRE(steps_.size() == 1);  // else the token is known
+        REQUIRE(steps_.size() == 1);  // otherwise the token is known
         REQUIRE(size_t(-token) <= steps_[0].rows.size());
       }
     steps_.push_back(std::move(mine));
@@ -83,7 +83,7 @@ class LateModel final : public Model {
   size_t weight_bytes() const override { return model_->weight_bytes(); }
   size_t scratch_bytes() const override { return model_->scratch_bytes(); }
 
-  static inline long begun = 0, overlapped = 0;  // steps of all models that may be, and are, begun beside another
+  static inline long begun = 0, overlapped = 0;  // steps of all models that may overlap another one, and those that did
 
  private:
   struct Step {

@@ -10,7 +10,7 @@
 
 namespace xpyd::testing {
 
-// A copy is made at once and is over when a link of `byte_s` seconds a byte would have made it, behind those before it.
+// A copy is made at once. It is over when a link of `byte_s` seconds a byte would have made it, behind those before it.
 class LinkDevice final : public Device {
  public:
   LinkDevice(VirtualClock& clock, double byte_s) : clock_(clock), byte_s_(byte_s) {}

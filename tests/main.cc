@@ -1,6 +1,6 @@
-// Runs Catch2 and closes with the ten slowest tests, what was skipped and why, what failed and where, and one line,
-// `N passed, N failed, N skipped`, with an exit code to match.
-// Run from the repository's root. --require-device=NAME: see tests/catch.h.
+// Runs Catch2. It closes with the ten slowest tests, those skipped and why, those failed and where, and one line, `N
+// passed, N failed, N skipped`, with an exit code to match. Run it from the repository's root. For
+// --require-device=NAME see tests/catch.h.
 
 #define CATCH_CONFIG_RUNNER
 #include <unistd.h>
@@ -17,7 +17,7 @@
 #include "tests/catch.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// Tests ask for more memory than there is: null, as without the sanitizer.
+// Tests ask for more memory than there is. The answer is null, as without the sanitizer.
 extern "C" const char *__asan_default_options(), *__tsan_default_options();
 extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
 extern "C" const char* __tsan_default_options() { return __asan_default_options(); }
@@ -40,7 +40,7 @@ std::map<std::string, DeviceFound (*)()>& devices() {
   return registered;
 }
 
-// Takes --require-device=NAME out of the arguments.
+// Takes --require-device=NAME out of the arguments, and returns NAME.
 std::string take_required_device(int& argc, char** argv) {
   const char* from_environment = std::getenv("XPYD_REQUIRE_DEVICE");
   std::string required = from_environment ? from_environment : "";
@@ -64,7 +64,7 @@ void start_case(const std::string& name) {
   summary.began = std::chrono::steady_clock::now();
 }
 
-// The first faults of a test, again, at the end: its own report may be thousands of lines above.
+// Keeps the first faults of a test for the end, because its own report may be thousands of lines above.
 void note_assertion(const Catch::AssertionStats& stats) {
   const Catch::AssertionResult& result = stats.assertionResult;
   if (result.isOk() || summary.faults.size() > 2000) return;
@@ -140,11 +140,11 @@ int main(int argc, char** argv) {
     std::printf("device %s is required: this program has no tests on one\n", required.c_str());
     return 1;
   }
-  // What servers keep for their clients (model/folder.h) goes below build/, too.
+  // Files that servers keep for their clients (model/folder.h) go below build/, too.
   const TempDir cache;
   setenv("XDG_CACHE_HOME", std::filesystem::absolute(cache.path).c_str(), 1);
 #ifdef __SANITIZE_ADDRESS__
-  // Servers that a test ends: LeakSanitizer's tracer waits for ever for a thread that ends while it attaches to it.
+  // For servers that a test ends: LeakSanitizer's tracer waits for ever for a thread that ends while it attaches to it.
   setenv("ASAN_OPTIONS", "detect_leaks=0", 0);
 #endif
   Catch::Session session;

@@ -1,4 +1,4 @@
-// Contains: what Catch2 v3 calls ContainsSubstring (its own Contains is of ranges).
+// Contains is what Catch2 v3 calls ContainsSubstring. (Its own Contains is for ranges.)
 #pragma once
 
 #include "tests/catch.h"

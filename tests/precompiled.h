@@ -1,4 +1,4 @@
-// base/precompiled.h of the tests.
+// base/precompiled.h for the tests.
 
 #include <nlohmann/json.hpp>
 

@@ -1,4 +1,4 @@
-// A conductor in the test's process, and workers that are processes: XPYD_BIN names the program.
+// A conductor in the test's process, and workers that are processes. XPYD_BIN names the program.
 #pragma once
 
 #include <fcntl.h>
@@ -27,12 +27,12 @@ namespace xpyd::testing {
 using Words = std::vector<std::string>;
 using Tokens = std::vector<int32_t>;
 
-inline constexpr double kLease = 0.5;     // seconds: where instances fall silent
-inline constexpr double kLongLease = 10;  // where none does: a machine may be busy elsewhere
+inline constexpr double kLease = 0.5;     // seconds, for tests in which instances fall silent
+inline constexpr double kLongLease = 10;  // for tests in which none does, on a machine that may be busy elsewhere
 
 class Child {
  public:
-  // `before`: the command that runs it, on another host for one.
+  // `before` is a command that runs the worker, on another host for example.
   Child(Words words, const std::string& log, const Words& before) {
     words.insert(words.begin(), {std::getenv("XPYD_BIN"), "worker"});
     words.insert(words.begin(), before.begin(), before.end());
@@ -67,10 +67,10 @@ class Child {
   pid_t pid_ = -1;
 };
 
-// A conductor here and workers elsewhere.
+// A conductor in this process, and workers in others.
 class Bed {
  public:
-  // `topology`: whose pool a wire that shares one has.
+  // `topology` gives the shared pool its members, if the transport shares one.
   explicit Bed(Words more, double lease_s = kLongLease, const char* topology = "1P1D") : more_(std::move(more)) {
     more_.insert(more_.end(), {"--max-model-len", "400", "--max-batch", "8", "--threads", "1"});
     more_.insert(more_.end(), {"--event-log", dir_.path + "/events"});
@@ -87,7 +87,7 @@ class Bed {
     if (const std::string& file = options_->text("cluster-key-file"); !file.empty())
       cluster.key = ClusterKey::from_file(file).value();
     cluster.conductor.lease_s = lease_s;
-    // However often a busy machine makes instances look silent.
+    // A busy machine may make instances look silent any number of times.
     cluster.conductor.max_tries = cluster.conductor.max_crashes = 1000;
     cluster.conductor.patience_s = 120;
     cluster.pool = pool_ = make_handoff_pool(build_->options).value();
@@ -103,7 +103,7 @@ class Bed {
   size_t start(const std::string& role, const Words& other = {}, const Words& before = {}) {
     return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other, before);
   }
-  // A stage of an instance whose head listens there.
+  // Starts a stage of the instance whose head listens at `head`.
   size_t start_stage(int stage, const std::string& head, const Words& other = {}, const Words& before = {}) {
     return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "20"}, other, before);
   }
@@ -126,7 +126,7 @@ class Bed {
     request->n = n;
     request->ignore_eos = true;
     request->arrival_s = clock().now();
-    // While nobody of a role is there, requests are refused: a client asks again.
+    // While no instance of a role is there, requests are refused, and a client asks again.
     Status taken = cluster_->submit(request, recorder_);
     for (const double until = clock().now() + 60; !taken && clock().now() < until;) {
       REQUIRE(taken.error().code == ErrorCode::unavailable);
@@ -142,7 +142,7 @@ class Bed {
     for (int i = 0; i < length; ++i) prompt.push_back(5 + (i * 7 + family * 13) % 80);
     return prompt;
   }
-  // Every request has ended whole, with what one instance alone says.
+  // Every request has ended whole, with the tokens of one instance alone.
   void check_answers() {
     REQUIRE(cluster_->wait_idle(240));
     Words words = more_;
@@ -175,8 +175,8 @@ class Bed {
         CHECK(got.logits_hash == wanted.logits_hash);
       }
   }
-  // Ends all. The logs of this process and of its workers, whatever became of them, hold decisions that are taken again
-  // as they were. Returns how many of each kind.
+  // Ends all processes. The logs of this process and of its workers, whatever became of them, replay to the same
+  // decisions. Returns the number of decisions of each kind.
   std::map<std::string, int64_t> check_logs() {
     cluster_->stop();
     for (Child& child : children_)
@@ -202,7 +202,7 @@ class Bed {
     decisions["lives"] = int64_t(lives.value().size());
     return decisions;
   }
-  // What nobody owns is back within a lease.
+  // Memory that nobody owns is free within a lease.
   void check_memory() {
     const double until = clock().now() + 20;
     auto held = [&] {

@@ -1,4 +1,4 @@
-// The program itself, as a process of a test's own: XPYD_BIN names it, and `make test` sets that.
+// The program itself, as a process of the test's own. XPYD_BIN names it, and `make test` sets that.
 #pragma once
 
 #include <fcntl.h>
@@ -43,7 +43,7 @@ inline size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-// Looks again and again until `done` holds; the bound only ends a hang.
+// Waits until `done` holds, and returns whether it does. The bound only ends a hang.
 template <class Done>
 bool until(double seconds, Done done) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
@@ -65,7 +65,7 @@ inline Reply post(int port, const std::string& path, const std::string& body) {
   return client.read();
 }
 
-// Processes whose parent is `parent`, in the order in which they began.
+// Processes whose parent is `parent`, by number.
 inline std::set<pid_t> children_of(pid_t parent) {
   std::set<pid_t> all;
   std::error_code gone;
@@ -76,7 +76,7 @@ inline std::set<pid_t> children_of(pid_t parent) {
   return all;
 }
 
-// A folder of random weights, enough for a server without ../shared.
+// Writes a folder with a model of random weights, enough for a server without ../shared.
 inline void write_dummy_model(const std::string& dir, int hidden = 64) {
   std::filesystem::create_directories(dir);
   std::ofstream(dir + "/config.json") << R"({"architectures":["LlamaForCausalLM"],"model_type":"llama",
@@ -89,13 +89,13 @@ inline void write_dummy_model(const std::string& dir, int hidden = 64) {
 struct ProgramHow {
   std::map<std::string, std::string> environment = {};
   rlim_t address_space = RLIM_INFINITY;
-  std::string folder = "", shell = "";  // where it runs; what /bin/sh says before it
+  std::string folder = "", shell = "";  // where it runs; a line of /bin/sh that comes before it
   bool session = false;                 // one of its own, at addresses that are the same each time
   int stderr_fd = -1;                   // another one than the log
 };
 
-// Its folder is gone with it: `dir`/log is its stderr, `dir`/out its stdout, and `dir`/tmp its TMPDIR, in which nothing
-// may be left.
+// `dir`/log is the program's stderr, `dir`/out its stdout, and `dir`/tmp its TMPDIR, in which nothing may be left. The
+// folder is removed with this object.
 class Program {
  public:
   using How = ProgramHow;
@@ -114,14 +114,14 @@ class Program {
     argv.push_back(nullptr);
     how.environment.try_emplace("TMPDIR", absolute(dir.path + "/tmp"));
     const std::string log = dir.path + "/log", out = dir.path + "/out";
-    int begun[2];  // its end tells that the program runs, and no longer this one's signal handlers
+    int begun[2];  // its end tells that the program runs, without this process's signal handlers
     REQUIRE(pipe2(begun, O_CLOEXEC) == 0);
     pid = fork();
     if (pid == 0) {
       if (how.session) setsid(), personality(ADDR_NO_RANDOMIZE);
       dup2(how.stderr_fd >= 0 ? how.stderr_fd : open(log.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 2);
       dup2(open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 1);
-      close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);  // this program's files are no business of its
+      close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);  // the program does not get this process's files
       for (const auto& [name, value] : how.environment) setenv(name.c_str(), value.c_str(), 1);
       const rlimit limit = {how.address_space, RLIM_INFINITY};
       if (how.address_space != RLIM_INFINITY) setrlimit(RLIMIT_AS, &limit);
@@ -145,12 +145,12 @@ class Program {
 
   std::string log() const { return read_all(dir.path + "/log"); }
   std::string out() const { return read_all(dir.path + "/out"); }
-  // Until it has said so; false: it has ended, or hangs.
+  // Waits until the log has said it. Returns false if the program has ended without it, or hangs.
   bool said(const std::string& what) {
     until(60, [&] { return has(log(), what) || ended(); });
     return has(log(), what);
   }
-  // That it says it listens on; 0: it never does.
+  // The port that it says it listens on; 0: it never does.
   int port() {
     const std::string mark = " on http://127.0.0.1:";
     until(60, [&] {
@@ -166,7 +166,8 @@ class Program {
     siginfo_t info{};
     return pid < 0 || (waitid(P_PID, id_t(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid);
   }
-  // Its exit code, or 128 and its signal's number, once it has been told by `number` (0: nothing); -1: it hangs.
+  // Sends signal `number` (0: none). Returns the exit code, or 128 and the number of the signal that ended it; -1: it
+  // hangs.
   int end(int number = 0) {
     if (number) signal(number);
     if (!until(60, [&] { return ended(); })) return -1;
@@ -193,7 +194,7 @@ class Program {
   pid_t pid = -1;
 };
 
-// One that ends by itself.
+// A program that ends by itself.
 struct Ran {
   int code;
   std::string out, err;
@@ -204,7 +205,7 @@ inline Ran run_program(Words words, Program::How how = {}) {
   return {code, program.out(), program.log()};
 }
 
-// Exit code and stdout (with 2>&1 stderr, too) of a line of /bin/sh.
+// Returns exit code and stdout (with 2>&1 stderr, too) of a line of /bin/sh.
 inline Ran shell(const std::string& line) {
   FILE* pipe = popen(line.c_str(), "r");
   REQUIRE(pipe != nullptr);
@@ -216,7 +217,7 @@ inline Ran shell(const std::string& line) {
   return ran;
 }
 
-// `xpyd serve` of a small model of random weights.
+// The words of `xpyd serve` for a small model of random weights.
 inline Words serve_words(const std::string& model, const Words& more, int hidden = 64) {
   write_dummy_model(model, hidden);
   Words words = {"serve", std::filesystem::absolute(model).string(), "--load-format", "dummy", "--threads", "1"};

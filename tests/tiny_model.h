@@ -1,4 +1,4 @@
-// A small dummy model and a cluster around it, for tests that need a whole path but no meaning.
+// A small dummy model and a cluster around it, for tests that need the whole path and no meaning.
 #pragma once
 
 #include <functional>
@@ -17,10 +17,10 @@ namespace xpyd::testing {
 
 // 2 layers (or 4), 4 query heads on 2 KV heads of 8, hidden 32, vocabulary 96, context 512. Made once.
 const ModelConfig& tiny_config(int layers = 2);
-// Made once for each; codes with 16 inputs to a scale.
+// Made once for each; quantised rows have 16 inputs to a scale.
 std::shared_ptr<const Weights> tiny_weights(int layers = 2, Dtype dtype = Dtype::f32);
 
-// One run's choices of everything that must not change the logits.
+// The settings of one run. Only the model, its dtypes and `exact` may change the logits.
 struct TinySetup {
   int layers = 2;
   std::string topology = "1C", scheme = "paged", batching = "chunked", placement = "least_loaded", transport = "local";
@@ -37,7 +37,7 @@ struct TinySetup {
   KvShare share = KvShare::off;
   int step_tokens = 512;
   std::string chunk_policy = "fixed";
-  ChunkOptions chunks = {};  // but for the policy
+  ChunkOptions chunks = {};  // except the policy
   SpeculationOptions speculation = {};
   int threads = 1;
   // Ranks of prefill and colocated instances, and of decode instances.
@@ -82,7 +82,7 @@ class TinyCluster {
  public:
   explicit TinyCluster(const TinySetup& setup,
                        Result<std::unique_ptr<KvTransport>> (*transport)(const TransportOptions&) = nullptr);
-  // Submits greedy requests with ids first_id, first_id + 1, …
+  // Submits one request, whose events go to `recorder`.
   Status submit(std::shared_ptr<const Request> request);
   // Turns all instances on this thread until nothing moves.
   void run();
@@ -98,8 +98,8 @@ std::shared_ptr<Request> tiny_request(uint64_t id, std::vector<int32_t> prompt, 
 // Ragged prompts, some with a common beginning; lengths around the edges of blocks and tiles.
 std::vector<std::vector<int32_t>> ragged_prompts();
 
-// Those prompts through a cluster of this kind, six greedy tokens each; requires that every one
-// ends and that the memories' invariants hold.
+// Runs those prompts through a cluster of this kind, six greedy tokens each. Requires that each one ends and that the
+// memories' invariants hold.
 struct RaggedRun {
   uint64_t hash = 0;       // of all logits
   int64_t hit_tokens = 0;  // of prompts, found in a prefix cache

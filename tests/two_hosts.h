@@ -20,7 +20,7 @@ inline int run(const std::string& command) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// Two namespaces, 10.77.0.1 and 10.77.0.2. Made and used by name, and gone with this object.
+// Two namespaces, 10.77.0.1 and 10.77.0.2, made and used by name, and removed with this object.
 class TwoHosts {
  public:
   TwoHosts() {
@@ -42,8 +42,8 @@ class TwoHosts {
     run("ip netns del " + b);
   }
   void cable(bool plugged) { REQUIRE(run("ip -n " + b + " link set veth0 " + (plugged ? "up" : "down")) == 0); }
-  // A loop whose I/O thread, and so its sockets' calls, belong to `host`. A namespace is a
-  // thread's: whoever makes sockets must be in it too.
+  // Moves the calling thread to `host`. A namespace belongs to a thread, so sockets belong to the host of the thread
+  // that makes them.
   static void enter(const std::string& host) {
     int fd = open(("/var/run/netns/" + host).c_str(), O_RDONLY | O_CLOEXEC);
     XPYD_CHECK(fd >= 0 && setns(fd, CLONE_NEWNET) == 0);

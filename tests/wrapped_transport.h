@@ -1,4 +1,4 @@
-// A wire of the table with something around it, for tests that change a thing or two about it.
+// A transport of the table with something around it, for tests that change a detail of it.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@ class WrappedTransport : public ForwardingTransport {
       : ForwardingTransport(find_transport(transport)->make(options).value()) {}
 };
 
-// The local wire, whose posts are on their way until somebody says what becomes of them.
+// The local transport. Its transfers are under way until a derived class decides what becomes of them.
 class FlyingTransport : public WrappedTransport {
  public:
   explicit FlyingTransport(const TransportOptions& options) : WrappedTransport("local", options) {}

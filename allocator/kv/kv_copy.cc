@@ -8,7 +8,7 @@
 namespace xpyd::allocator {
 namespace {
 
-// Tokens from `token` to the end of its block.
+// Returns the number of tokens from `token` to the end of its block.
 int left_in_block(const KvView& view, int token) {
   return view.layout->block_tokens - token % view.layout->block_tokens;
 }
@@ -38,7 +38,7 @@ size_t add_copies(const KvView& source, const KvView& destination, const KvRegio
   const size_t first = copies.size();
   size_t total = 0;
   if (heads == 0 || layers == 0) return total;
-  // Piece that begins at a row: `layer` and kv count from the first of the region.
+  // Adds the piece that begins at one row. `layer` and `kv` count from the first of the region.
   auto add = [&](int layer, int kv, int token, size_t bytes) {
     const std::byte* src = source.row(r.layer_begin + layer, kv, token, head);
     std::byte* dst = destination.row(to_layer + layer, kv, token, to_head);
@@ -53,7 +53,7 @@ size_t add_copies(const KvView& source, const KvView& destination, const KvRegio
     copies.push_back({src, dst, bytes});
   };
   const size_t row_bytes = size_t(heads) * from.shape.row_bytes();  // of one (layer, K or V, token)
-  // Tokens of a block that follow each other on both sides.
+  // Calls f(token, n) for each run of tokens that lie in one block on both sides.
   auto each_run = [&](auto&& f) {
     for (int token = r.token_begin; token < r.token_end;) {
       const int run = std::min({r.token_end - token, left_in_block(source, token), left_in_block(destination, token)});

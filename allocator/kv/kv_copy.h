@@ -1,4 +1,4 @@
-// Which bytes a copy of KV moves between two views, whose layouts and block sizes may differ.
+// The byte ranges that a copy of KV moves between two views. The two layouts and block sizes may differ.
 #pragma once
 
 #include <vector>
@@ -8,24 +8,24 @@
 
 namespace xpyd::allocator {
 
-// A box of one sequence's KV: tokens, and layers and heads in the source's own numbers. Where the
-// destination holds other layers or heads of the model (allocator/kv/kv_shards.h), to_layer and
-// to_head say where the first of them goes there.
+// A box of one sequence's KV: a range of tokens, of layers and of heads. The ranges count in the source's own numbers.
+// If the destination holds other layers or heads of the model (kv_shards.h), to_layer and to_head give the place of the
+// first of them there.
 struct KvRegion {
   int token_begin = 0, token_end = 0;
   int layer_begin = 0, layer_end = 0;
-  int head_begin = 0, head_end = -1;  // -1: all heads, and both sides have as many
-  int to_layer = -1, to_head = -1;    // in the destination; -1: the same as in the source
+  int head_begin = 0, head_end = -1;  // -1: all heads; both sides have equally many
+  int to_layer = -1, to_head = -1;    // in the destination's numbers; -1: as in the source
 };
 
-// Appends the copies of a region from one view to the other, neighbours on both sides joined. In
-// pieces, where no two blocks are neighbours and all heads of both sides are in the region:
+// Appends to `copies` the copies of a region from `source` to `destination`, and returns their bytes. Requires: both
+// views have the same head_dim and dtype. Pieces that are adjacent on both sides are joined. If no two blocks are
+// adjacent and the region has all heads of both sides, the number of pieces is
 //   both layer_major              one per (layer, K or V, block)
 //   both token_major, all layers  one per block
 //   both token_major              one per token
 //   one of each                   one per (token, layer, K or V)
-// and one per (token, layer, K or V) where some side has heads that are not in the region.
-// Returns their bytes. Before: both views have rows of one kind (head_dim and dtype).
+// If a side has heads outside the region, it is one per (token, layer, K or V).
 size_t add_copies(const KvView& source, const KvView& destination, const KvRegion& region, std::vector<Copy>& copies);
 
 }  // namespace xpyd::allocator

@@ -26,7 +26,7 @@ KvRange KvShards::heads(int tensor_rank) const {
 
 int KvShards::first_owner(int head) const {
   if (tp > n_kv_heads) return head * replicas();
-  return int((long(head + 1) * tp - 1) / n_kv_heads);  // the last r with r * n / tp <= head
+  return int((long(head + 1) * tp - 1) / n_kv_heads);  // the last rank r with r * n / tp <= head
 }
 
 Status check_shards(const KvShards& s, const std::string& tp_name, const std::string& pp_name) {

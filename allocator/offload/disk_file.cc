@@ -19,7 +19,7 @@
 namespace xpyd::allocator {
 namespace {
 
-constexpr int kRefusals = 16;  // of the kernel, one after the other, after which operations fail
+constexpr int kRefusals = 16;  // refusals in a row after which operations fail
 constexpr int kNobodys = -1;   // in place of a slot: an operation that was given up
 
 std::string why(int error) { return std::strerror(error); }
@@ -43,8 +43,8 @@ Result<Fd> make_file(const std::string& dir, size_t bytes) {
   const std::string path = dir + "/xpyd-kv-" + std::to_string(::getpid()) + "-" + std::to_string(count.fetch_add(1));
   Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600));
   const int error = errno;
-  // Some file systems make the file before they refuse O_DIRECT (EINVAL). After any other error it
-  // is not ours: without a free descriptor nobody has even looked whether there is one (EMFILE).
+  // Some file systems create the file before they refuse O_DIRECT (EINVAL). After any other error, a file of that name
+  // is not ours: with EMFILE, for example, the kernel has not even looked whether it exists.
   if (fd.get() >= 0 || error == EINVAL) ::unlink(path.c_str());
   if (fd.get() < 0)
     return bad(dir,
@@ -144,7 +144,7 @@ void DiskFile::prepare(int slot) {
   not_taken_.push_back({slot, sqe});
 }
 
-// Gives the kernel what is in the ring, and waits for an operation that it has.
+// Gives the kernel the entries of the ring, and waits until one operation ends.
 void DiskFile::hand_over(std::vector<Done>& ended) {
   int taken = refusal_ && !not_taken_.empty() ? refusal_() : 0;
   if (taken == 0) taken = io_uring_submit_and_wait(&ring_->ring, 1);
@@ -153,13 +153,13 @@ void DiskFile::hand_over(std::vector<Done>& ended) {
     not_taken_.erase(not_taken_.begin(), not_taken_.begin() + taken);
     return;
   }
-  if (taken == -EINTR || taken == -EBUSY) return;  // BUSY: what has ended must be taken first
+  if (taken == -EINTR || taken == -EBUSY) return;  // EBUSY: ended operations must be taken first
   if (++refusals_ < kRefusals) return std::this_thread::sleep_for(std::chrono::milliseconds(1));
   refusals_ = 0;
   give_up(taken, ended);
 }
 
-// The ring is the kernel's to read in order: what it has not taken becomes nothing to do.
+// The kernel reads the ring in order, so entries that it has not taken become no-ops.
 void DiskFile::give_up(int error, std::vector<Done>& ended) {
   for (auto& [slot, sqe] : not_taken_) {
     if (slot == kNobodys) continue;
@@ -205,7 +205,7 @@ void DiskFile::work() {
         queue_.pop_front();
       }
     }
-    if (not_taken_.size() + fresh.size() > kDepth) hand_over(ended);  // what was given up is in the way
+    if (not_taken_.size() + fresh.size() > kDepth) hand_over(ended);  // entries that were given up take room
     for (int slot : fresh) {
       if (not_taken_.size() < kDepth) {
         prepare(slot);

@@ -1,11 +1,11 @@
-// One preallocated file of equal blocks, read and written directly (O_DIRECT) through io_uring by a
-// thread of its own, each block with a checksum that the caller keeps: a short, failed or corrupt
-// read is told, and its bytes are not to be used.
+// DiskFile: one preallocated file of equal blocks, which a thread of its own reads and writes directly (O_DIRECT)
+// through io_uring. Each block has a checksum, which the caller stores. A short, failed or corrupt read is reported,
+// and its bytes must not be used.
 //
-// The kernel may refuse to take operations (no memory for them): they are tried again for some
-// milliseconds, then they have failed. Nothing else is lost, and the next ones are tried anew.
+// The kernel may refuse operations when it lacks memory for them. They are tried again for some milliseconds, then they
+// fail. Only these operations fail; later ones are tried anew.
 //
-// The file is unlinked as soon as it is open, so that nothing stays behind however the process ends.
+// The file is unlinked as soon as it is open, so it never outlives the process.
 //
 // Thread safety: one owner.
 #pragma once
@@ -29,36 +29,36 @@ struct io_uring_sqe;
 
 namespace xpyd::allocator {
 
-// A test's hand on the disk: sees each finished operation, its bytes, and its result as the kernel
-// told it (bytes, or -errno), and gives the result that we are told. On the disk's thread.
+// A fault injected by tests. It sees each finished operation, its bytes and its result from the kernel (bytes, or
+// -errno), and returns the result that DiskFile then sees. It runs on the disk's thread.
 using DiskFault = std::function<int(bool write, std::span<std::byte> data, int result)>;
 
-// The same for handing operations to the kernel: 0, or the -errno with which that fails.
+// A fault injected into handing operations to the kernel: returns 0, or the -errno of a refusal.
 using DiskRefusal = std::function<int()>;
 
 class DiskFile {
  public:
-  static constexpr size_t kSector = 4096;  // blocks are padded to it
-  static constexpr int kDepth = 32;        // operations that the kernel has at once
+  static constexpr size_t kSector = 4096;  // blocks are padded to a multiple of this
+  static constexpr int kDepth = 32;        // operations in the kernel at once
 
   enum class Outcome { done, failed, corrupt };
   struct Done {
     int64_t id;
     bool write;
     Outcome outcome;
-    int error;          // errno, or 0: fewer bytes than asked for
-    uint64_t checksum;  // of what was written
+    int error;          // errno; 0: fewer bytes than asked for
+    uint64_t checksum;  // of the written bytes
   };
 
-  // The errors name `dir`, what it must be, and the option.
+  // Errors name `dir`, what is expected of it, and the option.
   static Result<std::unique_ptr<DiskFile>> open(const std::string& dir, size_t block_bytes, int n_blocks,
                                                 DiskFault fault = {}, DiskRefusal refusal = {});
-  ~DiskFile();  // after what is under way
+  ~DiskFile();  // waits for operations under way
 
-  // The memory stays as it is, and the caller's, until Done with this id.
+  // The caller keeps the memory, and does not change it, until take() returns Done with this id.
   void write(int block, const std::byte* from, int64_t id);
   void read(int block, std::byte* to, uint64_t checksum, int64_t id);
-  void take(std::vector<Done>& done);  // appends what has ended
+  void take(std::vector<Done>& done);  // appends the operations that have ended
 
   static size_t padded(size_t block_bytes) { return (block_bytes + kSector - 1) / kSector * kSector; }
 
@@ -86,14 +86,14 @@ class DiskFile {
   const DiskFault fault_;
   const DiskRefusal refusal_;
   std::shared_ptr<std::byte> bounce_;  // [kDepth, padded_bytes_]
-  std::vector<Operation> under_way_;   // [kDepth]; the thread's
+  std::vector<Operation> under_way_;   // [kDepth]; used by the thread only
   std::vector<int> unused_;
   struct Entry {
     int slot;  // or kNobodys
     io_uring_sqe* sqe;
   };
-  std::deque<Entry> not_taken_;  // of the ring, in order: not taken by the kernel yet
-  int refusals_ = 0;             // one after the other
+  std::deque<Entry> not_taken_;  // entries of the ring that the kernel has not taken yet, in order
+  int refusals_ = 0;             // in a row
 
   std::mutex mutex_;
   std::condition_variable posted_;

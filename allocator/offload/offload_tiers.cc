@@ -12,9 +12,9 @@
 namespace xpyd::allocator {
 namespace {
 
-constexpr int kHeadroom = 4;         // 1 / of the host is free or clean, where the disk can keep up
+constexpr int kHeadroom = 4;         // 1 / kHeadroom of the host is free or clean, if the disk keeps up
 constexpr int kWritesUnderWay = 16;  // blocks
-constexpr int kReadsGivenUp = 3;     // failed reads after which the disk is not asked again
+constexpr int kReadsGivenUp = 3;     // failed reads after which the disk is given up
 
 }  // namespace
 
@@ -45,7 +45,7 @@ Result<std::unique_ptr<OffloadTiers>> OffloadTiers::create(const KvShape& shape,
     return invalid("--host-kv-bytes is " + std::to_string(options.host_bytes) + ": one block of " +
                    std::to_string(options.block_tokens) + " tokens has " + std::to_string(block) +
                    " bytes, expected room for 1 to 2^31 tokens");
-  need(check_available_memory(options.host_bytes), "--host-kv-bytes: ");  // pinned or not
+  need(check_available_memory(options.host_bytes), "--host-kv-bytes: ");  // whether or not it can be pinned
   t->layout_.n_blocks = int(n);
   t->host_ = need(device.allocate_host(t->layout_.pool_bytes()), "--host-kv-bytes: ");
   for (int slot = int(n); slot-- > 0;) t->free_host_.push_back(slot);
@@ -119,14 +119,14 @@ int32_t OffloadTiers::find(Chain& chain, const int32_t* tokens, bool touch, bool
 int32_t OffloadTiers::add(Chain& chain, const int32_t* tokens) {
   const uint64_t hash = next_hash(chain, tokens);
   std::lock_guard lock(mutex_);
-  // Another block under this hash: of another prefix (a collision), or of one that is not known any more.
+  // Another block has this hash: of another prefix (a collision), or of a prefix that is not known any more.
   if (const int32_t other = index_->find_key(hash); other >= 0) {
     if (at(other).busy() || at(other).pins > 0 || other == chain.block) return -1;
     remove(other);
   }
-  if (!index_->intact(chain)) return -1;  // its end was just removed
+  if (!index_->intact(chain)) return -1;  // remove() has just dropped its end
   if (chain.block >= 0) {
-    ++at(chain.block).pins;  // a parent does not make way for its child
+    ++at(chain.block).pins;  // a parent is not evicted for its child
     refresh(chain.block);
   }
   const int slot = take_host_slot();
@@ -136,7 +136,7 @@ int32_t OffloadTiers::add(Chain& chain, const int32_t* tokens) {
   }
   if (slot < 0) return -1;
   int32_t block = int32_t(blocks_.size());
-  if (unused_.empty() && blocks_.size() == nodes_.size()) {  // some that are lost are pinned still
+  if (unused_.empty() && blocks_.size() == nodes_.size()) {  // some lost blocks are still pinned
     free_host_.push_back(slot);
     return -1;
   }
@@ -216,9 +216,9 @@ int OffloadTiers::slot(int32_t block) const {
   return at(block).host;
 }
 
-// ---- Who goes.
+// ---- Eviction.
 
-// After any change of a block: the orders that it stands in, and what listeners know of it.
+// After any change of a block: updates its eviction orders, and tells listeners.
 void OffloadTiers::refresh(int32_t block) {
   Block& b = at(block);
   const bool known = index_->contains(block), idle = known && !b.busy() && b.pins == 0;
@@ -300,7 +300,7 @@ void OffloadTiers::drop_host(int32_t block) {
   set_host(block, -1);
 }
 
-// Forgets it. Its readers find it lost; blocks that continue it are found no more.
+// Forgets a block. Its readers find it lost, and blocks that continue it can no longer be found.
 void OffloadTiers::remove(int32_t block) {
   Block& b = at(block);
   XPYD_CHECK(index_->contains(block) && !b.busy());
@@ -335,7 +335,7 @@ void OffloadTiers::forget() {
   }
 }
 
-// ---- Between host and disk: write-behind, the ends of operations, and what a disk that fails costs.
+// ---- Between host and disk: write-behind, ended operations, and the cost of a failing disk.
 
 int OffloadTiers::take_disk_slot() {
   if (free_disk_.empty()) {
@@ -358,8 +358,8 @@ void OffloadTiers::poll() {
   relieve();
 }
 
-// From the high watermark on, down to the low one, the host gives up what the disk has, too: there is room before
-// somebody asks for it, and nothing is lost. What is on the host alone stays until its room is wanted.
+// From the high watermark down to the low one, the host gives up blocks that the disk has too. So room is free before
+// it is asked for, and nothing is lost. Blocks that only the host has stay until their room is wanted.
 void OffloadTiers::relieve() {
   const auto used = [&] { return 1 - double(free_host_.size()) / layout_.n_blocks; };
   if (options_.high_watermark >= 1 || used() < options_.high_watermark) return;
@@ -426,7 +426,7 @@ void OffloadTiers::ended(const DiskFile::Done& done) {
   disk_failed("a read failed: " + reason, ++failed_reads_ >= kReadsGivenUp);
 }
 
-// Nothing more is written there. `reads_too`: what it has is given up, too.
+// Stops writing to the disk. `reads_too`: also gives up the disk's copies.
 void OffloadTiers::disk_failed(const std::string& what, bool reads_too) {
   if (!writes_off_)
     log_line(LogLevel::error, "xpyd: --disk-kv-dir %s: %s; no more KV is written there", options_.disk_dir.c_str(),

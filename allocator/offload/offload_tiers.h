@@ -1,21 +1,21 @@
-// OffloadTiers: the KV blocks that are kept below one instance's pool: in host memory, then on a disk.
-// It knows which blocks there are, where, and who goes when a tier is full; copies between device
-// and host are its caller's (OffloadedMemory), those between host and disk its own.
+// OffloadTiers: the KV blocks that are kept below one instance's pool, in host memory and then on a disk. It knows
+// which blocks it has and where, and which one is evicted when a tier is full. It copies between host and disk. Its
+// caller (OffloadedMemory) copies between device and host.
 //
-// A block is `block_tokens` tokens of one sequence from a multiple of block_tokens on, all layers,
-// in token_major. It is named, found and proved as a pool's are (prefix_index.h); of two blocks of one hash one is
-// known, the later.
-// Listeners are told what the host has, whole, and what the disk has; a block may be in both.
+// A block is `block_tokens` tokens of one sequence, from a multiple of block_tokens on, in all layers, in token_major.
+// It is named, found and proved like a pool's block (prefix_index.h). Of two blocks with one hash only the later is
+// known. Listeners are told which complete blocks the host has, and which the disk has. A block may be in both.
 //
-// Blocks form a forest. A block that others continue is not forgotten before them, so that what is kept can be found;
-// only a failed read breaks that, and leaves blocks that nobody finds, until they are evicted.
+// Blocks form a forest. A block is not forgotten before the blocks that continue it, so that whatever is kept can be
+// found. Only a failed read breaks this rule: the blocks after it can no longer be found, and stay until they are
+// evicted.
 //
-// Host blocks are written to the disk in the background while less than a quarter of the host is
-// free or has its copy on the disk: such "clean" blocks can be given up at once. A block that is
-// read from the disk is on the host, clean, until it is evicted there. So much is clean that the watermarks (relieve())
-// find enough to give up: a quarter is more than what they want free.
+// Host blocks are written to the disk in the background while less than a quarter of the host is free or clean. A clean
+// block has a copy on the disk, so it can be given up at once. A block that is read from the disk is on the host,
+// clean, until it is evicted there. A quarter is more than the watermarks (relieve()) want free, so they find enough
+// clean blocks.
 //
-// Thread safety: every function locks for itself; those marked `owner` belong to one thread.
+// Thread safety: every function locks for itself; the functions below `owner` belong to one thread.
 #pragma once
 
 #include <cstdint>
@@ -43,53 +43,53 @@ class OffloadTiers {
   struct Chain : PrefixChain {
     int n_blocks = 0;
   };
-  // What tests put in.
+  // Faults that tests inject.
   struct Seams {
     DiskFault disk_fault;
     DiskRefusal disk_refusal;
-    uint64_t key_mask = ~uint64_t{0};  // ANDed to each hash where it is looked up: collisions
+    uint64_t key_mask = ~uint64_t{0};  // ANDed to each hash at look-up, to force collisions
   };
 
-  // The errors name the option that cannot be met.
+  // Errors name the option that cannot be met.
   static Result<std::unique_ptr<OffloadTiers>> create(const KvShape& shape, const OffloadOptions& options,
                                                       Device& device, Seams seams);
   ~OffloadTiers();
 
   const OffloadOptions& options() const { return options_; }
   int block_tokens() const { return options_.block_tokens; }
-  // Of the host: block ids of this layout are the slots below.
+  // The layout of the host: its block ids are the slots below.
   const KvLayout& layout() const { return layout_; }
   std::byte* host() const { return host_.get(); }
 
-  // Blocks of the longest known prefix, at most max_blocks.
+  // Returns the blocks of the longest known prefix, at most max_blocks.
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_blocks) const;
-  void forget();  // everything that nobody uses
+  void forget();  // drops every block that nobody uses
 
   // ---- owner
-  void tick();  // a new moment in the order of uses: blocks used in one moment age from the deepest
+  void tick();  // starts a new moment of use; blocks used in one moment age from the deepest
   static Chain root(uint64_t salt) { return {{.hash = salt}}; }
   bool intact(const Chain& chain) const;  // the block at its end is still known
-  // The known block with these tokens after the chain, which advances over it; -1: there is none.
-  // `pin`: pins it, too, since forget() may come between two calls; only with `touch`.
+  // Returns the known block with these tokens after the chain, and advances the chain over it; -1: there is none.
+  // `touch`: counts a use. `pin` (only with `touch`): also pins the block, because forget() may come between two calls.
   int32_t find(Chain& chain, const int32_t* tokens, bool touch = true, bool pin = false);
-  // Makes it known, with a slot of the host that the caller now copies it to, until stored(); the
-  // chain advances. -1: no slot can be had now. Before: find() is -1, the chain is intact.
+  // Makes a block with these tokens known, in a host slot to which the caller now copies it until stored(). The chain
+  // advances. -1: no slot is available now. Requires: find() returns -1, and the chain is intact.
   int32_t add(Chain& chain, const int32_t* tokens);
-  void touch(const Chain& chain);  // every block of it has been used now
+  void touch(const Chain& chain);  // marks every block of the chain as used now
   void stored(int32_t block);
 
-  // A pinned block keeps its bytes, or is lost by a failed read; it is neither forgotten nor moved to another slot.
+  // A pinned block keeps its bytes and its slot, unless a failed read loses it. It is not forgotten.
   void unpin(int32_t block);
   enum class Where { host, coming, waiting, lost };
-  // Of a pinned block. `coming`: a copy to the host is under way, its or another's. `waiting`: it is on the disk only
-  // and no slot of the host can be had now. The first call that finds it on the disk begins the read.
+  // Locates a pinned block. `coming`: a copy to the host is under way. `waiting`: it is only on the disk, and no host
+  // slot is available now. The first call that finds it only on the disk starts the read and sets *from_disk.
   Where fetch(int32_t block, bool* from_disk);
-  int slot(int32_t block) const;  // of the host
+  int slot(int32_t block) const;  // slot of the host
 
-  void poll();          // ends of disk operations; writes to the disk what should be there
-  bool moving() const;  // anything is under way by itself: a store, a read, a write
+  void poll();          // takes ended disk operations; writes blocks behind; keeps the watermarks
+  bool moving() const;  // a store, a read or a write is under way
 
-  // Of the counters those that only the caller can count: f(OffloadStats&).
+  // Adds to the counters that only the caller can count: f(OffloadStats&).
   template <class F>
   void count(F&& f) {
     std::lock_guard lock(mutex_);
@@ -98,30 +98,30 @@ class OffloadTiers {
 
   OffloadStats stats() const;
   void check_invariants() const;
-  std::vector<uint64_t> held(Tier tier) const;  // what listeners have been told, by the blocks themselves
+  std::vector<uint64_t> held(Tier tier) const;  // the blocks that listeners should know, for tests
 
  private:
-  // Sets of blocks in the order in which they go.
+  // Sets of blocks, each in its eviction order.
   enum Order : int {
-    kClean,      // on the host and on the disk: can be given up on the host at once
-    kDirtyLeaf,  // on the host only, continued by none: lost if given up
-    kDirty,      // on the host only, not yet on its way to the disk
+    kClean,      // on the host and on the disk: the host can give it up at once
+    kDirtyLeaf,  // on the host only, continued by none: evicting it loses it
+    kDirty,      // on the host only, and no write under way
     kDiskLeaf,   // on the disk only, continued by none
     kOrders
   };
-  using Place = std::tuple<EvictionRank, int, int32_t>;  // rank, -position, block
+  using Place = std::tuple<EvictionRank, int, int32_t>;  // {rank, -position, block}
   struct Block {
     int32_t parent = -1;                 // the block before it, if that is still known (parent_of())
-    uint64_t hash = 0, parent_hash = 0;  // the latter of a first block: the salt
+    uint64_t hash = 0, parent_hash = 0;  // parent_hash of a first block: the salt
     BlockUse use;
     int children = 0;  // known blocks that continue it
     int pins = 0;
     int host = -1, disk = -1;  // slots
-    int disk_target = -1;      // being written
+    int disk_target = -1;      // the disk slot of a write under way
     bool storing = false, writing = false, reading = false, lost = false;
     uint64_t checksum = 0;
     bool clean = false;      // on the host and on the disk
-    bool told[kTiers] = {};  // to listeners: it is there
+    bool told[kTiers] = {};  // whether listeners know it
     bool in[kOrders] = {};
     Place place[kOrders];
     bool busy() const { return storing || writing || reading; }
@@ -134,7 +134,7 @@ class OffloadTiers {
   }
   Block& at(int32_t block) { return blocks_[size_t(block)]; }
   const Block& at(int32_t block) const { return blocks_[size_t(block)]; }
-  int32_t parent_of(int32_t block) const;  // -1: a first block, or it is known no more
+  int32_t parent_of(int32_t block) const;  // -1: it is a first block, or its parent is not known any more
   bool is_in(int32_t block, Tier tier) const;
   bool disk_on() const { return disk_ && !writes_off_; }
   void refresh(int32_t block);
@@ -159,8 +159,8 @@ class OffloadTiers {
   mutable std::mutex mutex_;
   std::vector<Block> blocks_;
   std::vector<int32_t> unused_;
-  std::vector<PrefixCache::Node> nodes_;  // [as many as there are slots]
-  std::unique_ptr<PrefixIndex> index_;    // what is in it is known
+  std::vector<PrefixCache::Node> nodes_;  // [n_host_slots + n_disk_slots]
+  std::unique_ptr<PrefixIndex> index_;    // of the known blocks
   std::set<Place> orders_[kOrders];
   std::vector<int> free_host_, free_disk_;  // slots
   int disk_slots_ = 0;
@@ -170,7 +170,7 @@ class OffloadTiers {
   int failed_reads_ = 0;
   OffloadStats stats_;
   std::vector<DiskFile::Done> done_;
-  std::unique_ptr<DiskFile> disk_;  // last: its thread ends before the memory that it reads goes
+  std::unique_ptr<DiskFile> disk_;  // last, so that its thread ends before its memory goes
 };
 
 }  // namespace xpyd::allocator

@@ -11,13 +11,13 @@
 namespace xpyd::allocator {
 namespace {
 
-constexpr size_t kPieceBytes = 8 << 20;  // of one copy in: what has arrived makes room for the next
-constexpr size_t kCached = 1 << 20;      // of one copy in: beyond, caches would only be swept
-constexpr size_t kReadAhead = 64;        // blocks that one sequence has the disk read at once
+constexpr size_t kPieceBytes = 8 << 20;  // of one copy in; each piece that arrives makes room for the next
+constexpr size_t kCached = 1 << 20;      // of one copy in; a larger one bypasses the caches
+constexpr size_t kReadAhead = 64;        // blocks that one sequence reads ahead from the disk
 
 constexpr double kLookAgain = 20e-6;  // seconds
 
-// Blocks whose copy out is under way: half of the pool at most.
+// The number of blocks whose copy out may be under way: half of the pool.
 size_t out_budget(const KvStats& pool, int block_tokens) {
   const int64_t tokens = int64_t(pool.capacity + pool.elsewhere) * pool.block_tokens;
   return size_t(std::max<int64_t>(16, tokens / block_tokens / 2));
@@ -30,7 +30,7 @@ Clock& machine_clock() {
 
 }  // namespace
 
-// Either may be over first: the load, or the sequence that waits.
+// Either the load or the waiting sequence may end first.
 class OffloadedMemory::Arrival final : public KvArrival {
  public:
   Arrival(OffloadedMemory& memory, KvHandle handle) : memory_(&memory), handle_(handle) {}
@@ -45,7 +45,7 @@ class OffloadedMemory::Arrival final : public KvArrival {
   void over(bool whole) { memory_ = nullptr, whole_ = whole; }
 
  private:
-  OffloadedMemory* memory_;  // null: it is over
+  OffloadedMemory* memory_;  // null: the load has ended
   const KvHandle handle_;
   bool whole_ = false;
 };
@@ -171,7 +171,7 @@ void OffloadedMemory::free(KvHandle handle) {
 
 void OffloadedMemory::swap_out(KvHandle handle) {
   if (std::exchange(sequences_[size_t(handle)].when_swapped_out, false)) {
-    for (int before = -1; before < sequences_[size_t(handle)].chain.n_blocks;) {  // as much at once as may be under way
+    for (int before = -1; before < sequences_[size_t(handle)].chain.n_blocks;) {  // store() is limited by out_budget_
       before = sequences_[size_t(handle)].chain.n_blocks;
       store(handle);
       out_->wait();
@@ -201,7 +201,7 @@ KvHandle OffloadedMemory::adopt(KvHandover handover, std::span<const int32_t> to
   return handle;
 }
 
-// It ends here: what of it the tiers did not take they will not get. All of it was in use until now.
+// Ends a sequence in the tiers. Blocks that they have not taken are dropped. The others count as used until now.
 void OffloadedMemory::leave(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   if (std::exchange(s.behind, false)) std::erase(behind_, handle);
@@ -212,9 +212,9 @@ void OffloadedMemory::leave(KvHandle handle) {
   s.tokens.clear();
 }
 
-// copies_ = tokens of a sequence, in some layers, to the host, or from it: their bytes. A tier keeps tokens whole,
-// as the model has them, so what comes from some ranks can go back to others; of ranks that hold
-// the same heads the first one is read, and all are written.
+// Sets copies_ to the copies of a sequence's tokens, in some layers, to the host or from it, and returns their bytes. A
+// tier keeps whole tokens in the model's shape, so KV from some ranks can go back to others. Of ranks with the same
+// heads, the first is read, and all are written.
 size_t OffloadedMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, KvRange layers,
                                     bool out) {
   copies_.clear();
@@ -225,7 +225,7 @@ size_t OffloadedMemory::plan_copies(KvHandle handle, const KvView& host, int tok
   for (int rank = 0; rank < shards.n_ranks(); ++rank) {
     if (out && shards.tensor_rank_of(rank) % shards.replicas() != 0) continue;
     const KvView view = memory_->view(handle, rank);
-    // From the numbers of one side to those of the other.
+    // The rank's rectangle in the model's numbers and in its own.
     KvRect in_model = shards.rect(rank), on_rank = in_model;
     on_rank.heads = {0, in_model.heads.size()};
     const int first = in_model.layers.begin;
@@ -251,7 +251,7 @@ size_t OffloadedMemory::plan_copies(KvHandle handle, const KvView& host, int tok
 void OffloadedMemory::store(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   const int full = int(s.tokens.size()) / block_tokens_;
-  // A sequence whose last block is known no more stops: going on would push out others' in turn.
+  // A sequence stops storing once its last block is not known any more: going on would evict others' blocks in turn.
   if (!s.kept_up || s.chain.n_blocks >= full) return;
   if (!tiers_->intact(s.chain)) {
     s.kept_up = false;
@@ -299,7 +299,7 @@ void OffloadedMemory::poll_out() {
     outs_.pop_front();
   }
   if (outs_.size() == before || behind_.empty()) return;
-  // There is room again for what could not be taken.
+  // There is room again for blocks that the tiers could not take.
   again_.swap(behind_);
   for (KvHandle handle : again_)
     if (std::exchange(sequences_[size_t(handle)].behind, false)) store(handle);
@@ -308,7 +308,7 @@ void OffloadedMemory::poll_out() {
 
 // ---- In.
 
-// False: there is nothing to load, or no room for it. The reservation then stays as it was.
+// Starts a load. False: there is nothing to load, or no room for it, and the reservation stays as it was.
 bool OffloadedMemory::begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens,
                                  uint64_t salt, bool may_compute) {
   const int longest = tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
@@ -350,10 +350,10 @@ bool OffloadedMemory::begin_load(KvHandle handle, KvReservation& reservation, st
   return true;
 }
 
-// By the time that tokens took so far, behind those that are loaded already.
+// True if the load is worth its time, which is predicted from the mean time per token, after the loads under way.
 bool OffloadedMemory::pays(int from, int to, int tokens) {
   if (!worth_ || worth_(from, to, tokens, double(loading_tokens_ + to - from) * token_s_)) return true;
-  constexpr double kForget = 0.01;  // a second: what has not been tried for a while is tried again
+  constexpr double kForget = 0.01;  // a second, so that loads are tried again after a while
   if (const double now = clock_.now(); now >= forgot_s_ + 1) token_s_ *= 1 - kForget, forgot_s_ = now;
   return false;
 }
@@ -386,32 +386,32 @@ void OffloadedMemory::poll_in() {
     finish_load(handle);
     return true;
   });
-  if (loaded > 0) {               // one after the other: since the ones before
-    constexpr double kNew = 0.2;  // of the moving mean
+  if (loaded > 0) {               // loads run one after the other: count since the end of the last
+    constexpr double kNew = 0.2;  // weight in the moving mean
     const double took_s = (ended_s - std::max(began_s, loaded_s_)) / loaded;
     token_s_ = token_s_ == 0 ? took_s : (1 - kNew) * token_s_ + kNew * took_s;
     loaded_s_ = ended_s;
   }
   if (loading_.empty() || ended > 0 || tiers_->moving()) return;
-  // Every slot of the host is held by sequences that wait for another slot: the youngest makes do with what it has.
+  // Sequences that wait for another host slot hold all of them: the youngest stops loading and keeps what it has.
   const bool waits = std::all_of(loading_.begin(), loading_.end(),
                                  [&](KvHandle handle) { return sequences_[size_t(handle)].load.pieces.empty(); });
   if (Load& load = sequences_[size_t(loading_.back())].load; waits) cut(load, load.copied);
 }
 
-// Ends of its copies, then the next ones.
+// Takes the ended copies of a load, and starts the next ones.
 void OffloadedMemory::advance(KvHandle handle) {
   Load& load = sequences_[size_t(handle)].load;
   while (!load.pieces.empty() && in_->reached(load.pieces.front().mark)) {
     for (size_t n = load.pieces.front().n_blocks; n > 0; --n) tiers_->unpin(load.blocks[load.arrived++]);
     load.pieces.pop_front();
-    load.end_s = clock_.now();  // not when its step ends
+    load.end_s = clock_.now();  // the time at which it ended, not the end of the step
   }
   while (!load.cut && load.copied < load.blocks.size() && copy_in(handle)) {
   }
 }
 
-// Its blocks from the n-th on are given up.
+// Gives up the load's blocks from the n-th on.
 void OffloadedMemory::cut(Load& load, size_t n) {
   for (size_t i = n; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
   load.blocks.resize(n);
@@ -419,7 +419,7 @@ void OffloadedMemory::cut(Load& load, size_t n) {
   load.cut = true;
 }
 
-// Starts the copy of the next blocks that are on the host. False: none is.
+// Starts the copy of the next blocks that are on the host. False: there are none.
 bool OffloadedMemory::copy_in(KvHandle handle) {
   Load& load = sequences_[size_t(handle)].load;
   for (size_t i = load.on_host; i < load.blocks.size() && i < load.on_host + kReadAhead; ++i) {
@@ -456,7 +456,7 @@ bool OffloadedMemory::copy_in(KvHandle handle) {
   return true;
 }
 
-// From the first on. Pieces are done in their order.
+// Returns how many layers, from the first on, have arrived. Pieces end in their order.
 int OffloadedMemory::layers_here(const Load& load) const {
   return load.by_layer ? std::max(0, tiers_->layout().shape.n_layers - int(load.pieces.size())) : 0;
 }
@@ -468,7 +468,7 @@ std::shared_ptr<KvArrival> OffloadedMemory::arrival(KvHandle handle) {
   return s.load.arrival = std::make_shared<Arrival>(*this, handle);
 }
 
-// The engine's step stands still meanwhile.
+// Waits for that layer. The engine's step blocks meanwhile.
 void OffloadedMemory::wait(KvHandle handle, int layer) {
   Load& load = sequences_[size_t(handle)].load;
   const double began_s = clock_.now();
@@ -476,7 +476,7 @@ void OffloadedMemory::wait(KvHandle handle, int layer) {
   load.waited_s += clock_.now() - began_s;
 }
 
-// Every copy into it that was started is done.
+// Ends a load. Requires: every started copy into the sequence has ended.
 void OffloadedMemory::finish_load(KvHandle handle) {
   Sequence& s = sequences_[size_t(handle)];
   Load& load = s.load;
@@ -491,21 +491,21 @@ void OffloadedMemory::finish_load(KvHandle handle) {
     return;
   }
   const auto end_of = [&](size_t n) { return std::max(load.begin, (load.first_block + int(n)) * block_tokens_); };
-  int64_t hits[2] = {};  // tokens from the host, from the disk
+  int64_t hits[2] = {};  // tokens from the host, tokens from the disk
   for (size_t i = 0; i < load.arrived; ++i) hits[load.from_disk[i]] += end_of(i + 1) - end_of(i);
   tiers_->count([&](OffloadStats& stats) { stats.host_hit_tokens += hits[0], stats.disk_hit_tokens += hits[1]; });
   const int end = end_of(load.arrived);
   s.tokens.resize(size_t(end));
   memory_->commit(handle, std::span(s.tokens).subspan(size_t(load.begin)));
   if (load.cut) memory_->rollback(handle);
-  // Its blocks are in the tiers: it goes on after them.
+  // The loaded blocks are in the tiers, so storing continues after them.
   while (s.chain.n_blocks < end / block_tokens_) {
     const int32_t* own = &s.tokens[size_t(s.chain.n_blocks) * size_t(block_tokens_)];
     if (tiers_->find(s.chain, own, false) < 0) break;
   }
 }
 
-// ---- All of it.
+// ---- The whole memory.
 
 void OffloadedMemory::drain() {
   while (poll()) clock_.sleep(kLookAgain);

@@ -1,14 +1,15 @@
-// OffloadedMemory: any KvMemory with tiers below it (OffloadTiers). What a sequence has computed is copied out, block
-// by block, while it goes on; a prompt that begins like one of these gets its KV copied in while others compute.
+// OffloadedMemory: any KvMemory with offload tiers below it (OffloadTiers). It copies the KV of a sequence out, block
+// by block, while the sequence continues. If a prompt begins with tokens that a tier has, it copies their KV in while
+// other sequences compute.
 //
-// Out: written() starts a copy of every tier block that has become full and that the tiers have not got; a lease keeps
-// its bytes in place until the copy is done.
-// In: reserve() takes room for what the tiers know beyond the memory's own hit, and starts copying; the reservation is
-// `loading` until every block has arrived or one has not: then the sequence has what came before it, and the rest is
-// computed. By layer (load_by_layer()): from the moment at which all blocks are on the host, what is not yet on its way
-// comes layer by layer, each a copy of its own, in order; when the first is there the sequence can begin (arrival()). A
-// block lies on the disk with all its layers together, under one checksum, so what comes from there comes whole as far
-// as the host. Handles and leases are those of the memory beneath.
+// Out: written() starts a copy of every tier block that has become full and that the tiers lack. A lease keeps the
+// block's bytes in place until the copy is done.
+// In: reserve() takes room for the tokens that the tiers have beyond the memory's own hit, and starts copying. The
+// reservation is `loading` until every block has arrived or one is lost. After a loss the sequence keeps the blocks
+// before it, and computes the rest. By layer (load_by_layer()): once all blocks are on the host, what is not under way
+// yet comes in order, one copy for each layer. When the first layer is there, the sequence can begin (arrival()). A
+// disk block holds all layers under one checksum, so it comes whole as far as the host.
+// Handles and leases are those of the memory beneath.
 //
 // Thread safety: as KvMemory.
 #pragma once
@@ -24,7 +25,7 @@
 
 namespace xpyd::allocator {
 
-// `memory` with options.tiers below it. The errors name the option that cannot be met.
+// Puts options.tiers below `memory`. Errors name the option that cannot be met.
 Result<std::unique_ptr<KvMemory>> make_offloaded(std::unique_ptr<KvMemory> memory, const KvOptions& options);
 
 class OffloadedMemory final : public KvMemory,
@@ -34,7 +35,7 @@ class OffloadedMemory final : public KvMemory,
                               public KvBlockReserver {
  public:
   OffloadedMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<OffloadTiers> tiers, Device& device, Clock& clock);
-  ~OffloadedMemory() override;  // waits for the copies that are under way
+  ~OffloadedMemory() override;  // waits for copies under way
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
     return reserve(tokens, salt, /*may_compute=*/true);
@@ -61,7 +62,7 @@ class OffloadedMemory final : public KvMemory,
   void loads_if(Worth worth) override {
     if (tiers_->options().load_by_cost) worth_ = std::move(worth);
   }
-  // vattention gives its addresses up: waits for the copies out of this sequence that are under way.
+  // For vattention, whose addresses are given up: waits for this sequence's copies out.
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
   void discard(KvHandover handover) override { memory_->handoff().discard(std::move(handover)); }
@@ -74,43 +75,43 @@ class OffloadedMemory final : public KvMemory,
   void clear_prefix_cache() override;
   void check_invariants(bool complete) const override;
 
-  void drain();  // until nothing is under way; sequences that were loading are ready
+  void drain();  // waits until nothing is under way; sequences that were loading are then ready
   OffloadTiers& tiers() { return *tiers_; }
 
  private:
   class Arrival;
-  // KV on its way in: blocks [first_block, first_block + blocks.size()) of the sequence's tokens.
+  // A load under way, of blocks [first_block, first_block + blocks.size()) of the sequence's tokens.
   struct Load {
     struct Piece {
       int64_t mark;
-      size_t n_blocks;  // that are there with it
+      size_t n_blocks;  // blocks that are complete with it
     };
-    std::vector<int32_t> blocks;     // of the tiers, pinned until their copy is done
+    std::vector<int32_t> blocks;     // blocks of the tiers, pinned until their copy is done
     std::vector<bool> from_disk;     // [blocks]
-    int first_block = 0, begin = 0;  // begin: tokens that were there
-    size_t copied = 0, arrived = 0;  // blocks whose copy has been started; is done
-    size_t on_host = 0;              // blocks before the first that may not be there
-    std::deque<Piece> pieces;        // started, not done
-    bool by_layer = false;           // the last pieces are of a layer each
-    bool cut = false;                // nothing more is started: a block is lost, or nobody wants it
+    int first_block = 0, begin = 0;  // begin: tokens that were there before
+    size_t copied = 0, arrived = 0;  // blocks whose copy has started; has ended
+    size_t on_host = 0;              // blocks before the first that may not be on the host yet
+    std::deque<Piece> pieces;        // started, not ended
+    bool by_layer = false;           // each of the last pieces is one layer
+    bool cut = false;                // no further copy starts: a block is lost, or the load is not wanted any more
     double start_s = 0, end_s = 0, waited_s = 0;
-    std::shared_ptr<Arrival> arrival = {};  // that a sequence has which has begun
+    std::shared_ptr<Arrival> arrival = {};  // set once the sequence has begun
   };
   struct Sequence {
-    bool loading = false, given_up = false;  // given up: freed when no copy into it is under way
+    bool loading = false, given_up = false;  // given_up: freed once no copy into it is under way
     bool kept_up = true;                     // its blocks up to the end of chain are in the tiers
-    bool when_swapped_out = false;           // it is an arrival that is not kept before (keep_arrivals)
-    bool behind = false;                     // … and there was no room for the next: it stands in behind_
-    std::vector<int32_t> tokens;             // written; of one that loads, up to its last block's end
+    bool when_swapped_out = false;           // an arrival that is kept only when it is swapped out (keep_arrivals)
+    bool behind = false;                     // the tiers had no room for its next block: it is in behind_
+    std::vector<int32_t> tokens;             // written tokens; while loading, up to the end of its last block
     uint64_t salt = 0;
     OffloadTiers::Chain chain;
     int64_t last_out = -1;  // mark of its last copy out
     Load load;
   };
-  struct Out {  // a copy out that is under way
+  struct Out {  // a copy out under way
     int64_t mark;
     KvLease lease;
-    std::vector<int32_t> blocks;  // of the tiers
+    std::vector<int32_t> blocks;  // blocks of the tiers
   };
 
   Sequence& start(KvHandle handle, std::span<const int32_t> tokens, uint64_t salt);
@@ -133,22 +134,22 @@ class OffloadedMemory final : public KvMemory,
   const std::unique_ptr<KvMemory> memory_;
   const std::unique_ptr<OffloadTiers> tiers_;
   const int block_tokens_;
-  const bool addresses_go_;  // with a hand-over: page groups are mapped elsewhere then
-  const size_t out_budget_;  // blocks whose copy out may be under way
+  const bool addresses_go_;  // hand_over() unmaps its addresses (page groups)
+  const size_t out_budget_;  // limit of blocks whose copy out is under way
   const std::unique_ptr<DeviceQueue> out_, in_;
   Clock& clock_;
   bool by_layer_ = false;
   Worth worth_;                 // null: whatever a tier has is loaded
-  double token_s_ = 0;          // that a token's load takes, in the moving mean
-  double forgot_s_ = 0;         // Clock: when it was last made shorter, as nothing was loaded
+  double token_s_ = 0;          // moving mean of the load time of one token
+  double forgot_s_ = 0;         // Clock: when token_s_ was last reduced because nothing was loaded
   double loaded_s_ = 0;         // Clock: the end of the last load
-  int64_t loading_tokens_ = 0;  // under way
+  int64_t loading_tokens_ = 0;  // tokens of loads under way
 
   std::vector<Sequence> sequences_;  // by handle
-  std::vector<KvHandle> loading_;    // in order of arrival
-  std::deque<Out> outs_;             // in order
-  size_t blocks_out_ = 0;            // in outs_
-  std::vector<KvHandle> behind_;     // those that are `behind`
+  std::vector<KvHandle> loading_;    // in order of their start
+  std::deque<Out> outs_;             // in order of their start
+  size_t blocks_out_ = 0;            // blocks in outs_
+  std::vector<KvHandle> behind_;     // sequences that are `behind`
   // Reused.
   std::vector<int32_t> table_;
   std::vector<KvHandle> again_;

@@ -1,6 +1,6 @@
-// paged: PagedAttention (Kwon et al., SOSP'23, section 4): a table of small blocks per sequence, reference counts,
-// copy-on-write; with the prefix cache of vLLM V1 (chained hashes of full blocks, lazy LRU eviction) or one by token,
-// as SGLang's (radix_tree.h).
+// paged: PagedAttention (Kwon et al., SOSP'23, section 4). A sequence has a table of small blocks. Blocks have
+// reference counts and are copied on write. The prefix cache is vLLM V1's (chained hashes of full blocks, lazy LRU
+// eviction), or SGLang's, to the token (radix_tree.h).
 #include <algorithm>
 #include <utility>
 
@@ -14,7 +14,7 @@ int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1
 
 struct PagedSequence : SequenceTokens {
   std::vector<int32_t> table;  // its blocks, one reference each
-  int reserved = 0;            // blocks that are set aside for it
+  int reserved = 0;            // blocks reserved for it
   bool maybe_shared = false;   // the block of the next token may have other users
   PrefixChain chain;           // end of the chain of its full blocks
   std::vector<int32_t> tail;   // tokens after the last full block
@@ -112,7 +112,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
   }
 
   Result<KvHandle> fork(KvHandle handle) override {
-    rollback(handle);  // room in a block that becomes shared is room no more
+    rollback(handle);  // room in a block that becomes shared cannot be used
     const KvHandle child_handle = add();
     Sequence& parent = sequences_[handle];
     Sequence& child = sequences_[child_handle];
@@ -134,7 +134,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     XPYD_CHECK(int(s.table.size()) == blocks_for(handover.tokens, block_tokens_));
     s.written = s.room = handover.tokens;
     s.chain.hash = salt;
-    s.maybe_shared = true;  // it may have been forked before it was handed over
+    s.maybe_shared = true;  // it may have been forked before the hand-over
     if (caching_) index_new(s, 0, tokens.first(size_t(s.written)));
     return handle;
   }
@@ -167,11 +167,12 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     if (s.reserved > 0) XPYD_CHECK(blocks_.reserve(-std::exchange(s.reserved, 0)));
   }
 
-  // Never the last token, whose logits are wanted.
+  // Never includes the last token, because the model must compute its logits.
   static int longest_hit(std::span<const int32_t> tokens) { return std::max(0, int(tokens.size()) - 1); }
 
-  // A hit that ends within a block: this sequence writes on in it where nobody else may and it holds no more; else
-  // into a copy of those rows. Returns the hit: without them, where there is no block for the copy.
+  // Prepares the last block of a hit that ends within it. The sequence keeps the block if nobody else can write there
+  // and the block holds no more than the hit. Otherwise it copies the rows to a new block. Returns the hit, shortened
+  // by those rows if no block is free for the copy.
   int own_tail(Sequence& s, int hit) {
     const int rows = hit % block_tokens_;
     if (rows == 0) return hit;
@@ -186,32 +187,32 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
       evictions_.fetch_add(evictions, std::memory_order_relaxed);
       cow_copies_.fetch_add(1, std::memory_order_relaxed);
     }
-    pool_->release({&found, 1});  // after the copy: nobody can overwrite it under us
+    pool_->release({&found, 1});  // only after the copy, so that nobody overwrites it during the copy
     return fits ? hit : hit - rows;
   }
 
-  // A full block is never written again; only a block that holds some written tokens can need a copy. Once its last
-  // other user has gone it stays private: only this sequence's own fork could share it again.
+  // A full block is never written again, so only a partly written block can need a copy. Once its last other user has
+  // gone it stays private, because only a fork of this sequence could share it again.
   bool tail_is_shared(const Sequence& s) const {
     return s.maybe_shared && s.written % block_tokens_ != 0 &&
            blocks_.users(s.table[size_t(s.written / block_tokens_)]) > 1;
   }
 
-  // Copy-on-write (SOSP'23, section 4.4). The last block of the table is the fresh one.
+  // Copy-on-write (SOSP'23, section 4.4). Requires: the last block of the table is the new one.
   void make_tail_private(Sequence& s) {
     int32_t fresh = s.table.back();
     s.table.pop_back();
     int32_t& shared = s.table[size_t(s.written / block_tokens_)];
     copy_tokens(fresh, shared, s.written % block_tokens_);
     pool_->set_written({&fresh, 1}, s.written % block_tokens_);
-    pool_->release({&shared, 1});  // after the copy: nobody can overwrite it under us
+    pool_->release({&shared, 1});  // only after the copy, so that nobody overwrites it during the copy
     shared = fresh;
     s.maybe_shared = false;
     cow_copies_.fetch_add(1, std::memory_order_relaxed);
   }
 
-  // Tokens [before, before + tokens.size()) are in place: indexes the blocks that are full now, and what a tree takes
-  // of one that is not.
+  // The KV of tokens [before, before + tokens.size()) is in place. Indexes the blocks that are full now; a tree also
+  // takes the tokens of a partly full one.
   void index_new(Sequence& s, int before, std::span<const int32_t> tokens) {
     if (tokens.empty()) return;
     size_t bt = size_t(block_tokens_), block = size_t(before) / bt;

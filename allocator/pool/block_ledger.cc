@@ -18,18 +18,18 @@ static_assert(std::atomic_ref<uint64_t>::is_always_lock_free);
 struct BlockLedger::Header {
   uint64_t changes;
   alignas(64) uint32_t used[kMembers];  // 1: the slot's bits may be set somewhere
-  int64_t pids[kMembers];               // whose it is, or was last
-  int64_t started[kMembers];            // and when that process began: numbers come again
+  int64_t pids[kMembers];               // the process of the slot's present or last member
+  int64_t started[kMembers];            // when that process started, because process ids are reused
 };
 
 namespace {
 
-constexpr size_t kWords = 1024;  // bytes before them
+constexpr size_t kWords = 1024;  // bytes of the header, before the words
 constexpr uint32_t kHolders = 0xffffffff;
-constexpr int kEndingMs = 1000;  // that a newcomer waits for one that is ending
+constexpr int kEndingMs = 1000;  // how long a newcomer waits for an ending process
 constexpr int64_t kGone = -1, kUnknown = -2;
 
-// Clock ticks after the machine's start; kGone: no such process.
+// Returns the start of a process in clock ticks since boot; kGone: no such process.
 int64_t start_of(int64_t pid) {
   const std::string path = "/proc/" + std::to_string(pid) + "/stat";
   const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -38,17 +38,17 @@ int64_t start_of(int64_t pid) {
   const ssize_t n = ::read(file.get(), text, sizeof text - 1);
   if (n <= 0) return n < 0 && errno == ESRCH ? kGone : kUnknown;
   text[n] = 0;
-  const char* at = std::strrchr(text, ')');  // behind the name, which may be anything: field 3
+  const char* at = std::strrchr(text, ')');  // after the name, which may be anything: field 3
   for (int field = 2; at && field < 22; ++field) at = std::strchr(at + 1, ' ');
   return at ? std::atoll(at + 1) : kUnknown;
 }
 
-// Whether the last thread of the process has ended, and all its files are closed.
+// True if the last thread of the process has ended and all its files are closed.
 bool has_ended(int64_t pid, int64_t started, int wait_ms) {
   const int64_t now = start_of(pid);
   if (now != started) return now != kUnknown;
   const Fd process(int(::syscall(SYS_pidfd_open, pid_t(pid), 0)));
-  // Gone by now; or this system has no such call (Linux before 5.3): then the lock decides.
+  // The process has just gone, or Linux is older than 5.3 and lacks the call. In the latter case the lock decides.
   if (process.get() < 0) return errno != EMFILE && errno != ENFILE && errno != ENOMEM;
   struct pollfd end = {process.get(), POLLIN, 0};
   return ::poll(&end, 1, wait_ms) == 1;
@@ -86,13 +86,13 @@ Result<std::unique_ptr<BlockLedger>> BlockLedger::join(std::shared_ptr<std::byte
       ledger->unlock(slot);
       continue;
     }
-    ledger->clear(slot);  // of one that died here
+    ledger->clear(slot);  // what a dead member in this slot held
     Header& header = ledger->header();
     std::atomic_ref(header.pids[slot]).store(::getpid(), std::memory_order_relaxed);
     std::atomic_ref(header.started[slot]).store(start_of(::getpid()), std::memory_order_relaxed);
     std::atomic_ref(header.used[slot]).store(1, std::memory_order_release);
     ledger->slot_ = slot;
-    ledger->next_ = int32_t(int64_t(n_blocks) * slot / kMembers);  // off the others' cache lines
+    ledger->next_ = int32_t(int64_t(n_blocks) * slot / kMembers);  // away from the other members' cache lines
   }
   if (ledger->slot_ < 0)
     return Error{ErrorCode::unavailable,
@@ -116,7 +116,7 @@ void BlockLedger::unlock(int slot) {
   XPYD_CHECK(::fcntl(lock_file_.get(), F_OFD_SETLK, &range) == 0, std::strerror(errno));
 }
 
-// Before: the slot is locked here. Whether nothing of its member can write any more.
+// Requires: this process has locked the slot. True if the slot's member can write nothing any more.
 bool BlockLedger::ended(int slot, int wait_ms) {
   Header& h = header();
   return std::atomic_ref(h.used[slot]).load(std::memory_order_acquire) == 0 ||
@@ -124,7 +124,7 @@ bool BlockLedger::ended(int slot, int wait_ms) {
                    std::atomic_ref(h.started[slot]).load(std::memory_order_relaxed), wait_ms);
 }
 
-// Before: the slot is locked here. Last of all it is said to be clean.
+// Requires: this process has locked the slot. `used` is cleared last.
 void BlockLedger::clear(int slot) {
   const std::atomic_ref used(header().used[slot]);
   if (used.load(std::memory_order_acquire) == 0) return;

@@ -45,11 +45,11 @@ int64_t BlockPool::begin_use(std::span<const int32_t> blocks) {
       tokens += filled(blocks[i]);
       continue;
     }
-    // A sequence's blocks came into the list together, the last one first, and leave it together.
+    // A sequence's blocks entered the LRU list together, last one first, and leave it together.
     while (end < blocks.size() && at(blocks[end - 1]).older == blocks[end]) ++end;
     lru_remove(blocks[i], blocks[end - 1]);
     n_cached_ -= int(end - i);
-    // Only a sequence's last block may not be full (RadixTree): filled_ of the others need not be looked at.
+    // Only a sequence's last block may be partly filled (RadixTree), so filled_ of the others need not be read.
     tokens += int64_t(end - i - 1) * block_tokens_ + filled(blocks[end - 1]);
   }
   return tokens;
@@ -57,7 +57,7 @@ int64_t BlockPool::begin_use(std::span<const int32_t> blocks) {
 
 int64_t BlockPool::end_use(std::span<const int32_t> blocks) {
   int64_t tokens = 0;
-  bool last = true;  // only the first that is cached, a sequence's last block, may not be full
+  bool last = true;  // only the first cached one, a sequence's last block, may be partly filled
   for (int32_t block : blocks) {
     if (cached(block)) {
       ++n_cached_;
@@ -111,20 +111,20 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, i
     if (reserved_ > 0 && n - drawn > spare()) return false;
     source_->claim(n, out);
     size_t claimed = out.size();
-    // Of what is cached here, that which others hold, too, gives no room: it stays.
+    // A cached block that other processes hold as well gives no memory, so it stays.
     for (int32_t block = oldest_; out.size() < end && block >= 0; block = at(block).newer)
       if (source_->alone(block)) out.push_back(block);
     if (out.size() < end) out.resize(claimed);
     std::vector<int32_t> instead;
     for (size_t i = claimed; i < out.size(); ++i) {
       ++evictions;
-      if (!cached(out[i])) {  // it has gone with what it continued, to the source
+      if (!cached(out[i])) {  // it was evicted with a block that it continued, and is free now
         claimed += size_t(source_->claim(1, instead));
         if (!instead.empty()) out[claimed - 1] = instead.back(), instead.pop_back();
         continue;
       }
       forget(out[i]);
-      if (source_->recycle(out[i])) out[claimed++] = out[i];  // else a late taker has come in between
+      if (source_->recycle(out[i])) out[claimed++] = out[i];  // otherwise another process has just shared it
     }
     if (claimed < end) {
       while (claimed > first) source_->release(out[--claimed]);
@@ -154,7 +154,7 @@ int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_tok
   return index_->match(tokens, max_tokens, chain, locked(), [](std::span<const int32_t>) {});
 }
 
-// A hit takes blocks from those that could be evicted: no more of a prefix than leaves what is set aside.
+// A hit uses blocks that could be evicted. It is cut so that the reserved blocks remain available.
 int BlockPool::spared(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const {
   if (reserved_ == 0) return max_tokens;
   int left = 0, n = 0;
@@ -172,7 +172,7 @@ int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_t
   if (!index_) return 0;
   max_tokens = spared(tokens, salt, max_tokens);
   return index_->match(tokens, max_tokens, chain, locked(), [&](std::span<const int32_t> blocks) {
-    add_reference(blocks);  // so the next batch's chain stays intact
+    add_reference(blocks);  // keeps the next batch's chain intact
     out.insert(out.end(), blocks.begin(), blocks.end());
   });
 }

@@ -1,5 +1,5 @@
-// What a BlockPool does beside giving out blocks: a hand-over between processes, where the giver's words in the ledger
-// decide (block_ledger.h); and what it says of itself, of which others hold a part there.
+// The parts of BlockPool that depend on other processes: a hand-over, which the giver's words in the ledger decide
+// (block_ledger.h), and statistics, in which others hold a part of the blocks.
 #include <cstring>
 #include <string>
 
@@ -31,7 +31,7 @@ bool BlockPool::adopt(const KvHandover& handover) {
       while (i-- > 0) drop_reference(handover.blocks[size_t(i)]);
       return false;
     }
-    if (at(block).node.uid == 0) {  // new here, or it was here and has been written to elsewhere
+    if (at(block).node.uid == 0) {  // new here, or another process has written to it since
       const int tokens = std::min(bt, handover.tokens - i * bt);
       if (at(block).users.any()) written_ += tokens - filled(block);
       filled_[size_t(block)] = tokens;
@@ -46,11 +46,11 @@ KvStats BlockPool::stats() const {
   Lock lock(mutex_);
   KvStats stats = count();
   stats.reserved_blocks = reserved_;
-  // Others may have claimed and died between: never more than are not ours.
+  // Other members may claim blocks, or die, between two reads. The sum never exceeds the blocks that are not held here.
   stats.free = std::min(source_->count_free(), n_free());
   stats.elsewhere = n_free() - stats.free;
   stats.capacity -= stats.elsewhere;
-  stats.mappings = source_->member() < 0 ? int(places_.ranks.size()) : 1;  // what processes share is in one piece
+  stats.mappings = source_->member() < 0 ? int(places_.ranks.size()) : 1;  // memory that processes share is one mapping
   return stats;
 }
 
@@ -73,7 +73,7 @@ void BlockPool::check_invariants(std::span<const int32_t> references, std::span<
   if (index_) index_->check_invariants();
 }
 
-void BlockPool::poison(int32_t block) {  // all ones is a NaN in every float format
+void BlockPool::poison(int32_t block) {  // all ones is NaN in every float format
   for (const auto& [l, memory] : places_.ranks) {
     size_t bytes = size_t(l.block_tokens) * l.token_stride();
     int planes = l.order == KvOrder::layer_major ? 2 * l.shape.n_layers : 1;

@@ -1,8 +1,7 @@
-// BlockSource: who has the blocks that nobody uses here, and whom a BlockPool gives back what it
-// does not need. Of a pool of one process that is a list of free blocks; where processes share the
-// blocks (block_ledger.h), what nobody holds here may be somebody else's.
+// BlockSource: where a BlockPool takes unused blocks, and where it gives them back. A pool of one process has a free
+// list. If processes share the blocks (block_ledger.h), a block that this process does not hold may be held by another.
 //
-// Thread safety: the pool's lock.
+// Thread safety: called under the pool's lock.
 #pragma once
 
 #include <algorithm>
@@ -17,25 +16,25 @@ namespace xpyd::allocator {
 class BlockSource {
  public:
   virtual ~BlockSource() = default;
-  // Appends up to n blocks that nobody held; gives their number.
+  // Appends to `out` up to n blocks that nobody held, and returns their number.
   virtual int claim(int n, std::vector<int32_t>& out) = 0;
-  virtual void release(int32_t block) = 0;  // before: held here
+  virtual void release(int32_t block) = 0;  // requires: held here
   virtual int count_free() const = 0;
-  // Aborts unless the blocks that are held here are those marked, [n_blocks].
+  // Aborts unless exactly the marked blocks ([n_blocks]) are held here.
   virtual void check_invariants(std::span<const char> held) const = 0;
 
-  // Of a pool that processes share:
-  virtual int member() const { return -1; }  // the number of this one among them
+  // For a pool that processes share:
+  virtual int member() const { return -1; }  // this process's number among them
   virtual uint32_t generation(int32_t) const { return 0; }
-  // A block held here that is used anew: others hold it, too, and it gives no room (false) …
+  // True if nobody else holds `block`, which is held here. Only then can its memory be used anew.
   virtual bool alone(int32_t) const { return true; }
-  // … which may come true until this: false, and it is held here no more.
+  // Makes `block` new again. False: another process has shared it since alone(); it is then held here no more.
   [[nodiscard]] virtual bool recycle(int32_t) { return true; }
-  // Held here, too, from now on (or before). False: it is not what `giver` held in that generation.
+  // Holds `block` here too, if it is not held yet. False: `giver` does not hold it in that generation any more.
   [[nodiscard]] virtual bool share(int32_t /*block*/, uint32_t /*generation*/, int /*giver*/) { return false; }
 };
 
-// Free blocks, the last freed first; at the beginning in ascending order, so that runs coalesce.
+// A list of free blocks. The last one freed goes out first; a new list is in ascending order, so that copies join.
 class FreeList final : public BlockSource {
  public:
   explicit FreeList(int n_blocks) : free_(size_t(n_blocks)) {
@@ -57,7 +56,7 @@ class FreeList final : public BlockSource {
   }
 
  private:
-  std::vector<int32_t> free_;  // the next one last
+  std::vector<int32_t> free_;  // the next one to go out is at the end
 };
 
 }  // namespace xpyd::allocator

@@ -56,7 +56,7 @@ void PooledMemory::unpin(KvLease lease) {
 }
 
 KvHandover PooledMemory::hand_over(KvHandle handle) {
-  rollback(handle);  // room without tokens does not travel
+  rollback(handle);  // unused room is not handed over
   const bool alone = !tail_shared(handle);
   const std::span<const int32_t> table = blocks(handle);
   KvHandover handover{{table.begin(), table.end()}, written_tokens(handle)};
@@ -83,7 +83,8 @@ void PooledMemory::check_length(int tokens) const {
 KvStats PooledMemory::stats() const {
   KvStats stats = pool_stats();
   const int64_t block = int64_t(pool_->block_bytes());
-  // On ranks the pool is its blocks, and not what of the options was too little for another one.
+  // With several ranks the pool is exactly its blocks. Bytes of options.pool_bytes that make no further block do not
+  // count.
   stats.capacity_bytes = stats.mapped_bytes = n_ranks() > 1 ? stats.capacity * block
                                                             : int64_t(options_.pool_bytes) - stats.elsewhere * block;
   stats.idle_bytes = (stats.free + stats.cached) * block;

@@ -1,5 +1,5 @@
-// What the memory schemes over a KvPool have in common: handles, leases, hand-over, counters,
-// recount. A scheme adds its sequence, and how that one's tokens are laid on blocks.
+// PooledMemory: the common part of all memory schemes over a KvPool: handles, leases, hand-over, counters, recount. A
+// scheme adds the struct of its sequence, and how a sequence's tokens are laid on blocks.
 #pragma once
 
 #include <atomic>
@@ -15,8 +15,8 @@
 
 namespace xpyd::allocator {
 
-// Small integers for objects that come and go. An object keeps its heap memory for the next user of its
-// handle (T::clear() must keep capacity), so that a steady state allocates nothing.
+// Maps small integers to objects that come and go. An object keeps its heap memory for the next user of its handle
+// (T::clear() must keep capacity), so a steady state allocates nothing.
 template <class T>
 class HandleTable {
  public:
@@ -58,14 +58,14 @@ class HandleTable {
   std::vector<int32_t> unused_;
 };
 
-struct SequenceTokens {  // of any scheme's sequence
+struct SequenceTokens {  // part of every scheme's sequence
   int written = 0;
-  int room = 0;  // that may be written without another append
+  int room = 0;  // tokens that may be written without another append
 };
 
 class PooledMemory : public KvMemory, public KvHandoff, public KvLeases, public KvCache {
  public:
-  // `places`: of the views, where it is not the pool. `escrow`: of a scheme that counts room which is set aside.
+  // `places`: where views point, if not into the pool. `escrow`: set by a scheme that counts reserved blocks.
   PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
                std::optional<KvPlaces> places = {}, KvBlockReserver* reserver = nullptr);
   ~PooledMemory() override;
@@ -82,33 +82,33 @@ class PooledMemory : public KvMemory, public KvHandoff, public KvLeases, public 
   void check_invariants(bool complete) const override;
 
  protected:
-  virtual void forget(KvHandle handle) = 0;  // its references are given up, or given away
-  // Each sequence as the scheme checks it, with the blocks of its room, or those that it was given (paged, contiguous).
+  virtual void forget(KvHandle handle) = 0;  // forgets a sequence whose references are released or handed over
+  // Calls check(table, tokens) for each sequence. `table`: the blocks of its room, or all that it was given.
   virtual void check_each(
       const std::function<void(std::span<const int32_t> table, const SequenceTokens& of)>& check) const = 0;
-  virtual void count_references(std::vector<int32_t>& references) const;  // of this memory
-  // The pool's, as this memory's owner should see it.
+  virtual void count_references(std::vector<int32_t>& references) const;  // adds those of this memory
+  // The pool's statistics as this memory's owner should see them.
   virtual KvStats pool_stats() const { return pool_->stats(); }
-  // Where a block holds more than its tokens: for those still to come (contiguous, slots), or
-  // because it is not smaller.
+  // True if the unused part of a block is reserved for tokens to come (contiguous, slots). False: it is wasted because
+  // blocks are not smaller.
   virtual bool reserves() const { return false; }
   void check_length(int tokens) const;  // of one sequence, against options.max_sequence_tokens
-  // Counts the next n tokens, which are in place. Before: there is room for them.
+  // Counts n more tokens, whose KV is in place. Requires: there is room for them.
   void add_written(SequenceTokens& of, std::span<const int32_t> table, size_t n);
-  // The first n_tokens of one block onto another. Done when it returns: the source may be given up.
+  // Copies the first n_tokens of one block to another. The copy is complete on return, so the source may be given up.
   void copy_tokens(int32_t to_block, int32_t from_block, int n_tokens);
 
   const std::shared_ptr<KvPool> pool_;
   const KvOptions options_;
   DeviceQueue& queue_;
   std::vector<Copy> copies_;                  // reused
-  HandleTable<std::vector<int32_t>> leases_;  // blocks of each
-  // Written by the owner's thread, read by any.
+  HandleTable<std::vector<int32_t>> leases_;  // the blocks of each lease
+  // Written by the owner's thread, read by any thread.
   std::atomic<int64_t> query_tokens_{0}, hit_tokens_{0}, evictions_{0}, cow_copies_{0};
 };
 
-// … and by the scheme's own struct of a sequence, SequenceTokens with what else the scheme knows of it; clear()
-// keeps its memory. A scheme's destructor gives its sequences' references back.
+// Adds the scheme's own struct of a sequence: SequenceTokens and whatever else the scheme stores. Its clear() keeps its
+// memory. A scheme's destructor releases its sequences' references.
 template <class Sequence>
 class Pooled : public PooledMemory {
  public:
@@ -130,9 +130,9 @@ class Pooled : public PooledMemory {
   HandleTable<Sequence> sequences_;
 };
 
-// What the rows of most schemes are made of: a block is tokens in that memory.
+// Functions for the table rows of schemes whose block is simply tokens in memory.
 size_t bytes_of_tokens(const KvOptions& options, int tokens);
-Status nothing_more(const KvOptions& options);  // is asked of them
+Status nothing_more(const KvOptions& options);  // asks nothing more of the options
 Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_index);
 
 }  // namespace xpyd::allocator

@@ -1,10 +1,9 @@
-// PrefixCache: finds the blocks that hold the KV of a prefix, for a pool (BlockPool) and for the tiers below it
-// (OffloadTiers). Two classes implement it: PrefixIndex, by the hash of whole blocks, and RadixTree, by a tree of
-// tokens, whose prefixes may end within a block. The owner locks what it has found, by its own counts, and says who is
-// evicted.
+// PrefixCache finds the blocks that hold the KV of a prefix. A pool (BlockPool) and the offload tiers below it
+// (OffloadTiers) each own one. Two classes implement it: PrefixIndex finds whole blocks by hash, and RadixTree finds a
+// prefix to the token. The owner locks what match() finds by its own counts, and decides which block is evicted.
 //
-// Thread safety: none. match() and insert() are given `locked`, which calls a function under the owner's lock, so that
-// hashes are computed without it; all else is called under that lock.
+// Thread safety: none. match() and insert() take `locked`, a function that runs its argument under the owner's lock, so
+// that hashes are computed outside the lock. Everything else is called under that lock.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +16,20 @@
 
 namespace xpyd::allocator {
 
-// The last link of a sequence's chain: what its next full block is chained to. Starts as {hash:
-// salt}.
+// The end of a sequence's chain of full blocks, to which its next full block is chained. A new chain is {.hash = salt}.
 struct PrefixChain {
-  uint64_t hash = 0;    // PrefixIndex: seq[i-1]; the salt before the first block, in a tree always
+  uint64_t hash = 0;    // PrefixIndex: the chained hash so far, at first the salt; RadixTree: always the salt
   uint64_t uid = 0;     // identity of the indexed block at the end; 0 before the first block
-  int32_t block = -1;   // that block, perhaps another sequence's with the same content
-  bool broken = false;  // that block has been evicted: what follows cannot be found, so is not indexed
+  int32_t block = -1;   // that block; it may be another sequence's with the same content
+  bool broken = false;  // that block has been evicted; later blocks could not be found, so none is indexed
   bool first() const { return block < 0; }
 };
 
 class PrefixCache {
  public:
-  // Identity of an indexed block: a number never given twice, 0 for a block that is not indexed; and where it stands,
-  // in the index' own words. Nodes are the owner's: beside what else it keeps of a block, they share its cache line.
+  // `uid` is the identity of an indexed block: it is never given twice, and 0 means that the block is not indexed.
+  // `parent` gives its place, in a form that the index defines. The owner stores the nodes beside its own fields of a
+  // block, in one cache line.
   struct Node {
     uint64_t uid = 0;
     uint64_t parent = 0;
@@ -39,30 +38,32 @@ class PrefixCache {
   using Found = std::function<void(std::span<const int32_t>)>;
 
   virtual ~PrefixCache() = default;
-  const int grain;  // a prefix that is found has a multiple of so many tokens: those of a block, or 1
+  const int grain;  // match() finds a multiple of this many tokens: block_tokens, or 1
 
-  // The longest indexed prefix of `tokens`, at most max_tokens: returns how many, and advances `chain`, {hash: salt},
-  // over its full blocks. found(blocks), locked, for parts of it in order: here the owner locks them, or they may go
-  // before the next part. Where it ends within a block that one, whose first tokens they are, comes last.
+  // Finds the longest indexed prefix of `tokens`, at most max_tokens, and returns its length. Advances `chain`, {.hash
+  // = salt}, over its full blocks. Calls found(blocks) under the lock, for parts of the prefix in order. The owner must
+  // lock the blocks there, or they may be evicted before the next part. If the prefix ends within a block, the last
+  // call names a block that begins with those tokens.
   virtual int match(std::span<const int32_t> tokens, int max_tokens, PrefixChain& chain, const Locked& locked,
                     const Found& found) const = 0;
 
-  // Makes `tokens`, which follow `chain` and lie in `blocks`, findable, each full block chained to the one before. No
-  // de-duplication: a block whose content is indexed already stays unindexed, and the chain goes on from the indexed
-  // one. Tokens of a block that is not full do not advance the chain: a later call has them again.
+  // Makes `tokens` findable. They follow `chain` and lie in `blocks`; each full block is chained to the one before.
+  // There is no de-duplication: if a block's content is indexed already, the block stays unindexed and the chain
+  // continues from the indexed one. Tokens of a last block that is not full do not advance the chain, so a later call
+  // passes them again.
   virtual void insert(std::span<const int32_t> tokens, std::span<const int32_t> blocks, PrefixChain& chain,
                       const Locked& locked) = 0;
-  virtual void evict(int32_t block) = 0;  // before: it is indexed
+  virtual void evict(int32_t block) = 0;  // requires: it is indexed
 
-  // Tokens of this block that are found, from its first: all, unless a tree has its beginning; 0: it is not indexed.
+  // The number of findable tokens of this block, from its first; 0: not indexed. Only a tree may have a part of one.
   virtual int tokens_in(int32_t block) const = 0;
 
-  // What it finds from now on, and what it loses. Before any use.
+  // `listener` is told what becomes findable from now on, and what no longer is. Requires: nothing is indexed yet.
   virtual void tell(std::shared_ptr<CacheListener>) {}
   virtual void check_invariants() const = 0;
 
  protected:
-  // Nodes are `node_stride` bytes apart, [n_blocks], zeroed.
+  // `nodes`: [n_blocks], zeroed, `node_stride` bytes apart.
   PrefixCache(int tokens, int n_blocks, int block_tokens, Node* nodes, size_t node_stride)
       : grain(tokens),
         n_blocks_(n_blocks),
@@ -78,7 +79,7 @@ class PrefixCache {
   const size_t node_stride_;
 };
 
-// Of n tokens, those with which both begin. memcmp reads 32 bytes at a time, a loop that may stop anywhere four.
+// Returns how many of n tokens are equal from the start. memcmp reads 32 bytes at a time, a loop that may stop 4.
 inline int tokens_alike(const int32_t* a, const int32_t* b, int n) {
   constexpr int kStep = 64;
   int same = 0;

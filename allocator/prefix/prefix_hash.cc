@@ -26,7 +26,7 @@ uint64_t chained_hash(uint64_t before, uint64_t local) {
   return XXH3_64bits(pair, sizeof pair);
 }
 
-// The first block without a salt stands under its local hash (the RFC's seq[0]).
+// Without a salt, the key of the first block is its local hash (the RFC's seq[0]).
 uint64_t sequence_hash(uint64_t before, bool first, uint64_t local) {
   return first && before == 0 ? local : chained_hash(before, local);
 }
@@ -45,10 +45,11 @@ std::vector<uint64_t> prefix_hashes(std::span<const int32_t> tokens, int block_t
   return hashes;
 }
 
-// What a PrefixIndex does with its keys: it computes them, and recounts that they are right.
+// The parts of PrefixIndex that compute keys, and that recount whether they are right.
 
 void PrefixIndex::hash_batch(uint64_t before, bool first, const int32_t* tokens, int n, uint64_t* hashes) const {
-  // One loop: the chain is latency, and the local hashes of the next blocks, which do not depend on it, fill its gaps.
+  // The chain of hashes is bound by latency. In one loop, the local hashes of the next blocks, which do not depend on
+  // it, fill the gaps.
   for (int i = 0; i < n; ++i, tokens += block_tokens_, first = false) {
     before = sequence_hash(before, first, local_hash(tokens, block_tokens_));
     hashes[i] = before;
@@ -76,7 +77,7 @@ void PrefixIndex::check_invariants() const {
     XPYD_CHECK(by_uid.emplace(node(block).uid, block).second, "uid given twice");
   }
   XPYD_CHECK(entries == size_ && indexed == size_);
-  // A masked key does not give the parent's hash.
+  // A masked key does not give its parent's hash.
   if (hash_mask_ != ~uint64_t{0} || proof_tokens_ < block_tokens_) return;
   for (int32_t block = 0; block < n_blocks_; ++block) {
     if (!contains(block)) continue;
@@ -86,7 +87,7 @@ void PrefixIndex::check_invariants() const {
       chain.hash = of.parent;
     } else {
       auto parent = by_uid.find(of.parent);
-      if (parent == by_uid.end()) continue;  // evicted before its child: unreachable, ages out
+      if (parent == by_uid.end()) continue;  // the parent was evicted first: unreachable, and it ages out
       advance(chain, key_of(parent->second), parent->second);
     }
     XPYD_CHECK(key_of(block) == sequence_hash(chain.hash, chain.first(), local_hash(tokens_of(block), block_tokens_)));

@@ -30,7 +30,7 @@ size_t PrefixIndex::metadata_bytes(int n_blocks, int block_tokens) {
 
 int PrefixIndex::match(std::span<const int32_t> tokens, int max_tokens, PrefixChain& chain, const Locked& locked,
                        const Found& found) const {
-  // Software pipeline: while the blocks of one batch are fetched, the next batch is hashed.
+  // A software pipeline: while the blocks of one batch are fetched, the next batch is hashed.
   const int max_blocks = max_tokens / block_tokens_;
   const size_t stride = size_t(block_tokens_);
   uint64_t hashes[2][kBatch];
@@ -82,7 +82,7 @@ bool PrefixIndex::is_after(int32_t block, const PrefixChain& chain) const {
 bool PrefixIndex::same_tokens(int32_t block, const int32_t* tokens) const {
   const int32_t* mine = tokens_of(block);
   if (proof_tokens_ % 2) return std::memcmp(mine, tokens, sizeof(int32_t) * size_t(proof_tokens_)) == 0;
-  uint64_t differ = 0;  // without branches, two tokens at a time: cheaper than a call for 64 bytes
+  uint64_t differ = 0;  // branch-free, two tokens at a time: cheaper than a call for 64 bytes
   for (int t = 0; t < proof_tokens_; t += 2) {
     uint64_t a, b;
     std::memcpy(&a, mine + t, sizeof a);
@@ -136,7 +136,7 @@ int PrefixIndex::prove(PrefixChain& chain, const int32_t* tokens, int n, const u
   for (int i = 0; i < n; ++i, tokens += block_tokens_) {
     int32_t block = blocks[i];
     if (!is_after(block, chain) || !same_tokens(block, tokens)) [[unlikely]] {
-      block = find(chain, hashes[i], tokens);  // another stands first under this key, or it has gone
+      block = find(chain, hashes[i], tokens);  // another block comes first under this key, or this one was evicted
       if (block < 0) return i;
       blocks[i] = block;
     }
@@ -168,7 +168,7 @@ void PrefixIndex::add_one(PrefixChain& chain, uint64_t hash, const int32_t* toke
   if (chain.broken) return;
   int32_t indexed = find(chain, hash, tokens);
   if (indexed < 0) {
-    // Only an adopted block is indexed already, and under a lost parent if find() missed it.
+    // Only an adopted block can be indexed already. If find() missed it, its parent was evicted.
     contains(block) ? reattach(chain, hash, tokens, block) : insert(chain, hash, tokens, block);
     indexed = block;
   }
@@ -187,7 +187,7 @@ void PrefixIndex::evict(int32_t block) {
   const uint64_t gone = key_of(block);
   size_t hole = home(gone);
   while (table()[hole].block_plus_1 != block + 1) hole = (hole + 1) & slot_mask_;
-  // Shift back whatever would no longer be reached across the hole.
+  // Shift back every entry that could no longer be reached across the hole.
   for (size_t s = (hole + 1) & slot_mask_; table()[s].block_plus_1 != 0; s = (s + 1) & slot_mask_) {
     size_t from_home = (s - home(table()[s].tag)) & slot_mask_;
     if (from_home < ((s - hole) & slot_mask_)) continue;
@@ -197,7 +197,7 @@ void PrefixIndex::evict(int32_t block) {
   table()[hole].block_plus_1 = 0;
   node(block) = {};
   --size_;
-  if (!listeners_.empty() && find_key(gone) < 0)  // else another block has it
+  if (!listeners_.empty() && find_key(gone) < 0)  // otherwise another block has this hash
     for (const auto& listener : listeners_) listener->removed(Tier::device, gone);
 }
 

@@ -17,7 +17,7 @@ int RadixTree::tokens_in(int32_t block) const {
   return std::min(block_tokens_, of.end() - begin);
 }
 
-// A chain ends with a full block: as long as that is here, so is its path.
+// Returns the end of a chain. A chain ends with a full block; while that block is in the tree, its path is too.
 RadixTree::Place RadixTree::end_of(const PrefixChain& chain) const {
   if (chain.broken) return {-1, 0};
   if (chain.first()) {
@@ -35,7 +35,7 @@ int32_t RadixTree::child_of(const Edge& from, int32_t token) const {
   return at != from.children.end() && at->first == token ? at->second : -1;
 }
 
-// As far as the tree has these tokens; `found` is given the full blocks that end on the way.
+// Follows `tokens` as far as the tree has them, and gives `found` the full blocks that end on the way.
 RadixTree::Place RadixTree::descend(Place at, std::span<const int32_t> tokens, const Found* found) const {
   while (!tokens.empty()) {
     const Edge& on = edge(at.edge);
@@ -56,7 +56,7 @@ RadixTree::Place RadixTree::descend(Place at, std::span<const int32_t> tokens, c
   return at;
 }
 
-// Of a place within a block: one that has all tokens up to there.
+// Returns a block that has all tokens up to a point within it.
 int32_t RadixTree::block_with(Place end) const {
   const int place = end.depth / block_tokens_;
   for (const Edge* on = &edge(end.edge);; on = &edge(on->children[0].second)) {
@@ -65,7 +65,7 @@ int32_t RadixTree::block_with(Place end) const {
   }
 }
 
-// To the last full block before `end`.
+// Advances `chain` to the last full block before `end`.
 void RadixTree::advance(PrefixChain& chain, Place end) const {
   const int full = end.depth / block_tokens_ * block_tokens_;
   if (full == 0) return;
@@ -147,7 +147,7 @@ void RadixTree::remove_edge(int32_t id) {
   unused_.push_back(id);
 }
 
-// The edge ends at `depth` from now on, and a new one above it begins where it began: returns that.
+// Cuts an edge at `depth`. The edge keeps its lower part; a new edge above it gets the upper part, and is returned.
 int32_t RadixTree::split(int32_t id, int depth) {
   const int32_t upper_id = make_edge(edge(id).parent, edge(id).begin);
   Edge &lower = edge(id), &upper = edge(upper_id), &parent = edge(lower.parent);
@@ -167,7 +167,7 @@ int32_t RadixTree::split(int32_t id, int depth) {
   return upper_id;
 }
 
-// These are the next blocks of that edge.
+// Appends the next blocks of an edge.
 void RadixTree::put(int32_t id, std::span<const int32_t> blocks) {
   std::vector<int32_t>& own = edge(id).blocks;
   for (int32_t block : blocks) {
@@ -177,7 +177,7 @@ void RadixTree::put(int32_t id, std::span<const int32_t> blocks) {
   }
 }
 
-// `tokens` after the end of an edge, in `blocks`, of which the first has what is before them in it.
+// Adds `tokens` after the end of an edge. They lie in `blocks`; the first one also holds the tokens just before them.
 void RadixTree::extend(Place from, std::span<const int32_t> tokens, std::span<const int32_t> blocks) {
   const bool leaf = edge(from.edge).children.empty() && edge(from.edge).parent >= 0;
   const size_t first = size_t(from.depth / block_tokens_), past = size_t(from.depth) + tokens.size();
@@ -188,7 +188,7 @@ void RadixTree::extend(Place from, std::span<const int32_t> tokens, std::span<co
     auto& children = edge(from.edge).children;
     children.insert(std::ranges::lower_bound(children, tokens[0], {}, [](const auto& child) { return child.first; }),
                     {tokens[0], id});
-  } else if (from.depth % block_tokens_ != 0) {  // the leaf's last block grows, or a longer one takes its place
+  } else if (from.depth % block_tokens_ != 0) {  // the leaf's last block grows, or a longer one replaces it
     std::vector<int32_t>& own = edge(id).blocks;
     if (own.back() == blocks[0]) {
       blocks = blocks.subspan(1);
@@ -215,16 +215,16 @@ void RadixTree::evict(int32_t block) {
   cut(id, (edge(id).begin / block_tokens_ + place) * block_tokens_);
 }
 
-// Nothing after token `depth`, the beginning of a block, is left below the parent of this edge.
+// Removes everything after token `depth`, the start of a block, from this edge and from the edges below it.
 void RadixTree::cut(int32_t id, int depth) {
-  std::vector<int32_t> below{id};  // the edge, and those that go
+  std::vector<int32_t> below{id};  // the edge, and those that are removed
   for (size_t i = 0; i < below.size(); ++i)
     for (const auto& [token, child] : edge(below[i]).children) below.push_back(child);
   for (size_t i = below.size(); i-- > 0;) {
     Edge& on = edge(below[i]);
     const size_t keep = i == 0 ? size_t(std::max(0, depth / block_tokens_ - on.begin / block_tokens_)) : 0;
     for (; on.blocks.size() > keep; on.blocks.pop_back())
-      if (node(on.blocks.back()).uid != 0) lose(on.blocks.back());  // else it is the one that is evicted
+      if (node(on.blocks.back()).uid != 0) lose(on.blocks.back());  // otherwise it is the block that is being evicted
     if (i > 0) remove_edge(below[i]);
   }
   Edge& on = edge(id);
@@ -232,7 +232,7 @@ void RadixTree::cut(int32_t id, int depth) {
   const int kept = std::max(0, depth - on.begin);
   tokens_ -= int64_t(on.tokens.size()) - kept;
   if (kept > 0) return on.tokens.resize(size_t(kept));
-  // It goes, and with it what of the edges above only its first block had.
+  // The edge is removed, and so are the tokens of the edges above that only its first block held.
   const int32_t parent = on.parent;
   if (parent < 0) {
     roots_.erase(on.salt);
@@ -265,7 +265,7 @@ void RadixTree::check_invariants() const {
     XPYD_CHECK(std::ranges::is_sorted(on.children), which);
     for (const auto& [token, child] : on.children)
       XPYD_CHECK(edge(child).parent == id && edge(child).tokens[0] == token, which);
-    // Rules 1 and 3: full blocks to the last multiple, and to the end where nothing continues it.
+    // Rules 1 and 3: full blocks up to the last multiple, and up to the end if nothing continues it.
     const int last = on.children.empty() ? on.end() + block_tokens_ - 1 : on.end();
     XPYD_CHECK(int(on.blocks.size()) == last / block_tokens_ - on.begin / block_tokens_, which);
     for (size_t i = 0; i < on.blocks.size(); ++i) {

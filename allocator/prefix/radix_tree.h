@@ -1,22 +1,22 @@
-// RadixTree: finds the KV of a prefix to the token, as SGLang's radix cache does, over the blocks of a block table.
+// RadixTree: finds the KV of a prefix to the token, like SGLang's radix cache, over the blocks of a block table.
 //
-// An edge is a span of tokens and is cut where two sequences part, at any token. A block of a table begins at a
-// multiple of block_tokens of its sequence, so rows that two sequences share before they part within a block are in
-// both of their blocks: whoever parts has copied them (paged.cc). From this follow three rules, for a node whose edge
-// is tokens [begin, end) of a path:
-//   1. Its blocks are those whose last token is on its edge, one for each place in the path. A full block is at the
-//      multiple where it ends; a block that is not full is a leaf's last.
-//   2. The first tokens of a block may be on edges above: what of an inner node's edge is after its last full block is
-//      in the first block of each child.
-//   3. Every token of the tree is in a block of the tree; there are no more tokens and no more edges than that.
-// So who takes a block out of the tree (evict(): the pool wants its memory) takes everything after its first token
-// out of that path, and a node that nothing holds any more. The pool's order of eviction, the tail of the sequence that
-// ended longest ago first, has a leaf's last block go before what it continues: leaves by least recent use, of which
-// SGLang's evict() takes a whole one, and this as much as is wanted.
+// An edge is a span of tokens. It is cut where two sequences part, at any token. A block of a table begins at a
+// multiple of block_tokens of its sequence. If two sequences part within a block, both of their blocks hold the rows
+// before that point, because paged.cc copies them. Three rules follow, for a node whose edge is tokens [begin, end) of
+// a path:
+//   1. Its blocks are those whose last token is on its edge, one for each place in the path. A full block ends at a
+//      multiple of block_tokens; a block that is not full is the last one of a leaf.
+//   2. The first tokens of a block may be on edges above. The tokens of an inner edge after its last full block are in
+//      the first block of each child.
+//   3. Every token of the tree is in a block of the tree, and there are no more tokens and no more edges than that.
+// Therefore evict(block) removes everything from that block's first token on from the path, and each node that then
+// holds nothing. The pool evicts the tail of the sequence that ended longest ago first, so a leaf's last block goes
+// before the blocks that it continues. SGLang's evict() takes a whole leaf; this one takes as many of its blocks as are
+// wanted.
 //
-// Look-up: one binary search for each edge on the way, and a memcmp of its tokens.
+// A look-up costs one binary search for each edge on the path, and a memcmp of its tokens.
 //
-// Not here: two edges that have become one (the sibling has gone) stay two, as in SGLang.
+// Left out: when an edge's sibling is evicted, the edge is not merged with its parent. SGLang does not merge either.
 #pragma once
 
 #include <deque>
@@ -30,10 +30,10 @@ namespace xpyd::allocator {
 
 class RadixTree final : public PrefixCache {
  public:
-  static constexpr int kAtOnce = 4096;  // tokens that are compared under one lock: a microsecond
+  static constexpr int kAtOnce = 4096;  // tokens compared in one locked section: about a microsecond
 
-  // Of a node `parent` is edge << 32 | place among its blocks.
-  // lost(block), locked: it is found no more, since what it continued has gone or a longer one has all its tokens.
+  // A node's `parent` is edge << 32 | place among the edge's blocks. The tree calls lost(block), under the owner's
+  // lock, when it drops a block by itself: what the block continued was evicted, or a longer block has all its tokens.
   RadixTree(int n_blocks, int block_tokens, Node* nodes, size_t node_stride, std::function<void(int32_t)> lost);
 
   int match(std::span<const int32_t> tokens, int max_tokens, PrefixChain& chain, const Locked& locked,
@@ -44,21 +44,21 @@ class RadixTree final : public PrefixCache {
   int tokens_in(int32_t block) const override;
   void check_invariants() const override;
 
-  // Unlocked: for tests and benches.
+  // Called without the lock, by tests and benches.
   int64_t size() const { return tokens_; }  // tokens on all edges
   int n_edges() const { return int(edges_.size() - unused_.size()); }
 
  private:
   struct Edge {
     std::vector<int32_t> tokens;                        // [begin, end) of the path
-    std::vector<int32_t> blocks;                        // by place: the first one is that with token `begin`
-    std::vector<std::pair<int32_t, int32_t>> children;  // {first token, edge}, by token
-    uint64_t salt = 0;                                  // of a root, whose edge is empty
+    std::vector<int32_t> blocks;                        // by place; the first is the block with token `begin`
+    std::vector<std::pair<int32_t, int32_t>> children;  // {first token, edge}, sorted by token
+    uint64_t salt = 0;                                  // of a root; a root's edge is empty
     int32_t parent = -1;                                // -1: a root, or not in use
     int begin = 0;
     int end() const { return begin + int(tokens.size()); }
   };
-  struct Place {  // after token `depth` of a path; edge -1: there is none
+  struct Place {  // a point after token `depth` of a path; edge -1: not in the tree
     int32_t edge;
     int depth;
   };

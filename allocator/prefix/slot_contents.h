@@ -1,11 +1,11 @@
-// What the slots of contiguous memory hold: the token ids, and the salt, whose KV is there; of sequences that live, and
-// of those that have ended while nobody has taken their slot. Finds the slot with the longest common prefix: sharing
-// for memory without blocks (reference: vTensor's and TurboMind's reuse of a whole sequence).
+// SlotContents records which tokens, under which salt, each slot of contiguous memory holds. This includes slots whose
+// sequence has ended and that nobody has taken since. It finds the slot with the longest common prefix: prefix sharing
+// for memory without blocks (after vTensor's and TurboMind's reuse of a whole sequence).
 //
-// Slots are few (twice the batch) and prompts long, so there is no tree: a look-up compares the
-// prompt with each slot whose token at the end of the best match so far is the right one.
+// Slots are few (in vattention twice the batch) and prompts are long, so there is no tree. A look-up compares the
+// prompt with a slot only if their tokens agree at the end of the best match so far.
 //
-// Thread safety: find() by any thread; the rest by the memory's own. Locks for itself.
+// Thread safety: any thread may call find(); the memory's thread calls the rest. The class has its own lock.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace xpyd::allocator {
 
 class SlotContents {
  public:
-  // A shorter match is none: every prompt of a tokenizer begins with the same token.
+  // A shorter match is ignored, because every prompt of a tokenizer may begin with the same token.
   static constexpr int kLeast = 16;  // tokens
 
   struct Match {
@@ -31,12 +31,12 @@ class SlotContents {
 
   explicit SlotContents(int n_slots) : slots_(size_t(n_slots)) {}
 
-  // A sequence with these written tokens has the slot now; what was there is forgotten.
+  // A sequence with these written tokens takes the slot. Its previous contents are forgotten.
   void begin(int slot, std::span<const int32_t> tokens, uint64_t salt) {
     std::lock_guard lock(mutex_);
     at(slot) = {{tokens.begin(), tokens.end()}, salt, false};
   }
-  void begin_like(int slot, int other) {  // with what the other holds
+  void begin_like(int slot, int other) {  // with the contents of `other`
     std::lock_guard lock(mutex_);
     at(slot) = {at(other).tokens, at(other).salt, false};
   }
@@ -44,11 +44,11 @@ class SlotContents {
     std::lock_guard lock(mutex_);
     at(slot).tokens.insert(at(slot).tokens.end(), tokens.begin(), tokens.end());
   }
-  void end(int slot) {  // the sequence has ended: others may take the slot
+  void end(int slot) {  // the sequence has ended; others may take the slot
     std::lock_guard lock(mutex_);
     at(slot).ended = true;
   }
-  void truncate(int slot, int tokens) {  // only that many are left, if there were more
+  void truncate(int slot, int tokens) {  // keeps at most that many tokens
     std::lock_guard lock(mutex_);
     at(slot).tokens.resize(std::min(at(slot).tokens.size(), size_t(tokens)));
   }
@@ -62,9 +62,9 @@ class SlotContents {
     return int(slots_[size_t(slot)].tokens.size());
   }
 
-  // The longest common prefix, but never all of `tokens`; of equals the slot that would lose the
-  // least if it were taken. `take`: only slots that others may take, and that keep at least half of
-  // what they hold: with less, more is lost than is found.
+  // Finds the longest common prefix, but never all of `tokens`. Among equal matches it returns the slot that would lose
+  // the fewest tokens if it were taken. `take`: it considers only slots that others may take and of which the match
+  // keeps at least half; otherwise taking the slot would lose more than it finds.
   Match find(std::span<const int32_t> tokens, uint64_t salt, bool take) const {
     if (tokens.empty()) return {};
     tokens = tokens.first(tokens.size() - 1);

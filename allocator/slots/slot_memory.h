@@ -1,5 +1,5 @@
-// The memory behind slots (`--slot-prealloc`): it stands there from the start, or is given to slot_chunk of them at a
-// time (LlamaCacheManager's cache_chunk_size) when a sequence comes for which those so far have no room; it stays.
+// The memory behind slots (`--slot-prealloc`). Either all slots have it from the start, or slot_chunk more slots get it
+// (LlamaCacheManager's cache_chunk_size) when a sequence needs a slot without memory. A slot keeps its memory.
 #pragma once
 
 #include <sys/mman.h>
@@ -27,7 +27,7 @@ inline Status check_chunks(const KvOptions& o) {
   return ok();
 }
 
-// The system gives a page of slots [begin, end) when it is touched. What is touched is theirs alone.
+// Touches slots [begin, end) every 4 KiB, so that the system backs them. It writes to bytes of these slots alone.
 inline void touch_slots(const KvPlaces& places, int begin, int end) {
   for (const auto& [own, memory] : places.ranks) {
     const int planes = own.order == KvOrder::layer_major ? 2 * own.shape.n_layers : 1;
@@ -39,12 +39,12 @@ inline void touch_slots(const KvPlaces& places, int begin, int end) {
   }
 }
 
-// Addresses without memory.
+// Reserves addresses without memory.
 inline Result<std::shared_ptr<std::byte>> reserve_addresses(size_t bytes) {
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED)
     return Error{ErrorCode::unavailable, std::to_string(bytes) + " bytes of addresses: " + std::strerror(errno)};
-  ::madvise(at, bytes, MADV_NOHUGEPAGE);  // or a page of 2 MiB would back many slots at once
+  ::madvise(at, bytes, MADV_NOHUGEPAGE);  // because a page of 2 MiB would back many slots at once
   return std::shared_ptr<std::byte>(static_cast<std::byte*>(at), [bytes](std::byte* p) { ::munmap(p, bytes); });
 }
 

@@ -1,7 +1,7 @@
-// slots: contiguous memory whose slots keep what they hold when their sequence ends (TurboMind's first generation,
-// LlamaCacheManager). The next turn of a conversation, a prompt with the same salt that begins with what the slot
-// holds, takes the slot over and computes only what is new. Without a free slot the one that ended first is evicted;
-// its sequence comes back by computing it again.
+// slots: contiguous memory whose slots keep their contents when their sequence ends (TurboMind's first generation,
+// LlamaCacheManager). The next turn of a conversation has the same salt and begins with the contents of a slot. It
+// takes that slot over and computes only the new tokens. If no slot is free, the one whose sequence ended first is
+// evicted. Its conversation must then compute its KV again.
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -19,8 +19,8 @@ struct SlotSequence : SequenceTokens {
   void clear() { written = room = 0, slot = -1; }
 };
 
-// `keep` off: contiguous, one slot of the maximum length per sequence, taken when it starts: what PagedAttention was
-// written against (SOSP'23, section 3.1, "Orca (Max)"). Plain addresses, and up to max - length tokens wasted.
+// `keep` off: this is scheme contiguous, one slot of the maximum length per sequence, taken at its start. It is the
+// baseline of PagedAttention (SOSP'23, section 3.1, "Orca (Max)"), and wastes up to max - length tokens.
 class SlotsMemory final : public Pooled<SlotSequence> {
  public:
   SlotsMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name, bool keep)
@@ -97,8 +97,8 @@ class SlotsMemory final : public Pooled<SlotSequence> {
     if (slots_[size_t(slot)].pins == 0) contents_.end(slot);
   }
 
-  // What a lease reads stays as it is: its slot is taken by nobody. A lease of what begins behind
-  // the slot's last token has none.
+  // A lease protects the slot that it reads: no other sequence takes the slot. A lease that begins after the slot's
+  // last token protects nothing.
   KvLease pin(KvHandle handle, int token_begin, int token_end) override {
     std::lock_guard lock(slots_mutex_);
     const KvLease lease = Pooled::pin(handle, token_begin, token_end);
@@ -130,7 +130,7 @@ class SlotsMemory final : public Pooled<SlotSequence> {
   }
 
   bool tail_shared(KvHandle) const override { return false; }
-  void clear_prefix_cache() override { contents_.clear_idle(); }  // the slots are evictable as before
+  void clear_prefix_cache() override { contents_.clear_idle(); }  // the slots stay evictable
 
   KvStats stats() const override {
     KvStats stats = Pooled::stats();
@@ -141,14 +141,14 @@ class SlotsMemory final : public Pooled<SlotSequence> {
  private:
   struct Slot {
     int pins = 0;
-    bool idle = false;  // its sequence has ended: whoever needs a slot can have it
+    bool idle = false;  // its sequence has ended; any sequence that needs a slot may take it
     int64_t since = 0;
   };
 
   static Error no_slot() { return {ErrorCode::unavailable, "no free KV slot"}; }
   int32_t slot_of(KvHandle handle) const { return sequences_[handle].slot; }
 
-  // A sequence that has `tokens` in that slot.
+  // Makes a sequence whose first `tokens` tokens are in that slot.
   KvHandle open(int32_t slot, int tokens) {
     const KvHandle handle = sequences_.add();
     SlotSequence& s = sequences_[handle];
@@ -165,8 +165,8 @@ class SlotsMemory final : public Pooled<SlotSequence> {
     return open(slot, tokens);
   }
 
-  // A sequence of no tokens in a free slot, else in the one whose sequence ended first; kNoKv: there is none. Free
-  // slots that were never taken come in order.
+  // Makes an empty sequence in a free slot, or else in the slot whose sequence ended first. kNoKv: there is none. Slots
+  // that were never used are taken in order.
   KvHandle add() {
     int64_t evictions = 0;
     taken_.clear();
@@ -190,7 +190,7 @@ class SlotsMemory final : public Pooled<SlotSequence> {
     return take_over(oldest, 0);
   }
 
-  // An idle slot is referenced by nobody but this memory, which can do without it: as good as cached.
+  // Only this memory references an idle slot, and it can give it up. So the slot counts as cached.
   KvStats pool_stats() const override {
     std::lock_guard lock(slots_mutex_);
     KvStats stats = pool_->stats();
@@ -223,15 +223,15 @@ class SlotsMemory final : public Pooled<SlotSequence> {
   BlockPool& blocks_;
   const bool keep_;
   SlotContents contents_;           // by block of the pool
-  std::vector<Slot> slots_;         // the same
-  mutable std::mutex slots_mutex_;  // idle and pins, for stats() of any thread
+  std::vector<Slot> slots_;         // by block of the pool
+  mutable std::mutex slots_mutex_;  // guards idle and pins, for stats() from any thread
   int64_t clock_ = 0;
   std::vector<int32_t> taken_;  // reused
   const int chunk_;
-  std::atomic<int> n_backed_;  // slots with memory behind them, the first ones
+  std::atomic<int> n_backed_;  // slots that have memory: [0, n_backed_)
 };
 
-// The row of a scheme whose blocks are slots.
+// Makes the table row of a scheme whose blocks are slots.
 KvScheme scheme_of_slots(const char* name, const char* source, decltype(KvScheme::make) make) {
   return {.name = name,
           .source = source,
@@ -254,7 +254,7 @@ KvScheme contiguous_scheme() {
                          });
 }
 
-// Where several memories share the pool, what one keeps another one lacks.
+// Slots keep nothing if several memories share the pool, because another memory may need the slot.
 KvScheme slots_scheme() {
   KvScheme scheme = scheme_of_slots(
       "slots", "TurboMind's first generation: slots of the maximum length, LRU over sequences",

@@ -1,4 +1,4 @@
-// What vattention asks of options and of a system, its pool, and its row in the table of schemes.
+// The requirements of vattention on options and on the system, its pool, and its row in the table of schemes.
 #include <algorithm>
 #include <numeric>
 #include <string>
@@ -16,7 +16,7 @@ int vattention_planes(const KvLayout& layout) {
 int vattention_planes(const KvOptions& o) { return vattention_planes(KvLayout{o.shape, o.order}); }
 
 int vattention_row_tokens(const KvOptions& o) {
-  const size_t token = o.shape.token_bytes() / size_t(vattention_planes(o));  // of one plane
+  const size_t token = o.shape.token_bytes() / size_t(vattention_planes(o));  // bytes in one plane
   return token == 0 ? 0 : int(o.vattention.page_group_bytes / token);
 }
 
@@ -24,8 +24,9 @@ size_t vattention_row_bytes(const KvOptions& o) { return size_t(vattention_plane
 
 namespace {
 
-// A slot's planes are whole groups, one for each row of its longest sequence; where a group does not hold a whole
-// number of tokens these are more than its bytes need. Its length is rounded up to where a token ends with a group.
+// Each plane of a slot is a whole number of groups, one for each row of the longest sequence. If a group does not hold
+// a whole number of tokens, this is more than the tokens need. The length is rounded up to a point where a token and a
+// group end together.
 KvLayout vattention_slots(const KvOptions& o) {  // of one rank
   const size_t group = o.vattention.page_group_bytes, token = KvLayout{o.shape, o.order}.token_stride();
   const int row_tokens = vattention_row_tokens(o);
@@ -36,9 +37,9 @@ KvLayout vattention_slots(const KvOptions& o) {  // of one rank
 }
 
 constexpr size_t kPage = 4096;
-constexpr double kMostAddresses = 0x1p47;  // bytes, of a process on x86-64 and with 4 KiB pages
+constexpr double kMostAddresses = 0x1p47;  // bytes of a process on x86-64 with 4 KiB pages
 
-// What a system must have for these page groups.
+// Checks whether the system can provide these page groups.
 Status check_page_groups(const KvOptions& o) {
   const std::string bytes = "page-group-bytes is " + std::to_string(o.vattention.page_group_bytes);
   if (o.vattention.page_group_bytes == 0 || o.vattention.page_group_bytes % kPage != 0)
@@ -55,7 +56,7 @@ Status check_page_groups(const KvOptions& o) {
                    ": a smaller --max-batch or --max-model-len");
   };
   const double counted = rows_of_heads / (o.order == KvOrder::layer_major ? o.shape.n_layers : 1);
-  // KvRows counts rows in 32 bits, flash_wgmma's boxes count tokens in 31.
+  // KvRows counts rows in 32 bits, and the boxes of flash_wgmma count tokens in 31.
   const double most = std::min(0x1p32, 0x1p31 * o.shape.n_kv_heads);
   if (o.vattention.on_card && counted >= most)
     return too_many(counted, " rows of addresses of a layer, with --device cuda expected fewer than " +
@@ -63,7 +64,7 @@ Status check_page_groups(const KvOptions& o) {
   if (bytes_of_addresses >= kMostAddresses)
     return too_many(bytes_of_addresses, " bytes of addresses, a process has 2^47");
   if (o.vattention.on_card) return ok();
-  // Each sequence has at least one mapping and one gap per plane. Memories have a pool each, or all of them one.
+  // Each sequence has at least one mapping and one gap per plane. Each memory has its own pool, or all share one.
   const long planes = vattention_planes(o);
   const long rows = long(o.pool_bytes / vattention_row_bytes(o)) * (o.keep_idle ? o.n_memories : 1);
   const long sequences = std::min(rows, long(o.vattention.max_sequences) * o.n_memories);
@@ -87,7 +88,7 @@ Result<std::shared_ptr<KvPool>> make_rows(const PoolPlan& plan) {
                                          .call_us = o.vattention.page_call_us,
                                          .guard = o.vattention.guard});
     if (!made) return made.error();
-    // Each memory reserves as many addresses.
+    // Tries the reservation that each memory makes later.
     if (auto range = made.value()->reserve(vattention_slots(o).pool_bytes()); !range)
       return Error{ErrorCode::unavailable, "vattention: " + std::to_string(o.vattention.max_sequences) +
                                                " sequences of " + std::to_string(o.max_sequence_tokens) + " tokens: " +
@@ -101,7 +102,7 @@ std::unique_ptr<KvMemory> make_memory(std::shared_ptr<KvPool> pool, const KvOpti
   const auto& rows = dynamic_cast<const PageGroupRows&>(*pool);
   const int n_ranks = int(rows.places().ranks.size());
   std::vector<std::unique_ptr<VirtualRange>> ranges;
-  std::vector<std::shared_ptr<std::byte>> addresses;  // which the ranges own
+  std::vector<std::shared_ptr<std::byte>> addresses;  // owned by the ranges
   KvLayout slots;
   for (int rank = 0; rank < n_ranks; ++rank) {
     KvOptions own = options;

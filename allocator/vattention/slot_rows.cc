@@ -8,7 +8,7 @@
 namespace xpyd::allocator {
 namespace {
 
-// Runs of neighbours that begin at row `from` or behind.
+// Returns the number of runs of adjacent rows that begin at index `from` or later.
 int64_t runs(const std::vector<int32_t>& rows, size_t from) {
   int64_t n = 0;
   for (size_t i = from; i < rows.size(); ++i) n += i == 0 || rows[i] != rows[i - 1] + 1;
@@ -62,7 +62,7 @@ void SlotRows::post(Slot& slot, PageMapper::Job job) {
   slot.job = mapper_.post(std::move(job));
 }
 
-// Its last job is done; rows that the system refused, idle ones, are given up. False: some were.
+// Waits for the slot's last job, and drops the idle rows that the system refused to map. False: there were such rows.
 bool SlotRows::settle(Slot& slot) {
   if (mapper_.wait(std::exchange(slot.job, 0))) return true;
   pool_.release_idle(cut(slot, slot.first_of_job));
@@ -112,7 +112,7 @@ bool SlotRows::grow_ahead(int index, int n) {
   return true;
 }
 
-// These rows behind the slot, in use, instead of what is there. False: the system refuses; the slot has none.
+// Replaces the slot's rows by these, busy. False: the system refuses, and the slot has no rows.
 bool SlotRows::put(int index, std::span<const int32_t> rows) {
   give_back(index, 0);
   Slot& slot = slots_[size_t(index)];
@@ -124,7 +124,7 @@ bool SlotRows::put(int index, std::span<const int32_t> rows) {
   }
   slot.rows = std::move(job.rows);
   slot.busy = int(slot.rows.size());
-  slot.shared = true;  // adopted ones may have been forked where they come from
+  slot.shared = true;  // adopted rows may have been forked before
   added(slot, 0);
   return true;
 }
@@ -166,10 +166,10 @@ void SlotRows::give_back(int index, int keep) {
   last_release_ = slot.job;
 }
 
-// Who gives rows back when they run short: idle slots, the longest idle first and from its end;
-// then sequences, what they do not need yet (vAttention section 6.1.2).
+// Reclaiming rows (vAttention section 6.1.2): first from idle slots, the longest idle first and from its end; then the
+// rows that sequences do not need yet.
 
-// The system refuses mappings: those of idle slots are given back, so that the next try may succeed.
+// The system has refused a mapping. Gives back those of idle slots, so that the next try may succeed.
 void SlotRows::give_back_idle() {
   for (int i; (i = victim(-1, false)) >= 0;) give_back(i, slots_[size_t(i)].busy);
 }
@@ -180,7 +180,7 @@ bool SlotRows::make_free(int n_rows) {
     if (stats.free >= n_rows) return true;
     if (stats.free + stats.cached < n_rows) return false;
     const int given = reclaim(n_rows - stats.free, -1, true);
-    (void)mapper_.wait(last_release_);                    // a row is free when it is unmapped
+    (void)mapper_.wait(last_release_);                    // a row is free once it is unmapped
     if (given == 0) return pool_.stats().free >= n_rows;  // other memories have them
   }
 }
@@ -198,7 +198,7 @@ int SlotRows::reclaim(int n_rows, int except, bool live) {
   return given;
 }
 
-// The slot whose rows go next. Of sequences (`live`) only what they do not need yet.
+// Returns the slot that gives rows back next. `live`: slots of sequences too, which give what they do not need yet.
 int SlotRows::victim(int except, bool live) const {
   int oldest = -1;
   for (int i = 0; i < int(slots_.size()); ++i) {
@@ -229,7 +229,7 @@ void SlotRows::count_references(std::vector<int32_t>& busy, std::vector<int32_t>
   XPYD_CHECK(counted == runs_.load());
 }
 
-// ---- The thread that maps.
+// ---- The mapping thread.
 
 PageMapper::PageMapper(PageGroupRows& pool, std::span<const std::unique_ptr<VirtualRange>> ranges,
                        const KvPlaces& slots)
@@ -254,7 +254,7 @@ size_t PageMapper::offset(const Plane& plane, int slot, int row) const {
   return plane.slots.offset(slot, plane.index / 2, plane.index % 2, 0, 0) + size_t(row) * group_bytes_;
 }
 
-// Rows that are neighbours in the pool take one call per plane. All or nothing, on all ranks.
+// Maps adjacent rows with one call per plane. Maps all of the job, on all ranks, or nothing.
 bool PageMapper::map_rows(const Job& job) {
   for (int begin = 0, n = int(job.rows.size()); begin < n;) {
     int end = begin + 1;
@@ -271,7 +271,7 @@ bool PageMapper::map_rows(const Job& job) {
   return true;
 }
 
-// The first n_rows of the job.
+// Unmaps the first n_rows of the job.
 void PageMapper::unmap_rows(const Job& job, const Plane& plane, int n_rows) {
   if (n_rows > 0) plane.range.unmap(offset(plane, job.slot, job.first), n_rows);
 }

@@ -1,11 +1,11 @@
-// The rows of page groups behind each slot of virtual addresses (vattention): mapped when needed or a little before,
-// shared between slots, kept when nobody needs them and given back when somebody does.
+// SlotRows: the page-group rows (page_group_rows.h) behind each slot of virtual addresses. A row is mapped when it is
+// needed or a little before. Slots may share rows, and keep rows that nobody needs until another slot needs them.
 //
-// A slot's rows are a prefix of its addresses. The first `busy` of them belong to its sequence, or to a lease; the
-// others are idle: they stay mapped, the pool counts them as cached, and any slot that runs short gets them. A row may
-// be behind several slots (alias), each with a reference; only full rows are shared, which nobody writes any more.
+// The rows of a slot cover the start of its addresses. The first `busy` of them belong to its sequence, or to a lease.
+// The others are idle: they stay mapped, the pool counts them as cached, and any slot that runs short can get them. A
+// row may be behind several slots (alias), with a reference each. Only full rows are shared; nobody writes them.
 //
-// Thread safety: the owner's thread; mappings() any.
+// Thread safety: the owner's thread; any thread may call mappings().
 #pragma once
 
 #include <atomic>
@@ -24,31 +24,31 @@
 
 namespace xpyd::allocator {
 
-// The thread that puts page groups behind one memory's addresses, in the order in which it is
-// asked. What cannot wait its owner does itself, beside it: addresses of other slots are no matter.
+// PageMapper: a thread that maps and unmaps page groups behind one memory's addresses, in the order of its jobs. The
+// owner runs urgent jobs itself at the same time, because different slots have different addresses.
 //
 // Thread safety: one owner, the memory's thread, calls everything.
 class PageMapper {
  public:
   struct Job {
     int slot = 0;
-    int first = 0;                                      // row of the slot
-    std::vector<int32_t> rows;                          // of the pool, for slot rows first, first + 1, …
-    enum { map, unmap, unmap_and_release } what = map;  // released: idle references
+    int first = 0;                                      // the first row in the slot
+    std::vector<int32_t> rows;                          // rows of the pool, for slot rows first, first + 1, …
+    enum { map, unmap, unmap_and_release } what = map;  // unmap_and_release also drops idle references
   };
-  // `ranges`: the addresses of each rank; `slots`: of the virtual slots. All of it outlives the mapper.
+  // `ranges`: the addresses of each rank. `slots`: the layout of the virtual slots. All three outlive the mapper.
   PageMapper(PageGroupRows& pool, std::span<const std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots);
   ~PageMapper();
 
-  // In the background; gives a ticket.
+  // Queues the job, and returns its ticket.
   [[nodiscard]] uint64_t post(Job job);
-  // Until that job is done. False: it was a map that the system refused; nothing of it is mapped.
+  // Waits until that job is done. False: it was a map that the system refused, and none of it is mapped.
   [[nodiscard]] bool wait(uint64_t ticket);
-  // Now, on this thread, beside what is queued. Before: the last job of the same slot is done, and
-  // so are those that unmap and release these rows: they are free.
+  // Runs the job now, on this thread, beside the queue. Requires: the last job of the same slot is done, and so are all
+  // jobs that unmap and release these rows, because the rows were free.
   [[nodiscard]] bool run(const Job& job);
-  void drain();  // until everything posted is done; counts as no wait
-  // waited_jobs (those that the owner waited for, or did itself) and map_wait_seconds.
+  void drain();  // waits until every posted job is done; not counted as a wait
+  // Gives waited_jobs (jobs that the owner waited for or ran itself) and map_wait_seconds.
   VattentionStats stats() const;
 
  private:
@@ -56,7 +56,7 @@ class PageMapper {
   struct Plane {
     VirtualRange& range;
     const KvLayout& slots;
-    int index;  // on its rank
+    int index;  // number of the plane on its rank
   };
   bool map_rows(const Job& job);
   void unmap_rows(const Job& job, const Plane& plane, int n_rows);
@@ -71,7 +71,7 @@ class PageMapper {
   mutable std::mutex mutex_;
   std::condition_variable posted_, finished_;
   std::deque<Job> queue_;
-  uint64_t n_posted_ = 0, n_done_ = 0;  // jobs; a ticket is the number of its job
+  uint64_t n_posted_ = 0, n_done_ = 0;  // numbers of jobs; a ticket is the number of its job
   std::set<uint64_t> failed_;           // tickets not yet waited for
   bool stop_ = false;
   VattentionStats stats_;
@@ -80,55 +80,55 @@ class PageMapper {
 
 class SlotRows {
  public:
-  // `ranges`: the addresses of each rank; `slots`: their layouts, which outlive the rows. What
-  // `contents` knows of rows that are given back is truncated.
+  // `ranges`: the addresses of each rank. `slots`: their layouts, which outlive this object. `contents` is truncated
+  // when rows are given back.
   SlotRows(PageGroupRows& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
            bool map_ahead, SlotContents& contents);
   ~SlotRows();
 
   std::span<const int32_t> rows(int slot) const { return slots_[size_t(slot)].rows; }
   int busy(int slot) const { return slots_[size_t(slot)].busy; }
-  // Rows [0, n), of those it has, are in use; those behind are idle.
+  // Makes the slot's rows [0, n) busy, as far as it has them, and the others idle.
   void set_busy(int slot, int n);
-  // In use from now on, and not the victim of those that need idle slots' rows; or idle since now.
+  // begin() marks a slot as a sequence's, so that its rows are reclaimed last. end() marks it as idle from now on.
   void begin(int slot) { slots_[size_t(slot)].idle_since = kLive; }
   void end(int slot) { slots_[size_t(slot)].idle_since = ++clock_; }
   int64_t idle_since(int slot) const { return slots_[size_t(slot)].idle_since; }
 
-  // Rows [0, n) are behind the slot and busy. False: there are not so many, or the system refuses
-  // to map them; nothing has changed.
+  // Maps rows [0, n) behind the slot and makes them busy. False: there are too few rows, or the system refuses to map
+  // them; nothing has changed.
   [[nodiscard]] bool grow(int slot, int n);
-  // The same in the background, idle, and only from rows that nobody has. False: not now.
+  // Maps up to row n in the background, as idle rows, from free rows only. False: not possible now.
   bool grow_ahead(int slot, int n);
-  // The first n rows of `donor` are the first of `slot`, too, and busy there. Before: the donor has
-  // them, full; what is behind the slot is idle and goes. False: the system refuses.
+  // Maps the first n rows of `donor` as the first rows of `slot` too, busy there. Requires: the donor has these rows,
+  // and they are full. The slot's rows so far must be idle, and are given back. False: the system refuses.
   [[nodiscard]] bool alias(int slot, int donor, int n);
-  // Rows that another memory gave away. False: the system refuses; the slot has none.
+  // Maps rows that another memory handed over. False: the system refuses, and the slot has no rows.
   [[nodiscard]] bool adopt(int slot, std::span<const int32_t> rows) { return put(slot, rows); }
-  // The first n rows with their references: nothing is behind the slot any more.
+  // Returns the first n rows with their references, and leaves the slot without rows.
   std::vector<int32_t> take(int slot, int n);
 
-  // Rows from `from` on that nobody shares, counted from the start: a sequence that writes from row
-  // `from` on may keep those before.
+  // Returns the end of the run of rows from `from` on that nobody else shares. A sequence that writes from row `from`
+  // on may keep the rows before that end.
   int unshared_from(int slot, int from) const;
-  // The slot keeps its first `keep` rows; the others are unmapped in the background, then free. Before: they are idle.
+  // Cuts the slot to its first `keep` rows. The others, which must be idle, are unmapped in the background, then free.
   void give_back(int slot, int keep);
-  // Free rows in the pool, taken from idle slots first, the longest idle first and from its end,
-  // then from rows that sequences do not need yet. False: there are not so many.
+  // Frees rows until the pool has n_rows free ones: first rows of idle slots, of the longest idle slot first and from
+  // its end, then rows that sequences do not need yet. False: there are not so many.
   [[nodiscard]] bool make_free(int n_rows);
-  // In the background, from slots but `except`, of sequences (`live`) what they do not need yet; gives the number of
-  // rows.
+  // Gives back up to n_rows idle rows of slots other than `except`, in the background, and returns their number.
+  // `live`: also the idle rows of sequences.
   int reclaim(int n_rows, int except, bool live = false);
   int64_t reclaimed() const { return reclaimed_.load(std::memory_order_relaxed); }
 
-  // Until rows [0, n) are in place.
+  // Waits until rows [0, n) are mapped.
   void wait(int slot, int n) const;
   void drain() const { mapper_.drain(); }
 
-  // Mappings as the system counts them: runs of neighbours, in each plane of each rank.
+  // The number of mappings as the system counts them: runs of adjacent rows, in each plane of each rank.
   int64_t mappings() const { return runs_.load(std::memory_order_relaxed) * n_planes_; }
   VattentionStats stats() const;
-  void count_references(std::vector<int32_t>& busy, std::vector<int32_t>& idle) const;  // adds, [rows of the pool]
+  void count_references(std::vector<int32_t>& busy, std::vector<int32_t>& idle) const;  // adds to [rows of the pool]
 
  private:
   static constexpr int64_t kLive = LLONG_MAX;
@@ -136,9 +136,9 @@ class SlotRows {
     std::vector<int32_t> rows;
     int busy = 0;
     int64_t idle_since = 0;
-    uint64_t job = 0;      // ticket of the last one, until somebody waited for it
-    int first_of_job = 0;  // rows before it are in place
-    bool shared = false;   // some of its rows may be
+    uint64_t job = 0;      // ticket of its last job, until it has been waited for
+    int first_of_job = 0;  // the rows before this one are mapped
+    bool shared = false;   // some of its rows may be shared
   };
 
   bool put(int slot, std::span<const int32_t> rows);

@@ -1,11 +1,11 @@
-// vattention: every sequence has contiguous virtual addresses for its longest length, and memory
-// behind the part that it uses (Prabhu et al., ASPLOS'25). Kernels see contiguous memory; what is
-// left of waste is the end of one row of page groups (page_group_rows.h).
+// vattention: each sequence has contiguous virtual addresses for its longest length, and memory behind the part that it
+// uses (Prabhu et al., ASPLOS'25). Kernels see contiguous memory. Only the end of one page-group row
+// (page_group_rows.h) is wasted.
 //
-// A slot is a piece of the virtual range (slot_rows.h). Its rows stay mapped when its sequence ends (deferred
-// reclamation, section 6.1.2), and so does what they hold (slot_contents.h): a sequence that begins alike maps the full
-// rows a second time, goes on in the slot, or copies (VattentionOptions::share); any other maps only what it needs
-// beyond the rows of the slot it takes.
+// A slot is a piece of the virtual range (slot_rows.h). When its sequence ends, its rows stay mapped (deferred
+// reclamation, section 6.1.2), and their contents stay known (slot_contents.h). A sequence that begins with the same
+// tokens maps the full rows a second time, continues in the slot, or copies (VattentionOptions::share). Any other
+// sequence maps only the rows that its slot does not have yet.
 #include <algorithm>
 #include <memory>
 #include <span>
@@ -18,9 +18,9 @@
 namespace xpyd::allocator {
 namespace {
 
-constexpr int kAheadTokens = 8;    // of a decoding sequence: its next row is mapped so much earlier
-constexpr int kEagerRows = 2;      // kept mapped on one idle slot for the next arrival
-constexpr int kReclaimBelow = 10;  // percent of the rows free: idle slots give rows back
+constexpr int kAheadTokens = 8;    // the next row of a decoding sequence is mapped this many tokens early
+constexpr int kEagerRows = 2;      // rows kept mapped on one idle slot for the next arrival
+constexpr int kReclaimBelow = 10;  // percent of rows: with fewer free ones, idle slots give rows back
 
 struct SlotSequence : SequenceTokens {
   int32_t slot = -1;  // of virtual addresses
@@ -31,7 +31,7 @@ class VattentionMemory final : public Pooled<SlotSequence> {
   using Sequence = SlotSequence;
 
  public:
-  // `slots`: at the addresses of `ranges`.
+  // `slots`: their layout, at the addresses of `ranges`.
   VattentionMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const KvPlaces& slots,
                    std::vector<std::unique_ptr<VirtualRange>> ranges)
       : Pooled(std::move(pool), options, "vattention", slots),
@@ -111,7 +111,7 @@ class VattentionMemory final : public Pooled<SlotSequence> {
     let_go(slot);
   }
 
-  // A lease holds the blocks and, since what reads them goes by address, the slot.
+  // A lease holds the blocks. It holds the slot too, because a transfer reads by address.
   KvLease pin(KvHandle handle, int token_begin, int token_end) override {
     XPYD_CHECK(0 <= token_begin && token_begin < token_end);
     const KvLease lease = Pooled::pin(handle, 0, token_end);
@@ -133,10 +133,10 @@ class VattentionMemory final : public Pooled<SlotSequence> {
     for (size_t other = 0; other < lease_slots_.size(); ++other)
       if (lease_slots_[other] == index)
         slot.pinned_rows = std::max(slot.pinned_rows, int(leases_[KvLease(other)].size()));
-    if (!slot.live) let_go(index);  // else its next trim gives up what it does not need
+    if (!slot.live) let_go(index);  // otherwise the sequence's next trim gives back what it does not need
   }
 
-  // The rows travel; what they were mapped at is unmapped before the slot is used again.
+  // The rows move to the other memory. Their old mappings are removed before the slot is used again.
   KvHandover hand_over(KvHandle handle) override {
     const Sequence& s = sequences_[handle];
     const int slot = s.slot;
@@ -152,7 +152,7 @@ class VattentionMemory final : public Pooled<SlotSequence> {
 
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
     XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-    const int slot = find_slot(0, -1);  // one that gives up the least
+    const int slot = find_slot(0, -1);  // a slot that loses the least
     if (slot < 0 || !rows_.adopt(slot, handover.blocks)) {
       discard(std::move(handover));
       return kNoKv;
@@ -196,20 +196,20 @@ class VattentionMemory final : public Pooled<SlotSequence> {
  private:
   struct Slot {
     bool live = false;
-    int pins = 0;         // leases on its addresses: …
-    int pinned_rows = 0;  // … these stay as they are
+    int pins = 0;         // leases on its addresses; …
+    int pinned_rows = 0;  // … these rows stay as they are
   };
 
   int rows_for(int tokens) const { return (tokens + row_tokens_ - 1) / row_tokens_; }
-  // Rows all of whose bytes belong to the first `tokens` tokens: who shares them never writes there.
+  // Returns the rows whose bytes all belong to the first `tokens` tokens. Sequences that share them never write there.
   int full_rows(int tokens) const { return int(size_t(tokens) * token_bytes_ / options_.vattention.page_group_bytes); }
   bool sharing() const { return share_ != KvShare::off; }
   bool usable(int slot) const { return !slots_[size_t(slot)].live && slots_[size_t(slot)].pins == 0; }
   void set_busy(int slot, int rows) { rows_.set_busy(slot, std::max(rows, slots_[size_t(slot)].pinned_rows)); }
 
-  // Slots without contents first: of them the best fit, that is the fewest mapped rows that are
-  // enough, else the most. What others hold may yet be wanted, and to lose only the end of it, when
-  // rows run short, is better than to take the slot: then the one that ended first. -1: none is idle.
+  // Prefers slots without contents, and among them the best fit: the fewest mapped rows that are enough, else the most.
+  // Contents may still be used, and losing only their end when rows run short is better than losing the slot. So a slot
+  // with contents comes second, and the one that ended first goes first. -1: no slot is idle.
   int find_slot(int rows, int except) const {
     int best = -1, its = 0, oldest = -1;
     for (int i = 0; i < layout().n_blocks; ++i) {
@@ -224,7 +224,7 @@ class VattentionMemory final : public Pooled<SlotSequence> {
     return best >= 0 ? best : oldest;
   }
 
-  // A sequence in an idle slot whose first rows hold `tokens` tokens of it.
+  // Starts a sequence in an idle slot whose first rows hold its first `tokens` tokens.
   KvHandle open(int slot, int tokens) {
     const KvHandle handle = sequences_.add();
     Sequence& s = sequences_[handle];
@@ -235,14 +235,14 @@ class VattentionMemory final : public Pooled<SlotSequence> {
     return handle;
   }
 
-  // What is in an idle slot is no more; its rows stay, those that others use, too, are let go.
+  // Forgets the contents of an idle slot. The slot keeps its rows, except those that others share.
   void clear(int slot) {
     rows_.give_back(slot, rows_.unshared_from(slot, 0));
     contents_.truncate(slot, 0);
     pool_->set_written(rows_.rows(slot), 0);
   }
 
-  // A slot without a sequence: what no lease needs of it goes.
+  // The slot has lost its sequence: gives back whatever no lease needs.
   void let_go(int slot) {
     set_busy(slot, 0);
     if (slots_[size_t(slot)].pins == 0) return ended(slot);
@@ -258,24 +258,24 @@ class VattentionMemory final : public Pooled<SlotSequence> {
       rows_.reclaim(pool_->layout().n_blocks * kReclaimBelow / 100 - pool_->stats().free, find_slot(kEagerRows, -1));
     } else {
       rows_.give_back(slot, 0);
-      rows_.drain();  // others may be waiting for them
+      rows_.drain();  // other memories may be waiting for them
     }
   }
 
-  // Eager allocation (section 6.1.2): one idle slot has rows before anybody asks.
+  // Eager allocation (section 6.1.2): one idle slot has rows before a sequence needs them.
   void prepare_idle_slot() {
     if (!options_.keep_idle) return;
     const int slot = find_slot(kEagerRows, -1);
     if (slot < 0 || contents_.size(slot) > 0) return;
     if (rows_.grow_ahead(slot, std::min(kEagerRows, rows_for(options_.max_sequence_tokens))))
-      rows_.end(slot);  // the last one whose rows go to somebody else
+      rows_.end(slot);  // the last slot to lose rows
   }
 
   void check_sequence(const Sequence& s) const override {
     XPYD_CHECK(s.slot >= 0 && slots_[size_t(s.slot)].live);
     XPYD_CHECK(rows_.busy(s.slot) >= rows_for(s.room));
     XPYD_CHECK(contents_.size(s.slot) == (sharing() ? s.written : 0));
-    // Nobody else sees what it writes next.
+    // Nobody else uses the rows that it writes next.
     XPYD_CHECK(rows_.unshared_from(s.slot, full_rows(s.written)) == int(rows_.rows(s.slot).size()));
   }
 
@@ -288,13 +288,13 @@ class VattentionMemory final : public Pooled<SlotSequence> {
     rows_.count_references(references, idle);
   }
 
-  // What sequences share: a prompt that begins like what another slot holds maps its full rows a second time, goes on
-  // in the slot if its sequence has ended, or copies (VattentionOptions::share); a fork does the first or the last.
+  // Sharing. A prompt that begins with the contents of another slot maps that slot's full rows a second time, continues
+  // in the slot if its sequence has ended, or copies (VattentionOptions::share). A fork maps or copies.
 
-  // A slot that holds match.tokens tokens of what `match` found; -1: it could not be used.
+  // Returns a slot that holds match.tokens tokens of the matched prefix; -1: the match cannot be used.
   int attach(SlotContents::Match& match, int n_tokens) {
     const bool idle = usable(match.slot);
-    // Nothing is lost if the donor goes on itself.
+    // If the prompt continues exactly at the donor's end, using the donor itself loses nothing.
     const bool whole = idle && match.tokens == contents_.size(match.slot);
     if (share_ != KvShare::takeover && !whole) {
       const int slot = find_slot(0, match.slot);
@@ -303,8 +303,8 @@ class VattentionMemory final : public Pooled<SlotSequence> {
     return idle && take_over(match) ? match.slot : -1;
   }
 
-  // The idle slot goes on from its first match.tokens tokens. The row in which they end will be
-  // written to: where others use it, they end with the row before. False: there is no such end.
+  // Continues the idle slot after its first match.tokens tokens. The row in which they end will be written. If others
+  // use that row, the match is cut to the row before. False: no such cut is possible.
   bool take_over(SlotContents::Match& match) {
     const int slot = match.slot, full = full_rows(match.tokens);
     const int own = rows_.unshared_from(slot, full);
@@ -318,14 +318,14 @@ class VattentionMemory final : public Pooled<SlotSequence> {
     return true;
   }
 
-  // The first `tokens` tokens of `donor` in the idle slot, too: full rows by a second mapping (alias), the rest copied.
-  // Copy-on-write of a row never happens: KV is only appended to, a full row has no byte left to write, and the row of
-  // the next token is never shared. `room`: tokens that will be asked for next; nothing is begun that they do not fit
-  // behind. False: no rows, and the slot is empty.
+  // Puts the first `tokens` tokens of `donor` into the idle slot: full rows by a second mapping (alias), the rest by a
+  // copy. A row never needs copy-on-write, because KV is only appended: a full row has no byte left to write, and the
+  // row of the next token is never shared. `room`: tokens that will be asked for next; the clone is refused if they
+  // would not fit. False: there are too few rows, and the slot is empty.
   bool clone(int slot, int donor, int tokens, int room) {
     const int shared = share_ == KvShare::alias ? full_rows(tokens) : 0;
     const int donor_busy = rows_.busy(donor);
-    rows_.set_busy(donor, std::max(donor_busy, rows_for(tokens)));  // nobody reclaims them now
+    rows_.set_busy(donor, std::max(donor_busy, rows_for(tokens)));  // so that nobody reclaims them now
     const KvStats stats = pool_->stats();
     bool done = stats.free + stats.cached >= rows_for(std::max(tokens, room)) - shared;
     if (done) {
@@ -345,7 +345,7 @@ class VattentionMemory final : public Pooled<SlotSequence> {
     return done;
   }
 
-  // Bytes [begin, end) of each plane of a slot, on all ranks.
+  // Copies bytes [begin, end) of each plane of a slot, on all ranks.
   void copy_bytes(int to, int from, size_t begin, size_t end) {
     copies_.clear();
     if (begin == end) return;
@@ -360,13 +360,13 @@ class VattentionMemory final : public Pooled<SlotSequence> {
   }
 
   const int row_tokens_;
-  const size_t token_bytes_;  // of one token in one plane, on every rank
+  const size_t token_bytes_;  // bytes of one token in one plane, equal on every rank
   const KvShare share_;
   SlotContents contents_;
   PageGroupRows& row_pool_;
   SlotRows rows_;
   std::vector<Slot> slots_;
-  std::vector<int> lease_slots_;  // by lease, whose rows are the slot's first ones; -1: there is no such lease
+  std::vector<int> lease_slots_;  // by lease: the slot whose first rows it holds; -1: no such lease
 };
 
 }  // namespace

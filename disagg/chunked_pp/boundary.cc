@@ -13,7 +13,7 @@
 namespace xpyd::disagg::ranks {
 namespace {
 
-// A place: the checksum in a cache line of its own, then the rows.
+// A place has the checksum in a cache line of its own, and then the rows.
 constexpr size_t kHeaderBytes = kCacheLine;
 
 size_t bytes_of_place(size_t floats) { return kHeaderBytes + round_up(floats * sizeof(float), kCacheLine); }

@@ -1,10 +1,10 @@
-// The boundary between two stages that are processes: the residual stream of a wave, [tokens, hidden] of f32, goes by a
-// KvTransport into a place of the receiver's; and so do the logits, from the last stage to the head.
+// The boundary between two pipeline stages in different processes. A KvTransport writes the residual stream of a wave,
+// f32 [tokens, hidden], into a place of the receiver. The logits go from the last stage to the head in the same way.
 //
-// There is a place for every wave that can be under way, with a window of its own as long as the instance lives. Rows
-// that do not arrive end the instance, so nothing that comes late finds other rows in its place.
+// Each wave that can be in flight has a place, with a registration that stays open as long as the instance lives. Rows
+// that do not arrive end the instance, so a late write never meets rows of another wave in its place.
 //
-// Thread safety: the thread of the transport.
+// Thread safety: the thread that owns the transport.
 #pragma once
 
 #include <memory>
@@ -14,10 +14,10 @@
 
 namespace xpyd::disagg::ranks {
 
-constexpr double kPostSeconds = 5;  // until rows that do not arrive are given up
+constexpr double kPostSeconds = 5;  // deadline for rows to arrive
 
-// Waiting for what another process will do, without a word from it: a look every sixteenth of the time that it has
-// taken so far, between 5 and 50 us.
+// Sleeps between two looks at what another process does without telling. A nap takes a sixteenth of the time since the
+// first one, at least 5 and at most 50 us.
 class Naps {
  public:
   void nap();
@@ -26,18 +26,20 @@ class Naps {
   double since_s_ = 0;
 };
 
+// The receiving end of a boundary.
 class BoundaryIn {
  public:
-  // Of rows of at most `floats` in each of so many places.
+  // Allocates `places` places for at most `floats` floats each.
   static Result<BoundaryIn> make(const TransportRow& transport, int places, size_t floats, bool checksum);
   MemoryRange region() const { return {memory_.get(), taken_.size() * place_bytes_}; }
-  // Windows of all places, once.
+  // Opens a registration for each place and returns their remote keys. Call it once.
   Result<std::vector<RemoteKey>> open(KvTransport& transport, PeerId from);
-  // Rows have come to that place which were not taken.
+  // True if rows have arrived in that place since the last take().
   bool arrived(const KvTransport& transport, int place) const {
     return transport.arrived(registrations_[size_t(place)]) != taken_[size_t(place)];
   }
-  // Before: they have arrived. They stay until the next ones come; null: they are not as they were sent.
+  // Returns the rows, which stay valid until the next rows arrive in that place. Null if the checksum is wrong.
+  // Requires: arrived(place).
   const float* take(int place, size_t floats);
 
  private:
@@ -48,12 +50,14 @@ class BoundaryIn {
   std::vector<int> taken_;                // [places]
 };
 
+// The sending end of a boundary. It has two slots, so that one wave is computed while another leaves.
 class BoundaryOut {
  public:
-  // Rows wait in one of two `slots` until they have left.
   BoundaryOut(KvTransport& transport, Clock& clock, PeerId to, size_t floats, bool checksum);
+  // Starts to write the rows into a place of the receiver. They must stay unchanged until left(slot). Requires:
+  // left(slot).
   void post(int slot, const float* rows, size_t floats, int place, const RemoteKey& registration);
-  // Nothing of that slot is under way. Error `io`: it did not arrive.
+  // True if no rows of that slot are in flight. Error `io`: they did not arrive.
   Result<bool> left(int slot);
 
  private:

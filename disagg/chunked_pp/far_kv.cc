@@ -27,7 +27,7 @@ void FarQueue::copy(std::span<const Copy> copies, bool) {
 
 namespace {
 
-// A peer that all stages have met.
+// A peer that all stages are connected to.
 struct FarPeer {
   std::string address;
   std::vector<AddressRange> regions;
@@ -60,7 +60,7 @@ class FarTransport final : public PostingTransport<FarPeer, FarTransfer, const N
 
  private:
   struct Connection {
-    std::set<int> stages;  // that are connected
+    std::set<int> stages;  // stages that are connected to the peer
     std::string error;
   };
 

@@ -1,8 +1,8 @@
-// KV of stages on other hosts. The head's KvMemory and Sender see it as they see any other: copies of blocks, and
-// posts, go to the stage that has the bytes, whose own endpoint posts them, whatever the stage computes meanwhile.
-// Between hosts the wire is tcp, whose addresses are the same for every poster.
+// KV of stages on other hosts. The head's KvMemory and Sender use it like local KV. The head sends block copies and
+// transfers to the stage that has the bytes, and the stage's own transport posts them while the stage computes. Between
+// hosts the transport is tcp, because a tcp address serves every initiator.
 //
-// Thread safety: FarQueue and the head's wire: the instance's thread. KvPoster: the channel's.
+// Thread safety: FarQueue and the head's transport: the instance's thread. KvPoster: the I/O thread of the channel.
 #pragma once
 
 #include <map>
@@ -15,9 +15,9 @@
 
 namespace xpyd::disagg::ranks {
 
-// A copy is done before the waves that begin after it. A post may overtake it, so an instance with stages elsewhere
-// must not post rows that it has just copied. None does: radix trees, vattention and tiers, which copy rows of prompts
-// that leave, are refused there.
+// Sends block copies to the stages. A copy is complete before the waves that begin after it. A transfer may overtake
+// it, so an instance with remote stages must not transfer rows that it has just copied. None does: radix trees,
+// vattention and offload tiers copy rows of prompts that leave, and are refused there.
 class FarQueue final : public DeviceQueue {
  public:
   explicit FarQueue(RemotePipeline& pipeline) : pipeline_(pipeline) {}
@@ -30,21 +30,24 @@ class FarQueue final : public DeviceQueue {
   RemotePipeline& pipeline_;
 };
 
-// `inner`: meets the peers for the instance, and reads nothing. A post must be of one stage's rows.
+// Makes the head's transport, whose transfers the stages post. `inner` gives the address and connects to peers, and
+// moves no bytes. Requires: all rows of a transfer are of one stage. open() fails, because the head's process has no KV
+// that a peer could read or write.
 std::unique_ptr<KvTransport> make_far_transport(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline,
                                                 const TransportOptions& options);
 
-// Whether these bytes are in the stage's KV: they come from another process.
+// True if these bytes are inside the stage's KV. The piece comes from another process.
 bool inside(const KvBytes& piece, std::span<const MemoryRange> kv);
 
-// The stage's half.
+// The stage's half: it connects to peers and posts transfers as the head tells it.
 class KvPoster {
  public:
   KvPoster(std::unique_ptr<KvTransport> transport, std::vector<MemoryRange> kv, ChannelPtr head)
       : transport_(std::move(transport)), kv_(std::move(kv)), head_(std::move(head)) {}
-  // ConnectPeer, Leave, Transfer, Cancel. Error: it is none of these, or of other bytes than the stage's.
+  // Handles a ConnectPeer, Leave, Transfer or Cancel. Errors: the message is invalid, or it names bytes outside the
+  // stage's KV.
   Status take(uint16_t type, std::string_view bytes);
-  // Tells the head what has come of them. True: something is under way.
+  // Sends the head the Outcome of each ConnectPeer and Transfer that has ended. Returns true while others have not.
   bool go_on();
 
  private:
@@ -53,9 +56,9 @@ class KvPoster {
   const std::unique_ptr<KvTransport> transport_;
   const std::vector<MemoryRange> kv_;  // [tp]
   const ChannelPtr head_;
-  std::map<PeerId, std::string> connecting_;  // their addresses
+  std::map<PeerId, std::string> connecting_;  // addresses of peers that are being connected
   std::map<uint64_t, TransferId> posts_;      // by the head's id
-  TransferPlan plan_;                         // of the post that is told in several messages
+  TransferPlan plan_;                         // of a Transfer that arrives in several messages
 };
 
 }  // namespace xpyd::disagg::ranks

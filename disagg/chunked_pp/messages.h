@@ -1,18 +1,18 @@
-// What an instance's head and its stages, where these are processes of their own, say to each other (README.md).
+// The messages between an instance's head and its stages in other processes (README.md).
 //
-//   head -> stage   Start                          what it is a stage of
-//   stage -> head   Ready, with the files of its KV    its part of the model is loaded, its KV memory made
-//   head -> stage   Peers                          who gives it activations, and who takes them
-//   stage -> head   Connected                      a window for each place where activations come
-//   head -> stage   Wave                           a step; to all stages at once, in order
-//   stage -> head   Progress                       … has KV of more layers here; is done, its activations on their way
+//   head -> stage   Start       the instance that the stage belongs to: ranks, KV memory, limits
+//   stage -> head   Ready       its part of the model is loaded and its KV memory is made; carries the files of the KV
+//   head -> stage   Peers       addresses of the stages before and behind it
+//   stage -> head   Connected   a remote key for each place that takes activations
+//   head -> stage   Wave        a step; sent to all stages at once, in order
+//   stage -> head   Progress    the stage has written the KV of more layers, or has computed the wave
 //
-// and where the stages are on other hosts, so that their KV is theirs alone:
+// If the stages are on other hosts, the head cannot map their KV. Then there are also
 //
-//   head -> stage   Copies                         of blocks, behind the waves before and ahead of those after
-//                   ConnectPeer, Leave                    an instance that KV goes to
-//                   Transfer, Cancel                   a KvTransport's
-//   stage -> head   Outcome                         of a ConnectPeer or a Transfer
+//   head -> stage   Copies          block copies, in order with the waves
+//                   ConnectPeer, Leave     an instance that takes KV: connect to it, disconnect from it
+//                   Transfer, Cancel    a transfer of a KvTransport
+//   stage -> head   Outcome         the end of a ConnectPeer or a Transfer
 //
 // Thread safety: plain values.
 #pragma once
@@ -29,18 +29,18 @@
 
 namespace xpyd::disagg::ranks {
 
-inline constexpr int kMaxPlaces = 4096;  // of waves
+inline constexpr int kMaxPlaces = 4096;  // most places of a boundary
 inline constexpr int64_t kMaxKvTokens = int64_t(1) << 36;
 
 struct Start {
   int32_t tp = 1, pp = 1, places = 1, step_tokens = 1, max_logits = 0;
-  uint8_t dtype = 0;                   // of weights: what the stage has been told, too
+  uint8_t dtype = 0;                   // of weights; must equal the stage's own option
   uint8_t kv_dtype = 0, kv_order = 0;  // of the pool
   int32_t block_tokens = 0, n_blocks = 0;
-  bool checksum = false;  // of activations
-  bool far = false;       // on another host: its KV is not shared with the head
+  bool checksum = false;  // activations carry one
+  bool far = false;       // the stage is on another host and does not share its KV with the head
   int32_t instance = 0;
-  std::string transport;  // of activations, and of KV that leaves
+  std::string transport;  // transport of activations, and of KV that leaves the instance
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Start> s) {
@@ -62,18 +62,18 @@ void fields(A& a, typename A::template Ref<Start> s) {
 }
 
 struct Ready {
-  std::string address;  // of its wire
+  std::string address;  // of the stage's transport
   uint64_t weight_bytes = 0, scratch_bytes = 0;
 };
 XPYD_FIELDS(Ready, address, weight_bytes, scratch_bytes)
 
 struct Peers {
-  std::string previous, next;  // addresses; of the first stage there is none before it
+  std::string previous, next;  // addresses; the first stage has no previous one
 };
 XPYD_FIELDS(Peers, previous, next)
 
 struct Connected {
-  std::vector<RemoteKey> registrations;  // [places]; of the first stage none
+  std::vector<RemoteKey> registrations;  // remote keys, [places]; the first stage has none
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Connected> s) {
@@ -81,21 +81,21 @@ void fields(A& a, typename A::template Ref<Connected> s) {
   a.list("windows", registrations, kMaxPlaces);
 }
 
-// StepInput without what differs from rank to rank.
+// A StepInput without the parts that differ from rank to rank.
 struct Wave {
   uint32_t number = 0;
-  bool by_layer = false;    // Progress is wanted after each layer
-  bool contiguous = false;  // views have no block table
-  RemoteKey result;         // where this stage's activations go, or the logits
+  bool by_layer = false;    // the stage sends Progress after each layer
+  bool contiguous = false;  // the KV views have slots instead of block tables
+  RemoteKey result;         // remote key of the place that takes this stage's activations, or the logits
   std::vector<int32_t> token_ids, q_offsets, kv_lengths, logit_rows;
-  std::vector<int32_t> blocks;  // of one sequence after another; or the slot of each
+  std::vector<int32_t> blocks;  // block tables of all sequences, one behind the other; if contiguous, a slot for each
 };
 XPYD_FIELDS(Wave, number, by_layer, contiguous, result, token_ids, q_offsets, kv_lengths, logit_rows, blocks)
 
 struct Progress {
-  uint32_t wave = 0, layers = 0;  // whose KV is written, of the model from the first one
-  bool done = false;
-  double seconds = 0;  // of the stage, once it is done
+  uint32_t wave = 0, layers = 0;  // layers of the model, from the first, whose KV is written
+  bool done = false;              // the stage has computed the wave
+  double seconds = 0;             // if done: how long it computed
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Progress> s) {
@@ -104,11 +104,11 @@ void fields(A& a, typename A::template Ref<Progress> s) {
   a.number("seconds", seconds, 0, 1e12);
 }
 
-// Bytes of a stage's KV.
+// A range of a stage's KV to copy or to transfer.
 struct KvBytes {
-  uint32_t rank = 0;  // of its tensor ranks
-  uint64_t at = 0;    // in that rank's memory
-  uint64_t to = 0;    // there, too; of a Transfer: the peer's address
+  uint32_t rank = 0;  // tensor-parallel rank in the stage
+  uint64_t at = 0;    // source offset in that rank's memory
+  uint64_t to = 0;    // Copies: destination offset there; Transfer: address in the peer's memory
   uint64_t bytes = 0;
 };
 XPYD_FIELDS(KvBytes, rank, at, to, bytes)
@@ -135,10 +135,10 @@ struct Leave {
 XPYD_FIELDS(Leave, peer)
 
 struct Transfer {
-  uint64_t id = 0;  // the head's
+  uint64_t id = 0;  // the head's number of the transfer
   uint32_t peer = 0;
   RemoteKey registration;
-  bool more = false;  // another Transfer of this id follows, with the next pieces
+  bool more = false;  // another Transfer of this id follows with the next pieces
   std::vector<KvBytes> pieces;
 };
 template <class A>
@@ -155,12 +155,12 @@ XPYD_FIELDS(Cancel, id)
 
 struct Outcome {
   bool of_post = false;
-  uint64_t id = 0;    // of the Transfer; else the peer
-  std::string error;  // empty: it is posted, or connected
+  uint64_t id = 0;    // of the Transfer; of a ConnectPeer, the peer
+  std::string error;  // empty: the transfer is done, or the peer is connected
 };
 XPYD_FIELDS(Outcome, of_post, id, error)
 
-// Frames are numbered in this order.
+// A message's frame type is its position in this list.
 using All =
     std::tuple<Start, Ready, Peers, Connected, Wave, Progress, Copies, ConnectPeer, Leave, Transfer, Cancel, Outcome>;
 
@@ -179,7 +179,7 @@ bool say_to(const ChannelPtr& channel, const T& message) {
   return channel->send(kType<T>, to_bytes(message));
 }
 
-// Who is who on these channels: the head, or "stage0".
+// The identity that a process shows on these channels. `id` is "head" or "stage0". The schema covers all messages.
 inline NodeIdentity identity_of(const std::string& id, uint64_t fingerprint) {
   DescribeFields all;
   std::apply([&](auto&&... one) { (fields(all, one), ...); }, All());

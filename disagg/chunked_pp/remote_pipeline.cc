@@ -17,14 +17,14 @@
 namespace xpyd::disagg::ranks {
 namespace {
 
-// "stage1" -> 1; -1: no stage's name.
+// "stage1" gives 1; an id that is no stage's gives -1.
 int stage_of(const std::string& id) {
   constexpr std::string_view kKind = "stage";
   int stage = -1;
   return id.starts_with(kKind) && read_number(std::string_view(id).substr(kKind.size()), stage) ? stage : -1;
 }
 
-// Addresses that nothing is behind.
+// Reserves addresses without memory behind them.
 Result<std::shared_ptr<std::byte>> reserved(size_t bytes) {
   void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) return Error{ErrorCode::unavailable, "mmap: " + os_text()};
@@ -33,7 +33,7 @@ Result<std::shared_ptr<std::byte>> reserved(size_t bytes) {
 
 }  // namespace
 
-// ---- How a head and its stages find each other.
+// ---- The head and its stages find each other.
 
 RemotePipeline::RemotePipeline(HeadOptions options, const PoolPlan& plan, Clock& clock)
     : options_(std::move(options)),
@@ -111,7 +111,7 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
 
 template <class There>
 Status RemotePipeline::wait_for(const char* what, There there) {
-  constexpr double kSoon = 1;  // seconds, for the process of a stage that has failed to end: its exit says more
+  constexpr double kSoon = 1;  // seconds for a failed stage's process to end, because its exit tells more
   double failed_s = 0;
   for (std::unique_lock lock(mutex_);;) {
     if (!failed_.empty() && failed_s == 0) failed_s = clock_.now();
@@ -122,7 +122,7 @@ Status RemotePipeline::wait_for(const char* what, There there) {
     if (options_.given_up && options_.given_up()) return Error{ErrorCode::unavailable, "told to end"};
     if (processes_)
       if (Status run = processes_->run(); !run) {
-        changed_.wait_for(lock, std::chrono::milliseconds(200), [&] { return !failed_.empty(); });  // it may say why
+        changed_.wait_for(lock, std::chrono::milliseconds(200), [&] { return !failed_.empty(); });  // for its reason
         return Error{run.error().code, (failed_.empty() ? run.error().message : failed_) + ", before it had " + what};
       }
     changed_.wait_for(lock, std::chrono::milliseconds(20));
@@ -180,7 +180,7 @@ RemotePipeline::~RemotePipeline() {
   }
   closing_ = true;
   {
-    std::lock_guard lock(mutex_);  // one may be joining
+    std::lock_guard lock(mutex_);  // a stage may be joining
     for (StageEnd& stage : stages_)
       if (stage.channel) stage.channel->close("the instance has ended");
   }
@@ -220,7 +220,7 @@ void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* 
             .kv_lengths = {step.kv_lengths.begin(), step.kv_lengths.end()},
             .logit_rows = {step.logit_rows.begin(), step.logit_rows.end()},
             .blocks = {}};
-  // One table for all ranks: their memories are one pool.
+  // All ranks have the same block table, because their memories are one pool.
   for (size_t s = 0; s < n_seqs; ++s) {
     const KvView& view = step.views[s];
     XPYD_CHECK(view.pool == kv_memory_[0].get());
@@ -235,11 +235,11 @@ void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* 
   said_.store(begun_, std::memory_order_release);
   for (size_t stage = 0; stage < stages_.size(); ++stage) {
     wave.result = stage + 1 < stages_.size() ? stages_[stage + 1].registrations[place] : registrations_[place];
-    say_to(stages_[stage].channel, wave);  // to one that is gone: its channel says so
+    say_to(stages_[stage].channel, wave);  // if the stage is gone, its channel's on_closed breaks the instance
   }
 }
 
-// False: there is news that is not the oldest wave's end.
+// Returns false for news other than the end of the oldest wave.
 bool RemotePipeline::wait() {
   for (;;) {
     const uint32_t news = news_.value.load();
@@ -259,7 +259,7 @@ void RemotePipeline::end(Chosen*) {
   const float* rows = is_broken() ? nullptr : in_->take(place, floats);
   if (rows) {
     std::memcpy(wave.logits, rows, floats * sizeof(float));
-  } else {  // nobody hears what is made of them
+  } else {  // `broken` keeps other instances from the results
     break_up("the logits of a wave are not what the last stage has sent");
     std::fill_n(wave.logits, floats, 0.0f);
   }
@@ -292,7 +292,7 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
   }
 }
 
-// Stages end waves in order.
+// True if this wave is the next that the stage ends, and was sent. Stages end waves in order.
 bool RemotePipeline::is_under_way(int stage, uint32_t wave) const {
   const StageEnd& from = stages_[size_t(stage)];
   return from.connected && wave == from.next_done && int32_t(said_.load(std::memory_order_acquire) - wave) > 0;
@@ -300,7 +300,7 @@ bool RemotePipeline::is_under_way(int stage, uint32_t wave) const {
 
 Status RemotePipeline::on_progress(int stage, const Progress& made) {
   if (made.layers > uint32_t(config().n_layers)) return invalid("more layers than there are");
-  if (is_broken()) return ok();  // waves end by themselves then
+  if (is_broken()) return ok();  // all waves count as ended then
   if (!is_under_way(stage, made.wave)) return invalid("progress of a wave that is not under way there");
   UnderWay& wave = wave_of(made.wave);
   if (int(made.layers) > wave.layers) wave.layers = int(made.layers);
@@ -322,7 +322,7 @@ void RemotePipeline::break_up(const std::string& why) {
     changed_.notify_all();
     if (!serves_) return;
   }
-  options_.broken(why);  // before anybody sees how waves end
+  options_.broken(why);  // before the engine sees that waves have ended
   broken_.store(true, std::memory_order_release);
   news_.add(1);
 }

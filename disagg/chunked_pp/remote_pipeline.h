@@ -1,12 +1,13 @@
-// The head of an instance whose stages are processes (stage.h): a Model for its engine, as model/llama/pipeline.h is
-// over threads. It tells all stages of a wave at once and computes nothing; activations go from stage to stage, logits
-// from the last one here. The KV of each rank is memory of its stage's process, which this one maps, too, on one host:
-// block copies, checksums and the instance's wire work on it as on memory of their own.
+// The head of an instance whose pipeline stages are processes (stage.h). To its engine it is a Model, as
+// model/llama/pipeline.h is for stages that are threads. It sends each wave to all stages at once and computes nothing.
+// Activations go from stage to stage, and logits from the last stage to the head. The KV of a rank is memory of its
+// stage's process. On one host the head maps it too, so block copies, checksums and the instance's transport work on it
+// as on local memory.
 //
-// A stage that ends, falls silent, or cannot go on ends the whole instance: `broken` is told once, and must keep from
-// others what the instance says from then on, because waves under way now end as they are.
+// A stage that ends, is silent, or cannot go on ends the whole instance. `broken` is then called once. It must keep
+// other instances from hearing this one, because waves in flight now end with wrong results.
 //
-// Thread safety: as Model says; channels have a thread of their own, on which `broken` may be called.
+// Thread safety: as Model. The channels' I/O thread or the engine's thread calls `broken`.
 #pragma once
 
 #include <atomic>
@@ -27,29 +28,29 @@
 
 namespace xpyd::disagg::ranks {
 
-// Processes that this one has started for one life of an instance. Ended with their owner.
+// The stage processes that the head has started for one life of an instance. The destructor ends them.
 class Processes {
  public:
   virtual ~Processes() = default;
-  virtual Status run() = 0;  // all of them do; the error says who has ended
+  virtual Status run() = 0;  // ok while all of them run; the error names the one that has ended
 };
 
 struct HeadOptions {
-  std::string listen = "unix:@";  // "unix:@": a name of its own, for each life
-  bool far = false;               // stages are on other hosts, which share no memory with this one
+  std::string listen = "unix:@";  // "unix:@": a new random name for each life
+  bool far = false;               // the stages are on other hosts and share no memory with the head
   ClusterKey key;
   uint64_t fingerprint = 0;
-  // Starts them, to join at the address; without, or where it returns null, they come by themselves.
+  // Starts the stages, which then join at `address`. If it is not set or returns null, somebody else starts them.
   std::function<Result<std::unique_ptr<Processes>>(const std::string& address, int stages)> start;
-  double silence_s = 3;  // ChannelLimits
+  double silence_s = 3;  // ChannelLimits::silence_timeout_s
   ModelConfig config;
   Dtype dtype = Dtype::f32;
-  std::function<bool()> given_up;  // asked while stages are waited for
+  std::function<bool()> given_up;  // true ends the wait for stages
   std::function<void(const std::string& why)> broken;
 
-  // build_instance()'s:
+  // build_instance() sets these:
   int32_t instance = 0;
-  int window = 0;  // ShardOptions
+  int window = 0;  // ShardOptions::window: most waves in flight
   int step_tokens = 0, max_logits = 0;
   bool checksum = false;
   const TransportRow* transport = nullptr;
@@ -58,18 +59,18 @@ struct HeadOptions {
 
 class RemotePipeline final : public Model {
  public:
-  // Waits until all stages serve. Errors: `unavailable`, the same may succeed later; others, it may not.
+  // Waits until all stages serve. Error `unavailable`: another try may succeed. Other errors are final.
   static Result<std::unique_ptr<RemotePipeline>> make(HeadOptions options, const PoolPlan& plan, Clock& clock);
   ~RemotePipeline() override;
 
-  // [n_ranks]. Of stages that are far: addresses with nothing behind them, for far_kv.h.
+  // [n_ranks]. For stages on other hosts: reserved addresses without memory, which far_kv.h translates.
   const std::vector<std::shared_ptr<std::byte>>& kv_memory() const { return kv_memory_; }
   bool far() const { return options_.far; }
   struct KvAddress {
-    int stage, rank;  // of its tensor ranks
-    uint64_t at;      // in that rank's memory
+    int stage, rank;  // rank: tensor-parallel rank in the stage
+    uint64_t at;      // offset in that rank's memory
   };
-  KvAddress find(const std::byte* address) const;  // before: inside of kv_memory()
+  KvAddress find(const std::byte* address) const;  // Requires: `address` is inside kv_memory()
   template <class T>
   bool tell(int stage, const T& message) {
     return say_to(stages_[size_t(stage)].channel, message);
@@ -97,17 +98,17 @@ class RemotePipeline final : public Model {
  private:
   struct UnderWay {
     bool watched = false;
-    std::atomic<int> layers{0}, done{0};  // stages
+    std::atomic<int> layers{0}, done{0};  // layers whose KV is written; stages that are done
     std::vector<double> seconds;          // [pp]
     float* logits = nullptr;
     size_t n_logits = 0;  // rows
   };
   struct StageEnd {
     ChannelPtr channel;
-    std::string address;                   // of its wire; empty: it is not ready
+    std::string address;                   // of its transport; empty: the stage is not ready
     std::vector<RemoteKey> registrations;  // [places]
     bool connected = false;
-    uint32_t next_done = 0;  // the wave that it ends next: the channels' thread's
+    uint32_t next_done = 0;  // the wave that it ends next; only the channels' I/O thread uses it
   };
 
   RemotePipeline(HeadOptions options, const PoolPlan& plan, Clock& clock);
@@ -128,27 +129,27 @@ class RemotePipeline final : public Model {
   Clock& clock_;
   const KvShards shards_;
   const int window_;
-  const uint32_t places_;         // a power of two: numbers of waves begin anew after 2^32
+  const uint32_t places_;         // a power of two, because wave numbers wrap at 2^32
   std::vector<UnderWay> waves_;   // [places]
-  std::optional<BoundaryIn> in_;  // logits
+  std::optional<BoundaryIn> in_;  // takes the logits
   std::unique_ptr<KvTransport> transport_;
   std::vector<RemoteKey> registrations_;  // [places]
-  Mailbox<KvNews> kv_news_;               // of stages that are far
+  Mailbox<KvNews> kv_news_;               // from stages on other hosts
   std::vector<std::shared_ptr<std::byte>> kv_memory_;
   std::vector<size_t> kv_bytes_;  // [n_ranks]
   size_t weight_bytes_ = 0, scratch_bytes_ = 0;
 
-  std::mutex mutex_;  // guards what follows; stages_ only while they are set up
+  std::mutex mutex_;  // guards the members up to serves_; stages_ only during set_up()
   std::condition_variable changed_;
   std::vector<StageEnd> stages_;
   std::string failed_;
-  bool serves_ = false;  // set up; then broken_
+  bool serves_ = false;  // set_up() has succeeded; a later failure sets broken_
   std::atomic<bool> broken_{false}, closing_{false};
 
-  WaitWord news_;                      // for the engine's thread
-  uint32_t begun_ = 0, first_ = 0;     // waves: the engine's thread alone
-  std::atomic<uint32_t> said_{0};      // waves that stages have been told of
-  uint32_t seen_ = 0;                  // news
+  WaitWord news_;                      // wakes the engine's thread
+  uint32_t begun_ = 0, first_ = 0;     // numbers of waves; only the engine's thread uses them
+  std::atomic<uint32_t> said_{0};      // waves that were sent to the stages
+  uint32_t seen_ = 0;                  // value of news_ at the last wait()
   std::vector<double> stage_seconds_;  // [pp]
   std::unique_ptr<Processes> processes_;
   std::unique_ptr<ControlLoop> loop_;  // last: its thread ends first

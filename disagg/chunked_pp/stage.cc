@@ -44,7 +44,8 @@ Status check_wave(const Wave& w, const Start& start, const ModelConfig& c) {
   return ok();
 }
 
-// One life: what the head has told, and what was made of it. The wire's peers are stages by number; the head is pp.
+// The state of one life: the head's Start, and what the stage has made for it. The activations' transport numbers its
+// peers by stage, and the head is peer pp.
 struct Stage::Parts {
   struct Observer final : LayerObserver {
     ChannelPtr channel;
@@ -62,7 +63,7 @@ struct Stage::Parts {
   std::optional<BoundaryIn> in;
   std::unique_ptr<KvTransport> transport;
   std::optional<BoundaryOut> out;
-  std::optional<KvPoster> poster;  // where the head is on another host; the channel's thread's
+  std::optional<KvPoster> poster;  // set if the head is on another host; only the channel's I/O thread calls it
   std::vector<MemoryRange> kv() const {
     std::vector<MemoryRange> ranges;
     for (size_t r = 0; r < pools.size(); ++r) ranges.push_back({pools[r].get(), layouts[r].pool_bytes()});
@@ -84,7 +85,7 @@ bool Stage::over() {
 }
 
 Status Stage::run() {
-  prctl(PR_SET_TIMERSLACK, 1000ul);  // ns: naps are short
+  prctl(PR_SET_TIMERSLACK, 1000ul);  // ns; the default of 50 us is as long as the longest nap
   double alone_since = clock_.now();
   for (;;) {
     const Status served = serve();
@@ -99,7 +100,8 @@ Status Stage::run() {
   }
 }
 
-// Throws the Error that ends this life where it is closed or told to stop. is_busy() looks at what is under way.
+// Returns the next message. Throws the Error that ends this life if the channel has closed or stop() was called. While
+// is_busy() returns true, it is called again every 20 ms.
 Stage::Frame Stage::next(std::function<bool()> is_busy) {
   for (;;) {
     const bool busy = is_busy && is_busy();
@@ -162,7 +164,7 @@ Status Stage::serve() {
   const std::string head = options_.find_head ? options_.find_head() : options_.join;
   if (head.empty()) return Error{ErrorCode::unavailable, "the registry names no such instance"};
   Result<ChannelPtr> channel = loop.connect({head, options_.key, self}, 5, on_open);
-  // A wrong address of the command line stays wrong; the registry may have another one later.
+  // A wrong address on the command line stays wrong. The registry may have another one later.
   if (!channel)
     return Error{options_.find_head ? ErrorCode::unavailable : channel.error().code, channel.error().message};
   p.channel = channel.value();

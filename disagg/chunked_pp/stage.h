@@ -1,9 +1,10 @@
-// A stage of an instance as a process of its own: joins the instance's head, loads its layers, allocates their KV, and
-// computes the waves that the head tells of, in order, each when its activations have come from the stage before.
-// What it computes with are the threads' StageRanks (model/llama/llama_rank.h): tensor ranks of a stage share its
-// process.
+// A pipeline stage of an instance as a process of its own. It joins the instance's head, loads its layers and allocates
+// their KV. It computes the head's waves in order, each when its activations have arrived from the stage before. It
+// uses the same StageRanks (model/llama/llama_rank.h) as stages that are threads. The tensor-parallel ranks of a stage
+// are threads of its process.
 //
-// Threads: run() is the caller's, which is tensor rank 0 and the wire's; a thread for each other rank; the channel's.
+// Threads: the caller of run() is rank 0 and uses the activations' transport; each other rank has a thread; so has the
+// channel. Thread safety: any thread may call stop().
 #pragma once
 
 #include <atomic>
@@ -24,37 +25,38 @@
 
 namespace xpyd::disagg::ranks {
 
-inline constexpr int kSlots = 2;  // residual streams, or logits, of a stage that wait until they have left
+inline constexpr int kSlots = 2;  // buffers of a stage for residual streams or logits that are computed or leave
 
 struct StageOptions {
   int stage = 0;
-  std::string join;                        // the head's address; or
-  std::function<std::string()> find_head;  // where it is now; empty: nowhere
+  std::string join;                        // the head's address, if find_head is not set
+  std::function<std::string()> find_head;  // returns the head's current address, "" if there is none
   ClusterKey key;
-  uint64_t fingerprint = 0;             // NodeIdentity
-  double retry_s = 0.2, give_up_s = 0;  // WorkerOptions
-  double silence_s = 3;                 // ChannelLimits
+  uint64_t fingerprint = 0;             // NodeIdentity::fingerprint
+  double retry_s = 0.2, give_up_s = 0;  // as in WorkerOptions
+  double silence_s = 3;                 // ChannelLimits::silence_timeout_s
   ModelConfig config;
   Dtype dtype = Dtype::f32;
   std::string transport_host = "127.0.0.1";
-  std::optional<FaultOptions> faults;  // of the activations' wire, on purpose
+  std::optional<FaultOptions> faults;  // injected into the activations' transport
   struct Built {
     std::unique_ptr<StageRanks> ranks;
     size_t weight_bytes = 0;
   };
-  // For steps of so many tokens; keeps two residual streams.
+  // Makes the stage's ranks, for steps of at most step_tokens tokens and with kSlots residual streams.
   std::function<Result<Built>(const KvShards& shards, int stage, int step_tokens)> make_ranks;
 };
 
-// Whether these arrays are a step of this model on blocks that are there: they come from another process.
+// Checks that these arrays are a step of this model on existing blocks. They come from another process.
 Status check_wave(const Wave& wave, const Start& start, const ModelConfig& config);
 
 class Stage {
  public:
   Stage(StageOptions options, Clock& clock) : options_(std::move(options)), clock_(clock) {}
-  // Serves one life of an instance after the other. Until stop(), or without a head for give_up_s.
+  // Serves one life of an instance after the other. Returns after stop(), after give_up_s without a head, or with an
+  // error that another try cannot mend.
   Status run();
-  void stop();  // any thread
+  void stop();
 
  private:
   struct Frame {
@@ -75,12 +77,12 @@ class Stage {
 
   const StageOptions options_;
   Clock& clock_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members up to closed_
   std::condition_variable changed_;
   std::deque<Frame> inbox_;
   bool stopped_ = false, served_ = false;
-  std::optional<std::string> closed_;       // why
-  std::atomic<KvPoster*> poster_{nullptr};  // of the channel's thread
+  std::optional<std::string> closed_;       // why the channel has closed
+  std::atomic<KvPoster*> poster_{nullptr};  // only the channel's I/O thread calls it
 };
 
 }  // namespace xpyd::disagg::ranks

@@ -22,7 +22,7 @@ class AttemptSink final : public EventSink {
   InstanceParts& parts_;
   AttemptId attempt_;
   int first_;
-  std::vector<int> next_;  // of each choice, the index of its next token
+  std::vector<int> next_;  // [stands_for] index of each choice's next token
 };
 
 class SilentSink final : public EventSink {
@@ -45,8 +45,8 @@ double InstanceParts::new_deadline() {
 }
 
 double InstanceParts::post_deadline(double until_s, size_t bytes) const {
-  constexpr double kPatience = 5;            // seconds, where no lease says
-  constexpr double kSlowestTransport = 1e8;  // bytes/s; a wire of 1 Gb/s does more
+  constexpr double kPatience = 5;            // seconds, if there are no leases
+  constexpr double kSlowestTransport = 1e8;  // bytes/s; a link of 1 Gb/s is faster
   const double now = clock.now();
   const double patience = (lease_s > 0 ? lease_s : kPatience) + double(bytes) / kSlowestTransport;
   return now + (until_s > 0 ? std::min(patience, (until_s - now) / 2) : patience);
@@ -76,7 +76,8 @@ std::shared_ptr<void> Attempts::ticket(AttemptId attempt, AttemptProgress::Stage
           }};
 }
 
-// Flags that no sequence holds are kept only while a message that names their attempt may be on its way.
+// Removes flags that no sequence holds. A cancelled flag stays for a while, because a message about its attempt may
+// still arrive.
 std::shared_ptr<std::atomic<bool>> Attempts::flag(AttemptId attempt) {
   constexpr double kLongest = 60;  // seconds
   const double now = parts_.clock.now();

@@ -1,5 +1,5 @@
-// The attempts that an instance knows: their cancel flags, and the sequences that serve them, whose
-// events go to the conductor.
+// Attempts keeps the cancel flags of the attempts that an instance knows. It makes the sequences that serve them, and
+// sends the events of these sequences to the conductor.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -16,9 +16,9 @@
 
 namespace xpyd::disagg {
 
-// What a byte costs on an instance's wire, over its last posts: from each post to its end, time in
-// which several are under way counted once. The end is when the poster sees it; where that is
-// between two layers of the next prompt, up to a layer's computation too late.
+// TransportRate measures the seconds per byte of an instance's transport, over its last 64 transfers. Time in which
+// several transfers are in flight counts once. A transfer ends when the instance polls it. If the instance polls
+// between two layers of its next prompt, the measured end is up to one layer's computation late.
 class TransportRate {
  public:
   void done(double post_s, double end_s, size_t bytes) {
@@ -37,7 +37,7 @@ class TransportRate {
   };
   std::array<Sample, 64> samples_ = {};
   size_t n_ = 0;
-  double seconds_ = 0, bytes_ = 0;  // of the samples
+  double seconds_ = 0, bytes_ = 0;  // sums over samples_
   double last_end_s_ = 0;
 };
 
@@ -45,7 +45,7 @@ namespace handover {
 struct Visits;
 }
 
-// KV of one attempt that has crossed.
+// The KV of one attempt that has crossed.
 struct Moved {
   InstanceId from, to;
   uint64_t request;
@@ -54,7 +54,7 @@ struct Moved {
   int64_t bytes;
 };
 
-// What the two sides of an instance (handover/sender.h, handover/receiver.h) work with.
+// InstanceParts is what the two sides of an instance share (handover/sender.h, handover/receiver.h).
 struct InstanceParts {
   InstanceId self = -1;
   KvMemory& memory;
@@ -63,14 +63,14 @@ struct InstanceParts {
   MessageBus& bus;
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
-  DisaggOrder remote = DisaggOrder::push;      // of all prompts whose KV changes hands (kv_room.h)
-  std::optional<KvShards> post_by_stage = {};  // each post is of rows of one of these stages; nothing: of any
-  double lease_s = 0;                  // without a word of the peer, KV that is held for it is given up; 0: never
-  bool checksum = false;               // of every block that crosses
-  handover::Visits* visits = nullptr;  // of a test
-  std::function<void(const Moved& moved)> moved = {};  // null: nobody asks
-  TransportRate rate = {};                             // of its own posts
-  struct {                                             // cumulative, of them; planning and posting
+  DisaggOrder remote = DisaggOrder::push;              // the order of all prompts whose KV changes hands (kv_room.h)
+  std::optional<KvShards> post_by_stage = {};          // if set, a transfer carries the layers of one stage only
+  double lease_s = 0;                                  // how long KV is held for a silent peer; 0: for ever
+  bool checksum = false;                               // KV that crosses has checksums
+  handover::Visits* visits = nullptr;                  // for tests
+  std::function<void(const Moved& moved)> moved = {};  // called after each hand-over; may be null
+  TransportRate rate = {};                             // of this instance's transfers
+  struct {  // cumulative; `seconds` is the time for planning and starting transfers
     int64_t transfers = 0, bytes = 0, descriptors = 0;
     double seconds = 0;
   } posted = {};
@@ -78,25 +78,27 @@ struct InstanceParts {
   Peers peers{memory, transport};
 
   void tell(InstanceId to, Message message);
-  double new_deadline();          // Clock seconds
-  int post_end(int layer) const;  // of the layers that go in one post with this one
-  // Of a post of so many bytes. However alive the peer is, what a wire has lost is not waited for
-  // for ever; and of the time that the request has (`until_s`; 0: all) half is left to compute its
-  // prompt again.
+  double new_deadline();          // Clock; infinity without leases
+  int post_end(int layer) const;  // end of the layers that one transfer may carry together with `layer`
+  // Returns the deadline (Clock) of a transfer of `bytes`. It ends even while the peer lives, because the transport may
+  // have lost it. At most half of the request's time until `until_s` (0: no limit) is spent, so that the rest suffices
+  // to compute the prompt again.
   double post_deadline(double until_s, size_t bytes) const;
 };
 
+// Requires: `parts` outlives it.
 class Attempts {
  public:
   explicit Attempts(InstanceParts& parts) : parts_(parts) {}
 
-  // A sequence of the attempt. `silent`: its events go nowhere (decode_first, on P).
+  // Makes a sequence of the attempt. If `silent`, its events go nowhere (decode_first, on P).
   SequencePtr begin(AttemptId attempt, std::shared_ptr<const Request> request, const ChoiceState& state,
                     bool silent = false);
-  // What is not known yet is born cancelled.
+  // Cancels the attempt. An attempt that is not known yet is cancelled as soon as it begins.
   void abort(AttemptId attempt) { flag(attempt)->store(true); }
   void handle(InstanceId, const AbortAttempt& message) { abort(message.attempt); }
-  bool aborted(AttemptId attempt) const;
+  bool aborted(AttemptId attempt) const;  // false also if it is not known
+  // Returns a ticket. When its last copy is destroyed, the conductor gets AttemptProgress{attempt, stage}.
   std::shared_ptr<void> ticket(AttemptId attempt, AttemptProgress::Stage stage);
 
  private:
@@ -108,7 +110,7 @@ class Attempts {
 
   InstanceParts& parts_;
   std::unordered_map<AttemptId, Known> known_;
-  size_t swept_ = 64;  // the table's size at which it is looked through next
+  size_t swept_ = 64;  // size of known_ at which old flags are removed next
 };
 
 }  // namespace xpyd::disagg

@@ -1,5 +1,5 @@
-// Messages to the conductor that a step has caused leave when the step's counters can be read: a client that has its
-// answer, and then asks for the metrics, finds the answer counted.
+// HeldMessages is a message bus that holds back the messages that a step sends to the conductor until the step's
+// counters are published. A client that has its answer and then reads the metrics therefore finds the answer counted.
 #pragma once
 
 #include <mutex>
@@ -11,18 +11,18 @@
 
 namespace xpyd::disagg {
 
-// Thread safety: any thread; hold() and release() are the instance's own.
+// Thread safety: any thread calls send(), send_now() and has_answers(). Only the instance's thread calls the rest.
 class HeldMessages final : public MessageBus {
  public:
   explicit HeldMessages(MessageBus& bus) : bus_(bus) {}
 
-  // From now on a message to the conductor waits here, and so do all that are sent behind it: a decode instance that
-  // hears of a prompt's KV could otherwise tell the conductor of the second token before the first one is there.
+  // Starts to hold messages. From now on a message to the conductor waits here, and so does every message after it.
+  // Otherwise a decode instance could report the second token to the conductor before the first one arrives there.
   void hold() {
     std::lock_guard lock(mutex_);
     holding_ = true;
   }
-  // A token that begins or ends a choice is among those that wait.
+  // Returns whether a token that begins or ends a choice is being held.
   bool has_answers() {
     std::lock_guard lock(mutex_);
     for (const Held& held : held_)
@@ -31,7 +31,7 @@ class HeldMessages final : public MessageBus {
         return true;
     return false;
   }
-  // Ends hold(): `first`, where there is one, leaves for the conductor, and then all that has waited.
+  // Ends hold(). If `first` is set, it is sent to the conductor. The held messages follow in order.
   void release(InstanceId from, std::optional<Message> first) {
     std::vector<Held> held;
     {
@@ -43,7 +43,7 @@ class HeldMessages final : public MessageBus {
     for (Held& h : held) bus_.send(h.from, h.to, std::move(h.message));
   }
 
-  // A sign of life passes whatever waits: a step may take longer than a lease.
+  // Sends at once. Lease renewals use this, because a step may take longer than a lease.
   void send_now(InstanceId from, InstanceId to, Message message) { bus_.send(from, to, std::move(message)); }
   void send(InstanceId from, InstanceId to, Message message) override {
     {

@@ -9,7 +9,7 @@
 
 namespace xpyd::disagg::handover {
 
-// Where there are blocks for the first `wanted` of the tokens, and `spare` more for others.
+// Succeeds only if there are blocks for the first `wanted` tokens, and `spare` blocks beyond them.
 std::optional<KvReservation> KvRoom::reserve(std::span<const int32_t> tokens, uint64_t salt, int wanted,
                                              int spare) const {
   const KvStats kv = memory_.stats();
@@ -21,13 +21,13 @@ std::optional<KvReservation> KvRoom::reserve(std::span<const int32_t> tokens, ui
 
 bool KvRoom::leave(Sequence& s, bool alone) const {
   if (s.kv == kNoKv) {
-    const int before = engine_.blocks_wanted();  // who waits there for memory comes first
+    const int before = engine_.blocks_wanted();  // prompts that wait in the engine come first
     const auto reserved = reserve(s.tokens, s.salt(), int(s.tokens.size()), before + (alone ? 0 : share(100)));
     if (!reserved) return false;
     s.kv = reserved->handle;
-    s.early = s.probed = true;  // where nothing else can move, the engine may take it back
+    s.early = s.probed = true;  // the engine may take it back if nothing else can move
   }
-  if (!memory_.ready(s.kv)) return false;  // those who came later wait, too
+  if (!memory_.ready(s.kv)) return false;  // later prompts wait, too
   const int written = memory_.written_tokens(s.kv);
   if (!s.arrival) s.computed = written;
   const bool all = memory_.reserve_blocks(s.kv, int(s.tokens.size()) - written);
@@ -50,13 +50,13 @@ void KvRoom::check_asks(const KvMemory& memory, const Sequence& s) {
 
 KvRoom::Got KvRoom::arrive(Place& place, std::span<const int32_t> tokens, uint64_t salt, int promised) const {
   if (place.kv == kNoKv) {
-    // Each of the others soon wants a block more.
+    // Every other sequence soon needs one more block.
     const int others = engine_.running() + engine_.waiting_with_kv() + promised;
     const auto reserved = reserve(tokens, salt, int(tokens.size()), others == 0 ? 0 : std::max(share(100), others));
     if (!reserved) return Got::none;
     place.kv = reserved->handle;
   }
-  // What a tier of this instance has need not cross. Until it is there those who came later wait, too.
+  // A part that an offload tier of this instance holds need not cross. While it is loaded, later attempts wait.
   if (!memory_.ready(place.kv)) return Got::loading;
   place.cached_tokens = memory_.written_tokens(place.kv);
   if (!memory_.append(place.kv, int(tokens.size()) - place.cached_tokens)) {
@@ -67,7 +67,7 @@ KvRoom::Got KvRoom::arrive(Place& place, std::span<const int32_t> tokens, uint64
   return Got::all;
 }
 
-// A tenth of the memory stays with those who run.
+// A tenth of the memory stays free for running sequences.
 std::optional<KvReservation> KvRoom::fetch(std::span<const int32_t> tokens, uint64_t salt, int wanted,
                                            bool keep) const {
   const auto reserved = reserve(tokens, salt, wanted, share(10));

@@ -1,19 +1,19 @@
-// The one place of an instance that reserves KV: for prompts that leave (reservation.h), for KV that arrives
-// (receiver.h) and for prefixes that are fetched (pool/fetcher.h). Room is for all tokens that are wanted, or there is
-// none. A part that a tier has is loaded first; the prompt holds only that part meanwhile. If there is no room for the
-// rest when the load has ended, the part is given back at once, because others could wait for its memory for ever. The
-// loaded blocks stay cached until their memory is wanted.
+// KvRoom is the only part of an instance that reserves KV outside the engine: for prompts that leave (reservation.h),
+// for KV that arrives (receiver.h) and for prefixes that are fetched (pool/fetcher.h). It reserves all tokens or none.
+// If an offload tier holds a part, that part is loaded first, and the prompt holds only the loaded part meanwhile. If
+// the load ends and there is no room for the rest, the part is given back at once, because others could wait for its
+// memory for ever. The loaded blocks stay cached until their memory is needed.
 //
-// Who holds room at a decode instance (D) waits for nobody at a prefill instance (P). No instance is both, so waits
-// that all go from P to D close no circle:
-//   push          A prompt asks D when it begins at P, which is where all of it fits beside what those need that have
-//                 begun (batch/engine/scheduler.h); with --reservation escrow, when all of it is set aside.
-//   pull          It asks D when it is computed.
-//   zero-copy     D takes P's blocks over, and has no room to be asked for.
-//   decode_first  All waits go the other way: who holds room at P has D's, and waits for nobody there.
-// Two orders that meet would close circles. So the order is a constant of the cluster, which an instance is told when
-// it joins (InstanceParts::remote); policies say only who stays. All other waits end by themselves: for a tier, for a
-// fetch (holders answer at once, and it has a limit), for a peer (leases), within one engine (Scheduler).
+// An attempt that holds room at a decode instance (D) never waits for memory at a prefill instance (P). No instance is
+// both. All waits therefore go from P to D and cannot form a circle:
+//   push          A prompt asks D when it begins at P. It begins only if all of it fits, beside what the prompts that
+//                 have begun still need (batch/engine/scheduler.h). With --reservation escrow P's room is held first.
+//   pull          A prompt asks D when it is computed.
+//   zero-copy     D takes over P's blocks and is asked for no room.
+//   decode_first  All waits go from D to P: an attempt that holds room at P already has D's room.
+// Two orders in one cluster could form a circle. So the order is a constant of the cluster, and an instance learns it
+// when it joins (InstanceParts::remote). Policies only decide which prompts stay local. All other waits end by
+// themselves: for a tier, for a fetch (it has a time limit), for a peer (leases), and inside one engine (Scheduler).
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -31,31 +31,32 @@ inline constexpr TransferId kNoTransfer = -1;
 
 // Room for one prompt whose KV arrives.
 struct Place {
-  KvHandle kv = kNoKv;  // kNoKv: nothing is held, or the wire is zero-copy
+  KvHandle kv = kNoKv;  // kNoKv: nothing is held, or the transport is zero-copy
   KvLease lease = kNoLease;
-  int cached_tokens = 0;             // there already
-  RemoteKey registration;            // the peer may write
-  TransferId reading = kNoTransfer;  // pull: on its way here
+  int cached_tokens = 0;             // prefix that this instance already has
+  RemoteKey registration;            // of the registration that the peer may write through
+  TransferId reading = kNoTransfer;  // pull: the read in flight
 };
 
 class KvRoom {
  public:
   KvRoom(KvMemory& memory, const Engine& engine) : memory_(memory), engine_(engine) {}
 
-  // Sets room aside for a prompt that leaves. False: not yet; a part that a tier loads, or that arrives while a step
-  // computes, may be held. `alone`: nothing here computes or sends, so no memory is spared for others.
+  // Reserves the blocks of a prompt that leaves. False: there is no room yet; a part that a tier loads, or that is
+  // being fetched, may stay held. `alone`: nothing here computes or sends, so no memory is spared for others.
   bool leave(Sequence& sequence, bool alone) const;
-  void give_back(Sequence& sequence) const;  // all that it has: the escrow, then the lease
-  // A prompt asks for D's room: it has begun, and P's is there. Ends in a CHECK where it is not.
+  void give_back(Sequence& sequence) const;  // gives back the reserved blocks, then the prefix
+  // CHECKs that P's part is held. A sender calls it before it asks D for room.
   static void check_asks(const KvMemory& memory, const Sequence& sequence);
 
-  // Room for KV that arrives, of all tokens that are not cached: memory, never a place in the batch, for which KV that
-  // has come waits. `promised`: sequences that have such room. `loading`: to be asked again.
+  // Gets room for all tokens that arrive and are not cached. Room is memory and not a place in the batch; KV that has
+  // arrived waits for that place. `promised`: sequences that hold such room already. `loading`: ask again later.
   enum class Got { none, loading, all };
   Got arrive(Place& place, std::span<const int32_t> tokens, uint64_t salt, int promised) const;
 
-  // Room for the first `wanted` tokens, some of which other instances have. `keep`: the fetched KV stays findable for
-  // other prompts. Nothing: there is no room, they are here, or a tier here has more of them.
+  // Gets room for the first `wanted` tokens, some of which other instances have. With `keep` other prompts find the
+  // fetched KV. Returns nothing if there is no room, if the tokens are here already, or if a tier here loads some of
+  // them.
   std::optional<KvReservation> fetch(std::span<const int32_t> tokens, uint64_t salt, int wanted, bool keep) const;
 
  private:

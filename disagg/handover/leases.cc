@@ -6,7 +6,7 @@
 namespace xpyd::disagg::handover {
 namespace {
 
-// A peer that has sent it waits, with a lease, for an answer.
+// Returns the attempt of a message whose sender holds a lease while it waits for the answer.
 std::optional<AttemptId> asked(const Message& message) {
   if (const auto* reserve = std::get_if<ReserveKv>(&message)) return reserve->attempt;
   if (const auto* offered = std::get_if<KvOffered>(&message)) return offered->attempt;

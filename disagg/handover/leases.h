@@ -1,9 +1,9 @@
-// The mail and the leases of an instance: what stands here and at its peers is believed as long as somebody says that
-// it does (KvRenewed, and Report to the conductor), every quarter of a lease. A step may take longer than a lease, so
-// the instance only tells what stands, and a thread of control, which computes nothing, says it. (Whether a peer has
-// said so in time is judged by sender and receiver, between steps.)
+// Leases holds the inbox of an instance and renews its leases. Whatever an instance and a peer share is valid only as
+// long as the other side renews it (KvRenewed, and Report to the conductor), every quarter of a lease. A step may take
+// longer than a lease. So the instance only records which attempts are valid, and a control thread, which computes
+// nothing, sends the renewals. Sender and receiver check between steps whether their peers have renewed in time.
 //
-// Thread safety: put(), mail() and renew() from any thread; the rest from the instance's.
+// Thread safety: any thread may call put(), mail() and renew(). The instance's thread calls the rest.
 #pragma once
 
 #include <mutex>
@@ -16,38 +16,39 @@
 
 namespace xpyd::disagg::handover {
 
-using SharedAttempts = std::unordered_map<InstanceId, std::vector<AttemptId>>;  // at each peer, too
+using SharedAttempts = std::unordered_map<InstanceId, std::vector<AttemptId>>;  // attempts shared with each peer
 
 class Leases {
  public:
-  // `lease_s`: 0: nothing ever ends by itself.
+  // `lease_s` in seconds; 0: leases never end.
   Leases(double lease_s, Clock& clock) : lease_s_(lease_s), clock_(clock) {}
 
-  // What a peer asks for stands while it lies unread.
+  // Puts a message into the inbox. An attempt that a peer asks about is renewed while its message is unread.
   void put(Envelope envelope);
-  // What has come, behind what was left there.
+  // Takes the new messages. They follow those that the caller has left in the inbox.
   std::vector<Envelope>& take();
   std::vector<Envelope>& inbox() { return inbox_; }
-  // Room that was promised meanwhile. What else has come is for the next turn, and stands until then.
+  // Takes only the grants (KvReserved) that have arrived during a step. Other messages wait for the next turn, and
+  // their attempts are renewed until then.
   std::vector<std::pair<InstanceId, KvReserved>> take_reserved();
   Mailbox<Envelope>& mail() { return mail_; }
 
-  // What is true now, and will be while a step takes its time; and what comes to it in that step.
+  // update() records the attempts that are valid now and during the next step. add() adds one during that step.
   void update(SharedAttempts of_peer);
   void add(InstanceId peer, AttemptId attempt);
-  // What is to be said now, if it is time. Nothing of an instance that stands in one step for
-  // kLongestTurnSeconds. Of what has ended since nobody knows.
+  // If a renewal is due, returns true and the attempts to renew. An instance that stays in one turn for longer than
+  // kLongestTurnSeconds renews nothing. Attempts that have ended since update() are renewed, too, without effect.
   bool renew(SharedAttempts& of_peer);
 
  private:
   const double lease_s_;
   Clock& clock_;
   Mailbox<Envelope> mail_;
-  std::vector<Envelope> inbox_;  // the instance's: taken, not handled
-  std::mutex mutex_;             // guards what follows
+  std::vector<Envelope> inbox_;  // the instance's: taken, not handled yet
+  std::mutex mutex_;             // guards the following members
   SharedAttempts shared_;
   std::vector<std::pair<InstanceId, AttemptId>> unread_;
-  double updated_s_ = 0, renewed_s_ = 0;  // Clock: the last time
+  double updated_s_ = 0, renewed_s_ = 0;  // Clock: when each happened last
 };
 
 }  // namespace xpyd::disagg::handover

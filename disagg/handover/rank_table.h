@@ -1,12 +1,12 @@
-// The rank table of the xPyD design that was built on NCCL groups (vLLM's `simple_connector` and the blog notes about
-// it): who is in which group, under which rank and port, for any number of instances, tensor ranks and stages. xpyd
-// itself needs no groups (both sides plan from their shapes, transfer_plan.h); `xpyd info --ranks` prints the table for
-// whoever reads those notes. Their formulas, which have rows where P's tp divides D's and D's divides the heads, and
-// every printed mistake stand in tests/disagg/rank_table_test.cc.
+// RankTable is the rank table of the xPyD design that used NCCL groups (vLLM's `simple_connector` and the blog notes
+// about it). It gives the group, rank and port of each rank, for any number of instances, tensor-parallel ranks and
+// stages. xpyd itself needs no groups, because both sides plan from their shapes (transfer_plan.h); `xpyd info --ranks`
+// prints the table for readers of those notes. tests/disagg/rank_table_test.cc has the notes' formulas, which hold
+// where P's tp divides D's and D's divides the heads, and every printed mistake.
 //
-// A group is who has to meet because some KV goes from one to another: ranks of one P and one D that the moves of
-// map_shards() connect, of all instances. In the notes' case that is a P rank and those D ranks that hold its heads; of
-// stages that are cut at other layers it may be everybody.
+// A group consists of ranks that must meet because KV goes from one to another: the ranks of P and D that the moves of
+// map_shards() connect, in all instances. In the notes' case this is one P rank and the D ranks that hold its heads. If
+// the stages are cut at different layers, the group may contain all ranks.
 #pragma once
 
 #include <algorithm>
@@ -20,19 +20,19 @@ namespace xpyd::disagg {
 struct RankTable {
   struct Row {
     bool prefill = true;
-    int kv_rank = 0;  // counts instances: P from 0, then D
+    int kv_rank = 0;  // number of the instance: P from 0, then D
     int rank = 0;     // in its instance, stage by stage
-    int group = -1;   // -1: it sends nothing, because another rank has the same heads
+    int group = -1;   // -1: sends nothing, because another rank has the same heads
     int group_rank = 0, group_size = 0;
     int global_rank = 0;
-    int port() const { return 2 * group + 1; }  // counted from a base: data; its signals are on the next one
+    int port() const { return 2 * group + 1; }  // of data, relative to a base port; signals use the next port
   };
   int n_groups = 0;
   std::vector<Row> rows;  // by global_rank
 
   RankTable(int n_prefill, int n_decode, const KvShards& p, const KvShards& d) {
     const int p_ranks = p.n_ranks(), d_ranks = d.n_ranks();
-    std::vector<int> first(size_t(p_ranks + d_ranks));  // whose group it is in: the lowest rank, P before D
+    std::vector<int> first(size_t(p_ranks + d_ranks));  // lowest rank of each rank's group, P before D
     std::iota(first.begin(), first.end(), 0);
     std::vector<bool> moves(first.size());
     for (const ShardMove& move : map_shards(p, d).moves) {

@@ -27,7 +27,7 @@ void Receiver::on(Incoming& in, Event event, With with) {
     case Action::drop: break;
     case Action::end: end(in); break;
     case Action::give_up:
-      // The prefill instance could not: of its own requests the conductor knows.
+      // In decode_first the conductor learns of P's failure from D. With push P has told the conductor itself.
       if (!samples_first()) break;
       parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
       break;
@@ -38,7 +38,7 @@ void Receiver::on(Incoming& in, Event event, With with) {
     case Action::refuse: give_back(with.from, in.attempt, with.delivered->handover); [[fallthrough]];
     case Action::fail: parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)}); break;
   }
-  // The reservation is broken.
+  // All remaining actions give up the room.
   give_back(in.from, in.attempt, in.handover);
   give_up(in.place);
   sweep();
@@ -49,7 +49,7 @@ Receiver::Incoming* Receiver::find(InstanceId from, AttemptId attempt) {
   return found == incoming_.end() || found->second.from != from ? nullptr : &found->second;
 }
 
-// Forgets those that are gone.
+// Forgets attempts in state gone. Returns whether there were any.
 bool Receiver::tidy() {
   if (std::exchange(gone_, 0) == 0) return false;
   const auto gone = [this](AttemptId attempt) { return incoming_.at(attempt).state == State::gone; };
@@ -59,7 +59,7 @@ bool Receiver::tidy() {
   return true;
 }
 
-// ---- What comes in.
+// ---- Messages.
 
 void Receiver::expect(Incoming in) {
   remote_prefilling_.push_back(in.attempt);
@@ -72,11 +72,11 @@ void Receiver::start(StartRequest message) {
   in.sequence = attempts_.begin(message.attempt, std::move(message.request), message.state);
   in.sequence->queue_ticket = attempts_.ticket(message.attempt, AttemptProgress::started);
   in.tokens = in.sequence->tokens;
-  in.deadline_s = std::numeric_limits<double>::infinity();  // until somebody has taken it
+  in.deadline_s = std::numeric_limits<double>::infinity();  // until a prefill instance takes it
   expect(std::move(in));
 }
 
-// Whether something new of the peer's is of use; it is told where not.
+// Returns whether a new attempt of the peer can be served. If it cannot, the peer is told.
 bool Receiver::is_welcome(InstanceId from, AttemptId attempt, DisaggOrder order) {
   if (order == parts_.remote && parts_.peers.contains(from) && !attempts_.aborted(attempt)) return true;
   parts_.tell(from, ReservationCancelled{attempt});
@@ -85,7 +85,7 @@ bool Receiver::is_welcome(InstanceId from, AttemptId attempt, DisaggOrder order)
 
 void Receiver::handle(InstanceId from, ReserveKv message) {
   auto found = incoming_.find(message.attempt);
-  if (found != incoming_.end()) {  // decode_first: the room is there, or nobody was told of it
+  if (found != incoming_.end()) {  // decode_first: D has the attempt already
     on(found->second, Event::claimed, {.from = from});
     tidy();
     return;
@@ -102,7 +102,7 @@ void Receiver::handle(InstanceId from, KvOffered message) {
   if (has(message.attempt) || !is_welcome(from, message.attempt, DisaggOrder::pull)) return;
   Incoming in{.attempt = message.attempt, .from = from};
   in.request = std::move(message.request);
-  in.tokens = in.request->prompt;  // each choice's last token was sampled there, and has no KV yet
+  in.tokens = in.request->prompt;  // P sampled each choice's last token, which has no KV yet
   const std::vector<int32_t>& output = message.choices[0].output;
   in.tokens.insert(in.tokens.end(), output.begin(), output.end() - 1);
   if (Status fits = parts_.peers.check_place(from, message.source, int(in.tokens.size())); !fits) {
@@ -116,9 +116,9 @@ void Receiver::handle(InstanceId from, KvOffered message) {
 }
 
 void Receiver::handle(InstanceId from, KvDelivered message) {
-  if (!parts_.transport.zero_copy()) message.handover.reset();  // it comes from another process
+  if (!parts_.transport.zero_copy()) message.handover.reset();  // only handoff hands over blocks
   Incoming* in = find(from, message.attempt);
-  if (!in) return give_back(from, message.attempt, message.handover);  // given up meanwhile
+  if (!in) return give_back(from, message.attempt, message.handover);  // the attempt was given up
   Event event = Event::delivered;
   if (in->state == State::granted && !message.kv_arrived) event = Event::delivered_short;
   if (in->state == State::granted && !fits(*in, message.choices)) event = Event::misdelivered;
@@ -126,8 +126,8 @@ void Receiver::handle(InstanceId from, KvDelivered message) {
   tidy();
 }
 
-// It comes from another process: each choice is one token further than the prompt's KV.
-// (decode_first: the sequence is here.)
+// Checks a delivery, which may come from another process: each choice must be one token longer than the KV. With
+// decode_first the sequence is here already.
 bool Receiver::fits(const Incoming& in, const std::vector<ChoiceState>& choices) const {
   const size_t next = in.tokens.size() + 1 - in.request->prompt.size();
   return parts_.remote != DisaggOrder::push ||
@@ -149,7 +149,7 @@ void Receiver::handle(InstanceId from, const ReservationCancelled& message) {
   Incoming* in = find(from, message.attempt);
   if (!in) return;
   if (samples_first() && request_over(*in))
-    on(*in, Event::request_over);  // it was this instance's abort
+    on(*in, Event::request_over);  // this instance aborted it
   else
     on(*in, Event::cancelled, {AttemptFailure::given_up, "its prefill was given up"});
   tidy();
@@ -179,7 +179,7 @@ bool Receiver::tick() {
       on(in, Event::silent, {AttemptFailure::peer_silent, "its prefill instance is silent"});
   }
   moved |= tidy();
-  // Who came later waits, too.
+  // Room is granted in turn, so later attempts wait for the first one.
   for (; !remote_prefilling_.empty() && grant(incoming_.at(remote_prefilling_.front())); moved = true)
     remote_prefilling_.pop_front();
   for (AttemptId attempt : finished_prefills_) look(incoming_.at(attempt));
@@ -187,7 +187,7 @@ bool Receiver::tick() {
   return moved;
 }
 
-// Who waits here for a prefill instance, or to read from one, can end here. (push: P ends it.)
+// An attempt that waits here for a P, or to read from one, can end here. With push P ends it.
 bool Receiver::request_over(const Incoming& in) const {
   const bool gone = attempts_.aborted(in.attempt);
   if (parts_.remote == DisaggOrder::pull) return gone && kUngranted.has(in.state);

@@ -1,6 +1,7 @@
-// The decode side of an instance: promises of room to prefill instances, and the KV that comes. What becomes of an
-// attempt is the receiver's table of states.h; here is what its actions do. Room is promised only if it is there now,
-// held while a peer may write there, and given to others only when nobody can any more.
+// Receiver is the decode side of an instance: it grants room to prefill instances and takes in the KV that arrives. The
+// receiver's table in states.h decides what happens to an attempt, and the functions here carry out its actions. Room
+// is granted only when it is free, held while a peer may write there, and given to others only when no peer can any
+// more.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -18,10 +19,10 @@
 
 namespace xpyd::disagg::handover {
 
-// Cumulative.
+// Cumulative counters.
 struct ReceiverStats {
-  int64_t refused_kv = 0;  // deliveries whose KV was short, late or changed: computed again here
-  int64_t expired = 0;     // promises given up because the peer was silent
+  int64_t refused_kv = 0;  // deliveries with missing, late or changed KV; computed again here
+  int64_t expired = 0;     // attempts given up because the peer was silent
 };
 
 class Receiver {
@@ -29,31 +30,31 @@ class Receiver {
   Receiver(InstanceParts& parts, Attempts& attempts, const KvRoom& room, Engine& engine)
       : parts_(parts), attempts_(attempts), room_(room), engine_(engine) {}
 
-  // decode_first: this instance has the request; any prefill instance will compute its KV.
+  // decode_first: this instance has the request, and any prefill instance will compute its KV.
   void start(StartRequest message);
   void handle(InstanceId from, ReserveKv message);
   void handle(InstanceId from, KvDelivered message);
   void handle(InstanceId from, KvOffered message);
   void handle(InstanceId from, const ReservationCancelled& message);
   void renewed(InstanceId from, AttemptId attempt);
-  // Gives up what is shared with the peer. `why`: for the conductor; "" where it knows.
+  // Gives up what is shared with the peer. `why` goes to the conductor; "": it knows already.
   void peer_gone(InstanceId peer, const std::string& why = "");
 
-  // All that time brings: peers that are silent, requests that are over, room, KV that is here. True:
-  // something moved.
+  // Handles silent peers, finished requests, free room and KV that has arrived. Returns whether something moved.
   bool tick();
-  // Attempts that stand here and belong to peers, too.
+  // Adds the attempts here that peers hold, too.
   void add_shared(SharedAttempts& of_peer) const;
-  // Nothing is told to anybody but the ends of sequences that wait here.
+  // Drops all attempts. It ends the sequences that wait here and sends peers no message.
   void clear(FinishReason reason, const std::string& error);
 
-  // Posts of what was delivered are on their way: nobody but the wire tells when they have arrived.
+  // Returns whether transfers are still arriving. Only polling the transport tells when they have arrived.
   bool counts() const { return !finished_prefills_.empty(); }
   bool has(AttemptId attempt) const { return incoming_.contains(attempt); }
   bool empty() const { return incoming_.empty() && quarantine_.empty(); }
+  // Returns the number of attempts in any state.
   int expected() const { return int(incoming_.size()); }
   const ReceiverStats& stats() const { return stats_; }
-  // f(request, handle) of each place that KV comes to.
+  // Calls f(request, handle) for each place into which KV arrives.
   template <class F>
   void each_holder(F&& f) const {
     for (const auto& [attempt, in] : incoming_)
@@ -65,8 +66,8 @@ class Receiver {
   using Event = ReceiverEvent;
   using Action = ReceiverAction;
   static constexpr Any<State> kUngranted = {State::remote_prefilling, State::loading};
-  // These end without a word of the peer for a lease, or when the request is over; what is delivered
-  // goes on: with the KV, where all of it arrives, or without.
+  // These attempts end if the peer is silent for a lease, or if the request is over. A delivered attempt continues:
+  // with its KV if all of it arrives, else without.
   static constexpr Any<State> kLeased = kUngranted | Any{State::granted, State::reading};
   static constexpr Any<State> kUndelivered = kUngranted | Any{State::unclaimed, State::granted};
   static constexpr Any<State> kCounting = {State::finished_prefills, State::closing};
@@ -75,22 +76,22 @@ class Receiver {
 
   struct Incoming {
     AttemptId attempt = 0;
-    InstanceId from = -1;  // decode_first: -1 until a prefill instance has taken it
+    InstanceId from = -1;  // decode_first: -1 until a prefill instance takes it
     State state = State::remote_prefilling;
     std::shared_ptr<const Request> request;
-    std::vector<int32_t> tokens;  // whose KV comes: prompt, and output of an earlier attempt
+    std::vector<int32_t> tokens;  // whose KV arrives: the prompt, and output of earlier attempts
     std::vector<ChoiceState> choices;
     SequencePtr sequence;  // decode_first
     KvPlace source;        // pull
     Place place;
-    double read_s = 0;  // pull: its post
+    double read_s = 0;  // pull: Clock, start of the read
     size_t read_bytes = 0;
-    int posts = 0;  // that are to be counted in the window
+    int posts = 0;  // transfers that must arrive
     std::vector<uint64_t> checksums;
     std::optional<KvHandover> handover;
-    double deadline_s = 0;  // without a word of the peer
+    double deadline_s = 0;  // Clock: then the peer counts as silent
   };
-  // What an event brings.
+  // The data of an event.
   struct With {
     AttemptFailure reason = AttemptFailure::given_up;
     std::string why;
@@ -110,8 +111,8 @@ class Receiver {
   bool fits(const Incoming& in, const std::vector<ChoiceState>& choices) const;
   void accept(Incoming& in, KvDelivered& delivered);
   void end(Incoming& in);
-  // Room, and the KV that comes there (receiver_kv.cc).
-  // decode_first: the last token is computed here, and the first one sampled.
+  // Room, and the KV that arrives there (receiver_kv.cc). In decode_first the last prompt token is computed here, and
+  // the first output token is sampled here.
   int n_computed(const Incoming& in) const { return int(in.tokens.size()) - int(samples_first()); }
   bool samples_first() const { return parts_.remote == DisaggOrder::decode_first; }
   int promised() const;
@@ -132,10 +133,10 @@ class Receiver {
   const KvRoom& room_;
   Engine& engine_;
   std::unordered_map<AttemptId, Incoming> incoming_;
-  std::deque<AttemptId> remote_prefilling_;   // want room, in turn
+  std::deque<AttemptId> remote_prefilling_;   // waiting for room, in turn
   std::vector<AttemptId> finished_prefills_;  // delivered, or being read
-  int gone_ = 0;                              // of incoming_, until the next tidy()
-  std::vector<Place> quarantine_;             // not wanted any more, and somebody may be inside
+  int gone_ = 0;                              // attempts of incoming_ in state gone, until the next tidy()
+  std::vector<Place> quarantine_;             // given up, and a transfer may still be inside
   TransferPlan plan_;
   ReceiverStats stats_;
 };

@@ -1,4 +1,4 @@
-// Receiver: room for KV that comes, and what becomes of it when it has come, or has not.
+// Receiver: room for KV that arrives, and what happens when it has arrived or has failed.
 #include <algorithm>
 
 #include "disagg/handover/receiver.h"
@@ -8,7 +8,7 @@ namespace xpyd::disagg::handover {
 
 // ---- Room.
 
-// Sequences of those who have it.
+// Returns the number of sequences that hold room.
 int Receiver::promised() const {
   int n = 0;
   for (const auto& [attempt, in] : incoming_)
@@ -23,7 +23,7 @@ bool Receiver::grant(Incoming& in) {
   if (got == KvRoom::Got::loading && in.state == State::remote_prefilling) on(in, Event::loads);
   if (got != KvRoom::Got::all) return false;
   parts_.tell(kConductor, AttemptProgress{in.attempt, AttemptProgress::granted});
-  const bool elsewhere = in.place.cached_tokens < n_computed(in);  // or all of its KV is here
+  const bool elsewhere = in.place.cached_tokens < n_computed(in);  // false: all of its KV is here
   switch (parts_.remote) {
     case DisaggOrder::push: on(in, Event::room_to_write); break;
     case DisaggOrder::pull: on(in, elsewhere ? Event::room_to_read : Event::room_for_all); break;
@@ -65,13 +65,13 @@ void Receiver::read(Incoming& in) {
   parts_.posted.seconds += parts_.clock.now() - start;
 }
 
-// ---- KV that comes.
+// ---- KV that arrives.
 
 bool Receiver::all_arrived(const Incoming& in) const {
   return in.place.registration == RemoteKey{} || parts_.transport.arrived(in.place.registration) >= in.posts;
 }
 
-// How far what was delivered, or is read, has come.
+// Checks how far the transfers of a delivered attempt, or its read, have come.
 void Receiver::look(Incoming& in) {
   if (in.state == State::reading) {
     const TransferState read = parts_.transport.poll(in.place.reading);
@@ -87,7 +87,7 @@ void Receiver::look(Incoming& in) {
     on(in, read == TransferState::done ? Event::read_done : Event::read_failed);
   }
   if (in.state == State::finished_prefills && all_arrived(in)) on(in, Event::counted);
-  // (A window that is being closed need not count any more.)
+  // A registration that is being closed need not count any more.
   if (in.state == State::closing && close(in.place)) on(in, Event::closed);
   const bool worth_the_wait = parts_.clock.now() <= in.deadline_s && !is_late(in) && !attempts_.aborted(in.attempt);
   if (kCounting.has(in.state) && !worth_the_wait) on(in, Event::late);
@@ -96,12 +96,12 @@ void Receiver::look(Incoming& in) {
 
 bool Receiver::is_whole(const Incoming& in) const {
   if (in.checksums.empty()) return true;
-  // What was read was computed from token 0 on: so is this, with what was here before.
+  // With pull P's checksums begin at token 0, so the prefix that was here before is compared, too.
   const int from = parts_.remote == DisaggOrder::pull ? 0 : in.place.cached_tokens;
   return checksums_are(parts_.memory, in.place.kv, from, n_computed(in), in.checksums);
 }
 
-// `whole`: with the KV that came; else it is computed here, in other blocks.
+// Gives the sequences to the engine. If not `whole`, it computes the prompt again, in other blocks.
 void Receiver::adopt(Incoming& in, bool whole) {
   KvMemory& memory = parts_.memory;
   const uint64_t salt = kv_salt(*in.request, in.attempt);
@@ -116,7 +116,7 @@ void Receiver::adopt(Incoming& in, bool whole) {
   KvHandle kv = std::exchange(in.place.kv, kNoKv);
   if (in.handover) {
     const bool elsewhere = in.handover->between_processes();
-    // What another process says is no more than a claim.
+    // A message from another process may be wrong.
     if (!elsewhere || in.handover->tokens == n_tokens)
       kv = memory.handoff().adopt(std::move(*in.handover), tokens, salt);
     if (elsewhere) {
@@ -142,7 +142,7 @@ void Receiver::adopt(Incoming& in, bool whole) {
     const Result<KvHandle> own = i == 0 || kv == kNoKv ? Result<KvHandle>(kv) : memory.fork(kv);
     if (own) s.kv = own.value();
     if (s.kv == kNoKv) {
-      s.probed = s.scheduled = true;  // begun elsewhere
+      s.probed = s.scheduled = true;  // it has begun at P
       engine_.submit(std::move(sequences[i]));
     } else {
       s.computed = n_tokens;
@@ -151,7 +151,8 @@ void Receiver::adopt(Incoming& in, bool whole) {
   }
 }
 
-// Nobody here adopts it. Another process's is that one's to discard.
+// Gives back blocks that were handed over and are not adopted. If they belong to another process, that process discards
+// them.
 void Receiver::give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover) {
   if (!handover) return;
   if (handover->between_processes())
@@ -163,7 +164,7 @@ void Receiver::give_back(InstanceId from, AttemptId attempt, std::optional<KvHan
 
 // ---- Room that is given back.
 
-// True: nobody writes there any more.
+// Returns whether nobody can write there any more.
 bool Receiver::close(Place& place) {
   if (place.registration == RemoteKey{}) return true;
   if (!parts_.transport.close(place.registration)) return false;
@@ -171,7 +172,7 @@ bool Receiver::close(Place& place) {
   return true;
 }
 
-// The KV is not wanted. Its blocks come back once nobody can touch them any more.
+// Gives up the KV. Its blocks are freed when no transfer can touch them any more.
 void Receiver::give_up(Place& place) {
   if (place.kv == kNoKv) return;
   const bool somebody_inside = place.registration != RemoteKey{} || place.reading != kNoTransfer;

@@ -17,12 +17,12 @@ bool Reservations::tick() {
   const int64_t computing = engine_.pending_tokens();
   const bool asks = parts_.remote == DisaggOrder::push && !parts_.transport.zero_copy();
   to_come_.clear();
-  bool room = true;  // nobody before this one waits for memory
+  bool room = true;  // no earlier prompt waits for memory
   bool alone = computing == 0 && sender_.sending() == 0;
-  Waiting* last = nullptr;  // of those that hold some KV, and not all that they need
+  Waiting* last = nullptr;  // the last that holds only some of its KV
   for (Waiting& w : waiting_) {
     if (is_over(w)) continue;
-    // KV that comes while this call looks at it does not count: its prompt has not asked for the rest yet.
+    // A prefix that arrives during this call does not count, because its prompt has not asked for the rest yet.
     const bool had_come = w.sequence->kv != kNoKv && parts_.memory.ready(w.sequence->kv);
     const AttemptId attempt = w.sequence->attempt;
     int64_t& to_come = to_come_.try_emplace(w.decode, computing).first->second;
@@ -38,12 +38,13 @@ bool Reservations::tick() {
     to_come += w.sequence->pending();
     if (!asks || sender_.granted(attempt)) engine_.submit(std::move(w.sequence));
   }
-  // No prompt holds all that it needs, and nothing is on its way to an end: the last one gives up what was read for it.
+  // No prompt holds all that it needs, and nothing in progress will free memory. The last prompt gives up what it has
+  // loaded.
   if (alone && last) room_.give_back(*last->sequence);
   return std::erase_if(waiting_, [](const Waiting& w) { return !w.sequence; }) > 0;
 }
 
-// Of an attempt that has failed, too, which the conductor calls off.
+// Ends the prompt if its request is over. An attempt that has failed also ends here, because the conductor aborts it.
 bool Reservations::is_over(Waiting& w) {
   const FinishReason why = w.sequence->over(parts_.clock.now());
   if (why != FinishReason::none) end(w, why, "");
@@ -52,7 +53,7 @@ bool Reservations::is_over(Waiting& w) {
 
 void Reservations::end(Waiting& w, FinishReason reason, const std::string& error) {
   room_.give_back(*w.sequence);
-  sender_.prefill_cancelled(*w.sequence);  // D is told, if it was asked
+  sender_.prefill_cancelled(*w.sequence);  // tells D, if D was asked
   emit_end(*w.sequence, reason, error, parts_.clock.now());
   w.sequence.reset();
 }

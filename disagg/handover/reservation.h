@@ -1,12 +1,12 @@
-// Admission by reservation (--reservation escrow): a prompt whose KV leaves goes to the engine when all that it needs
-// is held, and until then it holds all of it or nothing. In three steps, WavePP's:
-//   lease   its cached prefix, which is referenced and so is not evicted (KvMemory::reserve)
-//   escrow  room for the rest of it here, a number that no admission counts on any more, for which nothing is evicted
-//           yet (KvMemory::escrow); then, by push, its room at D (ReserveKv, whose answer is D's escrow)
-//   commit  the engine has it, and draws from the escrow, block by block
-// Each side's part has the lease that what is shared with a peer has (leases.h). One block table is for all ranks of an
-// instance: what is held is held on all of them or on none.
-// Where D is not asked before the first step (kv_room.h), P's part is all that is held.
+// Admission by reservation (--reservation escrow): a prompt whose KV leaves enters the engine when all that it needs is
+// held. Until then it holds all of it or nothing. The three steps are WavePP's (sections 4.2 to 4.5):
+//   lease   The cached prefix is referenced, so it is not evicted (KvMemory::reserve).
+//   escrow  Blocks for the rest are reserved here as a number (KvMemory::escrow). Other admissions cannot use them, and
+//           nothing is evicted yet. With push, D is then asked for its room (ReserveKv).
+//   commit  The engine takes the prompt, which draws on the reserved blocks one by one.
+// Each side renews its part as it renews all that it shares with a peer (leases.h). All ranks of an instance share one
+// block table, so room is held on all ranks or on none. If D is not asked before the first step (kv_room.h), only P's
+// part is held.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -23,18 +23,18 @@ namespace xpyd::disagg::handover {
 
 class Reservations {
  public:
-  // `headroom`: tokens that are still to be computed here, of which no more is held for another prompt: so D's room
-  // does not stand empty for long. One prompt can be longer than that.
+  // `headroom`: if more tokens than these are still to be computed here for a D, no further prompt gets room there. So
+  // D's room does not stay empty for long. A single prompt may be longer.
   Reservations(InstanceParts& parts, Sender& sender, const KvRoom& room, Engine& engine, int64_t headroom)
       : parts_(parts), sender_(sender), room_(room), engine_(engine), headroom_(headroom) {}
 
-  // The sender expects it.
+  // Requires: Sender::expect() was called for the attempt.
   void start(SequencePtr sequence, InstanceId decode);
-  bool tick();  // true: something moved
+  bool tick();  // returns whether something moved
   void clear(FinishReason reason, const std::string& error);
 
   int size() const { return int(waiting_.size()); }
-  // f(request, handle) of each prompt that holds KV here.
+  // Calls f(request, handle) for each prompt that holds KV here.
   template <class F>
   void each_holder(F&& f) const {
     for (const Waiting& w : waiting_)
@@ -43,9 +43,9 @@ class Reservations {
 
  private:
   struct Waiting {
-    SequencePtr sequence;  // null: it has gone
+    SequencePtr sequence;  // null: it has left
     InstanceId decode;
-    bool held = false;  // here
+    bool held = false;  // all of P's part
   };
 
   bool is_over(Waiting& waiting);
@@ -56,8 +56,8 @@ class Reservations {
   const KvRoom& room_;
   Engine& engine_;
   const int64_t headroom_;
-  std::deque<Waiting> waiting_;                      // by priority, then in turn
-  std::unordered_map<InstanceId, int64_t> to_come_;  // of tick(): tokens that are held for, by their D
+  std::deque<Waiting> waiting_;                      // by priority, then by arrival
+  std::unordered_map<InstanceId, int64_t> to_come_;  // in tick(): tokens that are still to be computed for each D
 };
 
 }  // namespace xpyd::disagg::handover

@@ -21,7 +21,7 @@ void Sender::on(Outgoing& out, Event event, With with) {
       out.destination = std::move(*with.place);
       out.deadline_s = parts_.new_deadline();
       std::fill(out.sent.begin(), out.sent.end(), out.destination.cached_tokens);
-      if (out.choices.empty()) break;  // the next layer's end
+      if (out.choices.empty()) break;  // kv_written() or prefill_done() will send
       send_rest(out);
       on(out, Event::prompt_done);
       break;
@@ -46,7 +46,7 @@ Sender::Outgoing* Sender::find(InstanceId peer, AttemptId attempt) {
   return found == outgoing_.end() || found->second.peer != peer ? nullptr : &found->second;
 }
 
-// ---- What comes in.
+// ---- Messages.
 
 void Sender::expect(AttemptId attempt, InstanceId decode) {
   Outgoing& out = outgoing_[attempt];
@@ -57,9 +57,9 @@ void Sender::expect(AttemptId attempt, InstanceId decode) {
     on(out, Event::connection_lost, {AttemptFailure::peer_unknown, "its decode instance is gone"});
 }
 
-// P itself asks for room, so that both directions are in order: D hears of a request before it hears of its end, and P
-// knows it before D answers. It asks when the prompt starts, so that D grants room in the order in which P can use it.
-// (decode_first: D has the room, and learns who will write. With reservations it was asked before.)
+// P itself asks D for room, so messages are in order in both directions: D learns of a request before its end, and P
+// knows the attempt before D answers. P asks when the prompt starts, so D grants room in the order in which P can use
+// it. With decode_first D has the room and learns which P will write. With reservations D was asked earlier.
 void Sender::prefill_started(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   out.request = sequence.request->id;
@@ -74,17 +74,17 @@ void Sender::ask(const Sequence& sequence) {
   on(out, Event::started, {.sequence = &sequence});
 }
 
-// D's answer comes while the first step runs: the layers that are left need not wait for the step's
-// end. Nor need what has left in an earlier step. A prompt of one step whose grant were read at the step's end would
-// leave after it: 4,096 tokens of Llama-3.1-8B at 100 Gb/s wait 43 ms for D, and not 1.3 (transfer_exposed, by
-// request).
+// D's answer arrives while the first step runs. The remaining layers then leave without waiting for the step's end, and
+// finished transfers are noticed. If the grant were read only at the step's end, the KV of a one-step prompt would
+// leave after that step: 4,096 tokens of Llama-3.1-8B at 100 Gb/s would delay D by 43 ms instead of 1.3 (make
+// exp-transfer_exposed).
 void Sender::layer_ended() {
   if (outgoing_.empty()) return;
   for (auto& [from, reserved] : leases_.take_reserved()) handle(from, std::move(reserved));
   tick();
 }
 
-// What was computed before the destination was known goes with the first call after it is.
+// KV that was computed before the grant leaves with the first call after it.
 void Sender::kv_written(Sequence& sequence, int layer_begin, int layer_end, int, int token_end) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   if (stream_ != StreamKv::request && kWriting.has(out.state))
@@ -132,7 +132,7 @@ void Sender::peer_gone(InstanceId peer, const std::string& why) {
       on(out, why.empty() ? Event::peer_gone : Event::connection_lost, {AttemptFailure::connection_lost, why});
 }
 
-// ---- What is done.
+// ---- Actions.
 
 void Sender::send(Outgoing& out, KvHandle kv, int layer_begin, int layer_end, int token_end) {
   if (parts_.transport.zero_copy()) return;
@@ -182,8 +182,8 @@ void Sender::offer(Outgoing& out) {
   parts_.tell(out.peer, std::move(offered));
 }
 
-// As soon as the last post is posted, not when it is done: between the layers of the next prompt this instance looks
-// late, while the peer can count at once. The source rows are pinned until then.
+// Called when the last transfer has started, not when it is done. While this instance computes the next prompt it
+// notices the end late, but D can count arrivals at once. The source blocks stay pinned until then.
 void Sender::deliver(Outgoing& out) {
   const bool whole = out.state == State::prefill_sending;
   KvDelivered delivered{.attempt = out.attempt, .kv_arrived = whole, .posts = out.posts};
@@ -211,7 +211,8 @@ void Sender::end(Outgoing& out) {
 
 void Sender::free(Outgoing& out) {
   if (out.kv != kNoKv) parts_.memory.free(std::exchange(out.kv, kNoKv));
-  // The attempt is the peer's: one that is silent adopts what it finds, or computes.
+  // The attempt now belongs to D. If D is silent, it keeps the blocks that it has already shared, or computes the
+  // prompt.
   if (out.given.between_processes()) parts_.memory.handoff().discard(std::move(out.given));
 }
 
@@ -225,7 +226,7 @@ bool Sender::tick() {
       on(out, Event::silent, {AttemptFailure::peer_silent, "its decode instance is silent"});
     moved |= poll(out);
     if (kHolding.has(out.state) && over(out) != FinishReason::none) on(out, Event::request_over);
-    // (A peer may be reading.)
+    // A peer may be reading, so the registration must close first.
     if (kQuiet.has(out.state) && out.in_flight.empty() &&
         (out.registration == RemoteKey{} || parts_.transport.close(out.registration)))
       on(out, Event::quiet);

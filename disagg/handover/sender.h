@@ -1,7 +1,7 @@
-// The prefill side of an instance: prompts whose KV goes to a decode instance, as the engine tells of them. What
-// becomes of one is the sender's table of states.h; here is what its actions do. A step's end of a layer is where a
-// peer's grant is read and posts are looked after (layer_ended, called by the model); all else waits for the step's
-// end.
+// Sender is the prefill side of an instance: it sends the KV of prompts to decode instances while the engine computes
+// them. The sender's table in states.h decides what happens to an attempt, and the functions here carry out its
+// actions. After each layer of a step (layer_ended, called by the model) it reads grants and polls transfers.
+// Everything else waits for the end of the step.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -20,14 +20,15 @@ class Sender final : public EngineHooks {
  public:
   Sender(InstanceParts& parts, Leases& leases, StreamKv stream) : parts_(parts), leases_(leases), stream_(stream) {}
 
-  // The attempt will leave for `decode`; its sequence goes to the engine now.
+  // Registers an attempt whose KV will go to `decode`. Requires: its sequence enters the engine next.
   void expect(AttemptId attempt, InstanceId decode);
 
-  // Asks for room before the engine has it (reservation.h).
+  // Asks D for room before the engine has the sequence (reservation.h).
   void ask(const Sequence& sequence);
+  // Returns whether D has granted room. Requires: has(attempt).
   bool granted(AttemptId attempt) const { return kWriting.has(outgoing_.at(attempt).state); }
 
-  // Of sequences that leave.
+  // EngineHooks, for sequences that leave.
   void prefill_started(const Sequence& sequence) override;
   bool layerwise() const override { return stream_ == StreamKv::layer; }
   void layer_ended() override;
@@ -36,26 +37,25 @@ class Sender final : public EngineHooks {
   void prefill_cancelled(const Sequence& sequence) override { on(outgoing_.at(sequence.attempt), SenderEvent::ended); }
   void prefill_broken(const Sequence& sequence) override;
 
-  // Of a peer that has no part in the attempt they mean nothing.
+  // Messages from a peer that has no part in the attempt have no effect.
   void handle(InstanceId from, KvReserved message);
   void handle(InstanceId from, const KvTaken& message);
   void handle(InstanceId from, const ReservationCancelled& message);
   void renewed(InstanceId from, AttemptId attempt);
-  // Gives up what is shared with the peer. `why`: for the conductor; "" where it knows.
+  // Gives up what is shared with the peer. `why` goes to the conductor; "": it knows already.
   void peer_gone(InstanceId peer, const std::string& why = "");
 
-  // All that time brings: posts that are done, peers that are silent, requests that are over. True:
-  // something moved.
+  // Handles finished transfers, silent peers and finished requests. Returns whether something moved.
   bool tick();
-  // Attempts that stand here and belong to peers, too.
+  // Adds the attempts here that peers hold, too.
   void add_shared(SharedAttempts& of_peer) const;
-  // Ends what waits here; nothing is told to peers.
+  // Ends the sequences that wait here. Peers get no message.
   void clear(FinishReason reason, const std::string& error);
 
   bool has(AttemptId attempt) const { return outgoing_.contains(attempt); }
   bool empty() const { return outgoing_.empty(); }
-  int sending() const;
-  // f(request, handle) of each prompt that is done, and whose KV stands here until it is sent.
+  int sending() const;  // computed prompts whose KV is not sent yet
+  // Calls f(request, handle) for each computed prompt whose KV stays here until it is sent.
   template <class F>
   void each_holder(F&& f) const {
     for (const auto& [attempt, out] : outgoing_)
@@ -70,15 +70,15 @@ class Sender final : public EngineHooks {
   static constexpr Any<State> kHolding = {State::waiting, State::offered};
   static constexpr Any<State> kOver = {State::withdrawing, State::withdrawing_told, State::closing,
                                        State::closing_told};
-  // The peer knows of it, and has said so within a lease.
+  // The peer knows the attempt and must renew it within a lease.
   static constexpr Any<State> kShared = kWriting | kHolding | Any{State::asked, State::prefill_sending, State::lent};
-  // They end when nothing is under way any more.
+  // These states end when no transfer is in flight any more.
   static constexpr Any<State> kQuiet = {State::prefill_sending, State::closing, State::closing_told,
                                         State::withdrawing_told};
 
   struct Flight {
     TransferId id;
-    KvLease lease;  // the source blocks stay while they are read
+    KvLease lease;  // keeps the source blocks while they are read
     double post_s;
     size_t bytes;
   };
@@ -87,21 +87,21 @@ class Sender final : public EngineHooks {
     uint64_t request = 0;
     InstanceId peer = -1;
     State state = State::expected;
-    int n_tokens = 0;       // for which the peer was asked for room
-    double until_s = 0;     // of the request
-    double deadline_s = 0;  // without a word of the peer
+    int n_tokens = 0;       // tokens for which the peer was asked for room
+    double until_s = 0;     // Clock: deadline of the request
+    double deadline_s = 0;  // Clock: then the peer counts as silent
     KvPlace destination;
-    std::vector<int> sent;  // [n_layers]: tokens already posted
+    std::vector<int> sent;  // [n_layers] tokens already given to the transport
     std::vector<Flight> in_flight;
     int posts = 0;
-    double first_post_s = 0, last_end_s = 0;  // Clock; 0: none has ended well
-    int64_t bytes = 0;                        // posted
-    KvHandle kv = kNoKv;                      // once the prompt is done
+    double first_post_s = 0, last_end_s = 0;  // Clock; 0: no transfer has succeeded
+    int64_t bytes = 0;                        // given to the transport
+    KvHandle kv = kNoKv;                      // once the prompt is computed
     std::vector<SequencePtr> choices;         // … until they are delivered
-    RemoteKey registration;                   // pull: the peer may read
-    KvHandover given;                         // lent
+    RemoteKey registration;                   // pull: of the registration that the peer may read through
+    KvHandover given;                         // state lent
   };
-  // What an event brings.
+  // The data of an event.
   struct With {
     AttemptFailure reason = AttemptFailure::given_up;
     std::string why;
@@ -118,7 +118,7 @@ class Sender final : public EngineHooks {
   void offer(Outgoing& out);
   void deliver(Outgoing& out);
   bool poll(Outgoing& out);
-  // Who has gone away, or is late, need not wait for room on the other side.
+  // A request that is cancelled or late need not wait for room at D.
   FinishReason over(const Outgoing& out) const { return out.choices[0]->over(parts_.clock.now()); }
   void end(Outgoing& out);
   void free(Outgoing& out);

@@ -1,10 +1,10 @@
-// What becomes of an attempt whose KV changes hands: what P knows of it, and what D does. Each side
-// is one table, state x event -> state and action; states.md prints both.
+// The two state tables of an attempt whose KV changes hands: the sender's at P and the receiver's at D. Each maps a
+// state and an event to the next state and an action. states.md prints both.
 //
-// A pair that is in no row cannot be, and ends in a CHECK. What a peer, another process, may say is therefore in the
-// rows of every state that has a peer: where it means nothing the state stays, and nothing is done.
+// A pair that is in no row cannot happen and ends in a CHECK. An event that a message of a peer causes therefore has a
+// row for every state that has a peer. Where such a message means nothing, the state stays and nothing is done.
 //
-// Thread safety: constants, but for Visits.
+// Thread safety: constants, except Visits.
 #pragma once
 
 #include <array>
@@ -21,111 +21,111 @@
 namespace xpyd::disagg::handover {
 
 enum class SenderState : uint8_t {
-  expected,          // the engine has it, or will; the peer has not heard of it
-  asked,             // the engine computes it, or will; the peer was asked for room
-  writing,           // … and has said where: KV goes while it is computed
-  writing_short,     // … and a post has failed
-  waiting,           // computed, and no room yet
-  prefill_sending,   // delivered: until the last post is done
+  expected,          // the engine has or gets it; the peer does not know it
+  asked,             // the engine computes or gets it; the peer was asked for room
+  writing,           // … and has granted room: KV leaves while it is computed
+  writing_short,     // … and a transfer has failed
+  waiting,           // computed; room is not granted yet
+  prefill_sending,   // delivered; a transfer may still be in flight
   offered,           // pull: the peer may read
-  lent,              // blocks between processes: until the peer has taken them, or will not
-  withdrawing,       // given up, and the engine still has it
-  withdrawing_told,  // … and the peer, which knows of it, is to be told
-  closing,           // over: until no post is under way, and no reader inside
-  closing_told,      // … and the peer is to be told
+  lent,              // blocks are handed to another process, which has not answered yet
+  withdrawing,       // given up; the engine still has it
+  withdrawing_told,  // … and the peer must still be told
+  closing,           // over; a transfer may be in flight, or a reader inside
+  closing_told,      // … and the peer must still be told
   gone,
 };
 
 enum class SenderEvent : uint8_t {
-  started,          // engine: the first step begins; with reservations: P has what it needs
-  prompt_done,      // engine: its KV is all here
-  ended,            // engine: nothing will leave
-  reserved,         // D: KvReserved, a place for it all
-  misplaced,        // D: KvReserved, a place that cannot be
+  started,          // engine: the first step begins; with reservations: P's part is held
+  prompt_done,      // engine: all of its KV is here
+  ended,            // engine: it ended here, nothing will leave
+  reserved,         // D: KvReserved with a valid place
+  misplaced,        // D: KvReserved with an invalid place
   taken,            // D: KvTaken
   cancelled,        // D: ReservationCancelled
-  peer_gone,        // and the conductor knows
-  connection_lost,  // and it does not
+  peer_gone,        // the conductor knows
+  connection_lost,  // the conductor does not know
   lends,            // the blocks stay this process's until they are taken
-  no_registration,  // the wire opens none to read
-  post_failed,      // wire
-  quiet,            // wire: nothing is under way, and the window closed
-  silent,           // tick: the peer, for a lease
-  request_over,     // tick: the client has gone, or has no more time
+  no_registration,  // transport: a registration to read is refused
+  post_failed,      // transport
+  quiet,            // transport: nothing is in flight and the registration is closed
+  silent,           // tick: the peer was silent for a lease
+  request_over,     // tick: the request is cancelled or late
   shut_down,
 };
 
 enum class SenderAction : uint8_t {
   nothing,
-  ask,           // ReserveKv
-  take_place,    // post what is computed
-  deliver,       // KvDelivered
-  offer,         // open a window, KvOffered
-  fail,          // AttemptFailed, to the conductor
-  end_or_fail,   // its choices end, where the request is over; else AttemptFailed
-  end,           // its choices end
-  cancel_posts,  // none of them is waited for any more
-  tell,          // ReservationCancelled, to the peer
-  free,          // its KV
+  ask,           // sends ReserveKv
+  take_place,    // sends the KV computed so far
+  deliver,       // sends KvDelivered
+  offer,         // opens a registration, sends KvOffered
+  fail,          // sends AttemptFailed to the conductor
+  end_or_fail,   // ends its choices if the request is over, else sends AttemptFailed
+  end,           // ends its choices
+  cancel_posts,  // cancels its transfers
+  tell,          // sends ReservationCancelled to the peer
+  free,          // frees its KV
   free_and_tell,
 };
 
 enum class ReceiverState : uint8_t {
   remote_prefilling,   // waits for room, and holds nothing
-  loading,             // … and holds what a tier loads, or has loaded
+  loading,             // … and holds what an offload tier loads or has loaded
   unclaimed,           // decode_first: has room, and waits for a P
-  granted,             // a window is open, and P knows where to write
-  finished_prefills,   // delivered: until so many posts have arrived
-  closing,             // they have: until nobody can write there any more
-  reading,             // pull: until the read is done
-  finished_transfers,  // all is here
-  incomplete,          // it will not come whole: D computes the prompt
+  granted,             // a registration is open, and P knows where to write
+  finished_prefills,   // delivered; some transfers may not have arrived
+  closing,             // all have arrived; a writer may still be inside
+  reading,             // pull: the read is in flight
+  finished_transfers,  // all KV is here
+  incomplete,          // the KV will not be complete: D computes the prompt
   gone,                // given up, or in the engine
 };
 
 enum class ReceiverEvent : uint8_t {
-  loads,            // room: a tier has some of it
-  room_to_write,    // room: there is room, …
+  loads,            // KvRoom: an offload tier holds part of it
+  room_to_write,    // KvRoom: there is room (push)
   room_to_read,     // … the same, pull
   room_to_claim,    // … the same, decode_first
-  room_for_all,     // … the same, and nothing is to be computed elsewhere
-  claimed,          // P: ReserveKv of an attempt that is D's own
-  delivered,        // P: KvDelivered, all is posted
-  delivered_short,  // P: the same, and a post has failed
+  room_for_all,     // … the same, and all KV is already here
+  claimed,          // P: ReserveKv for an attempt that D holds already
+  delivered,        // P: KvDelivered, all transfers have started
+  delivered_short,  // P: the same, and a transfer has failed
   misdelivered,     // P: the same, and it does not fit the request
   cancelled,        // P: ReservationCancelled
-  peer_gone,        // and the conductor knows
-  connection_lost,  // and it does not
-  no_registration,  // the wire opens none to write
-  counted,          // wire: all posts have arrived
-  closed,           // wire: the window is
-  read_done,        // wire
-  read_failed,      // wire
-  silent,           // tick: P, for a lease
-  late,             // tick: what is delivered is not worth the wait any more
-  request_over,     // tick: the client has gone, or has no more time
+  peer_gone,        // the conductor knows
+  connection_lost,  // the conductor does not know
+  no_registration,  // transport: a registration to write is refused
+  counted,          // transport: all transfers have arrived
+  closed,           // transport: the registration is closed
+  read_done,        // transport
+  read_failed,      // transport
+  silent,           // tick: P was silent for a lease
+  late,             // tick: the KV is not worth the wait any more
+  request_over,     // tick: the request is cancelled or late
   adopted,          // tick: its turn has come
   shut_down,
 };
 
 enum class ReceiverAction : uint8_t {
   nothing,
-  promise,    // open a window, KvReserved
-  read,       // post the read
-  hand_out,   // PrefillJob, to the conductor
-  accept,     // what KvDelivered says
-  give_back,  // blocks that KvDelivered hands over, and nobody here wants
-  drop,       // its room
-  fail,       // AttemptFailed, and drop
-  refuse,     // give back, and fail
-  give_up,    // drop; decode_first: and AttemptFailed
-  expire,     // counted, and fail
-  end,        // its client's choices, tell P, and drop
-  adopt,      // its sequences go to the engine, with the KV
+  promise,    // opens a registration, sends KvReserved
+  read,       // starts the read
+  hand_out,   // sends PrefillJob to the conductor
+  accept,     // takes the contents of KvDelivered
+  give_back,  // gives back the blocks of an unwanted KvDelivered
+  drop,       // gives up its room
+  fail,       // sends AttemptFailed, then drop
+  refuse,     // give_back, then fail
+  give_up,    // drop; decode_first: also AttemptFailed
+  expire,     // counts it, then fail
+  end,        // ends its choices, tells P, then drop
+  adopt,      // gives its sequences to the engine, with the KV
   recompute,  // … without
 };
 
-// An enumerator's name, from how the compiler spells it: "… [with auto value = …::SenderState::asked; …".
+// Returns an enumerator's name, from how the compiler spells it: "… [with auto value = …::SenderState::asked; …".
 template <auto value>
 constexpr std::string_view name_of() {
   const std::string_view text = __PRETTY_FUNCTION__;
@@ -141,7 +141,7 @@ requires std::is_enum_v<Enum> std::string_view name(Enum e) {
   return kNames[size_t(e)];
 }
 
-// Some of an enum's values.
+// A set of values of an enum.
 template <class Enum>
 struct Any {
   uint32_t bits = 0;
@@ -164,7 +164,7 @@ struct Machine {
   struct Rule {
     Any<State> in;
     Any<Event> when;
-    std::optional<State> next;  // kStays: the same
+    std::optional<State> next;  // kStays: unchanged
     Action action;
   };
   struct Step {
@@ -182,7 +182,7 @@ struct Machine {
       for (size_t s = 0; s < kStates; ++s)
         for (size_t e = 0; e < kEvents; ++e) {
           if (!rule.in.has(State(s)) || !rule.when.has(Event(e))) continue;
-          if (steps[s][e].can_be) throw "a pair in two rows";  // of a constant: does not compile
+          if (steps[s][e].can_be) throw "a pair in two rows";  // in a constant expression, so it does not compile
           steps[s][e] = {rule.next.value_or(State(s)), rule.action, true};
         }
   }
@@ -203,7 +203,7 @@ constexpr SenderMachine sender_table() {
   using E = SenderEvent;
   using A = SenderAction;
   constexpr Any<SenderState> kComputing = {expected, asked, writing, writing_short};
-  constexpr Any<SenderState> kComputed = {waiting, offered};  // its choices are here
+  constexpr Any<SenderState> kComputed = {waiting, offered};  // P holds its choices
   constexpr Any<SenderState> kDelivered = {prefill_sending, lent};
   constexpr Any<SenderState> kWithdrawing = {withdrawing, withdrawing_told}, kClosing = {closing, closing_told};
   constexpr SenderMachine::Rule kRules[] = {
@@ -297,7 +297,7 @@ constexpr ReceiverMachine receiver_table() {
 inline constexpr SenderMachine kSenderTable = sender_table();
 inline constexpr ReceiverMachine kReceiverTable = receiver_table();
 
-// Which pairs a test has seen.
+// Counts the pairs that a test has visited.
 struct Visits {
   SenderMachine::Visits sender = {};
   ReceiverMachine::Visits receiver = {};

@@ -28,7 +28,7 @@ ShardMap map_shards(const KvShards& source, const KvShards& destination) {
   ShardMap map{source, destination, {}};
   for (int to = 0; to < destination.n_ranks(); ++to) {
     const KvRect wanted = destination.rect(to);
-    // Ranks that want the same heads ask different holders of them.
+    // Ranks that need the same heads ask different holders of them.
     const int twin = destination.tensor_rank_of(to) % destination.replicas();
     for (int stage = 0; stage < source.pp; ++stage) {
       const KvRange held = source.layers(stage);

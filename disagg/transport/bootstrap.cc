@@ -10,11 +10,11 @@ namespace {
 
 constexpr size_t kMaxRegions = 1024, kTokenDigits = 32;
 constexpr double kHelloSeconds = 10;
-constexpr double kCallSeconds = 120;  // who calls has given up long before, by its own clock
+constexpr double kCallSeconds = 120;  // longer than a caller waits by its own clock
 
 std::string random_digits() { return hex(random_secret()) + hex(random_secret()); }
 
-// The text up to the next `separator`, which is taken as well.
+// Returns the text up to the next `separator` and removes both from `text`.
 std::string_view next(std::string_view& text, char separator) {
   const size_t at = std::min(text.find(separator), text.size());
   std::string_view taken = text.substr(0, at);
@@ -62,7 +62,7 @@ ChannelLimits transport_limits(size_t max_frame_bytes, size_t max_files) {
   return {.handshake_timeout_s = kHelloSeconds,
           .heartbeat_s = kNever,
           .silence_timeout_s = kNever,
-          .max_unsent_bytes = 4 << 20,  // a peer that is stopped does not read
+          .max_unsent_bytes = 4 << 20,  // a stopped peer does not read
           .max_channels = 4096,
           .max_frame_bytes = max_frame_bytes,
           .max_files = max_files};

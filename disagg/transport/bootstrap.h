@@ -1,11 +1,11 @@
-// Where the two ends of a wire meet, before bytes go their own way (tcp: bulk frames on the same sockets; rdma; nccl)
-// or beside them: channels (disagg/net/channel.h) of a loop of the wire's own. The owner of memory listens, and says in
-// its address where, with which token, and where its memory lies; who calls proves by its hello that it has the token.
-// When a process dies its channels end at once, which is how the other side learns of it: RDMA itself would retry for
-// seconds, NCCL would wait for ever. A peer that is only stopped stays connected. Processes of one user and host (shm,
-// handoff) meet at a Unix socket of an abstract, random name instead, on which descriptors cross.
+// The bootstrap of a transport: Bootstrap lets its two ends find each other over channels (disagg/net/channel.h) of a
+// loop of its own. KV bytes then travel on the same sockets (tcp) or beside the channels (rdma, nccl). The owner of
+// memory listens. Its address contains the host and port, a token, and where its memory lies. The caller's hello proves
+// that it has the token. When a process dies its channels end at once, so the other side learns of it; RDMA itself
+// would retry for seconds, and NCCL would wait for ever. A stopped peer stays connected. Processes of one user and host
+// (shm, handoff) use a Unix socket with an abstract, random name instead, because it can carry file descriptors.
 //
-// Thread safety: Bootstrap: its owner's thread; callbacks come on the loop's. Calls: its owner's thread; Answer: any.
+// Thread safety: Bootstrap and Calls: the owner's thread, and callbacks run on the loop's thread. Answer: any thread.
 #pragma once
 
 #include <memory>
@@ -20,32 +20,32 @@
 
 namespace xpyd::disagg {
 
-// KvTransport::address() of such a wire: KIND,HOST,PORT,TOKEN,BASE+BYTES,..., text without blanks, known to the cluster
-// only.
+// The value of KvTransport::address(): KIND,HOST,PORT,TOKEN,BASE+BYTES,..., text without blanks. Only members of the
+// cluster know it.
 struct TransportAddress {
   std::string host;  // numeric, without commas
   uint16_t port = 0;
-  std::string token;  // what lets somebody in: 32 hexadecimal digits
+  std::string token;  // admits a caller: 32 hexadecimal digits
   std::vector<AddressRange> regions;
   bool operator==(const TransportAddress&) const = default;
 };
 std::string to_text(const std::string& kind, const TransportAddress& address);
 Result<TransportAddress> parse_transport_address(const std::string& kind, const std::string& text);
 
-// One frame, of the kind that all of a wire's are.
+// Sends one frame. All frames of a transport have the same type.
 template <class Message>
 void say(const ChannelPtr& channel, const Message& message) {
   channel->send(kFirstFrameType, to_bytes(message));
 }
-// Listens: `take` false, the peer talks nonsense and is hung up on; `left` is the last call.
+// Returns the callbacks of a channel. If `take` returns false, the channel is closed. `left` is called last.
 ChannelEvents hear(const ChannelPtr& channel, std::function<bool(std::string_view)> take, std::function<void()> left);
 
-// A channel that is closed when nobody holds this any more.
+// Returns a handle that closes the channel when its last copy is destroyed.
 inline ChannelPtr held(const ChannelPtr& channel) {
   return {channel.get(), [channel](Channel*) { channel->close("it is not needed any more"); }};
 }
 
-// What a call gives, once it does; until then, on the loop's thread, its channel.
+// The result of a call, once there is one. Until then the loop's thread may keep the channel here.
 template <class Connected>
 class Answer {
  public:
@@ -64,22 +64,24 @@ class Answer {
   std::optional<Result<Connected>> met_;
 };
 
-// Channels that end only when a process ends one, or itself: nothing is said on them for hours, and a peer that is
-// stopped is still inside what it was let into.
+// Returns limits without heartbeat and silence timeout: peers may say nothing for hours, and a stopped peer may still
+// be inside a registration.
 ChannelLimits transport_limits(size_t max_frame_bytes, size_t max_files = 0);
 
 class Bootstrap {
  public:
   using Accepted = std::function<ChannelEvents(const ChannelPtr&, PeerId)>;
-  // `schema`: of what the ends tell each other. `log`, `work`: ControlLoop's.
+  // `schema`: hash of the messages between the ends. `log`, `work`: as for ControlLoop.
   Bootstrap(const char* kind, PeerId self, uint64_t schema, const ChannelLimits& limits,
             std::function<bool()> work = nullptr, std::function<void(const std::string&)> log = nullptr);
-  // Callers come to `accepted`, which gives what listens to the channel. At a port of options.host; or here.
+  // Listens at a free port of options.host, or at a Unix socket here. `accepted` returns the callbacks of a new
+  // channel.
   Status listen(const TransportOptions& options, Accepted accepted);
   Status listen_here(Accepted accepted);  // KIND:@NAME
   const std::string& address() const { return address_; }
-  // Calls, as the session of that number. Error: the address is none. Who lets us in comes to on_open(channel, answer);
-  // a failure, to the answer. Where nobody waits for that any more, who lets us in is hung up on.
+  // Calls `address` with the number `session`. Returns an error if the address is invalid. When the peer admits us,
+  // on_open(channel, answer) is called; a failure goes to `answer`. If nobody holds `answer` any more, the channel is
+  // closed.
   template <class Connected, class OnAnswer>
   Status call(const std::string& address, uint64_t session, const std::shared_ptr<Answer<Connected>>& answer,
               OnAnswer on_open) {
@@ -95,7 +97,7 @@ class Bootstrap {
         });
   }
   void post(std::function<void()> f) { loop_->post(std::move(f)); }
-  int64_t refused() const { return loop_->stats().garbage; }  // strangers
+  int64_t refused() const { return loop_->stats().garbage; }  // callers that were not admitted
   void end() { loop_.reset(); }                               // closes all channels; no callback runs afterwards
 
  private:
@@ -110,14 +112,15 @@ class Bootstrap {
   std::unique_ptr<ControlLoop> loop_;
 };
 
-// The calls of a transport that are not answered: KvTransport::connect(), up to what was met.
+// The calls of a transport that are not answered yet, for KvTransport::connect().
 template <class Connected>
 class Calls {
  public:
   Calls(const char* transport, const TransportOptions& options)
       : transport_(transport), clock_(*options.clock), connect_s_(options.connect_s) {}
 
-  // Goes on, or begins with begin(answer) -> Status. Nothing: not yet; the error `unavailable` ends the call.
+  // Continues the call, or starts one with begin(answer) -> Status. Returns nothing while there is no answer. The error
+  // `unavailable` ends the call.
   template <class Begin>
   Result<std::optional<Connected>> ask(PeerId peer, const std::string& address, Begin begin) {
     const auto wrong = [&](const std::string& why) {

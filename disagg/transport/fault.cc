@@ -12,7 +12,7 @@
 namespace xpyd::disagg {
 namespace {
 
-constexpr double kHoldSeconds = 1e-3;  // a reordered post's, where none comes behind it
+constexpr double kHoldSeconds = 1e-3;  // of a reordered transfer, if none follows
 
 class FaultTransport final : public ForwardingTransport {
  public:
@@ -21,7 +21,7 @@ class FaultTransport final : public ForwardingTransport {
         faults_(faults),
         clock_(*options.clock),
         random_(faults.seed * 0x9e3779b97f4a7c15u + uint64_t(options.self)) {}
-  ~FaultTransport() override { end(); }  // its threads may still send a changed piece
+  ~FaultTransport() override { end(); }  // the inner transport's threads may still read Transfer::changed
 
   void disconnect(PeerId peer) override {
     for (auto& [id, post] : posts_)
@@ -44,7 +44,7 @@ class FaultTransport final : public ForwardingTransport {
     post.transfer = transfer;
     post.plan = plan;
     post.due_s = clock_.now();
-    // Every post draws the same numbers, whatever becomes of it.
+    // Every transfer draws the same random numbers, whatever happens to it.
     const auto happens = [this](double probability) { return random_.uniform() < probability; };
     post.dropped = happens(faults_.drop);
     if (const double late = random_.exponential() * faults_.delay_s; late > 0) post.due_s += late, ++counts_.delayed;
@@ -73,7 +73,7 @@ class FaultTransport final : public ForwardingTransport {
     } else {
       const double deadline_s = post.transfer.deadline_s;
       const bool late = deadline_s > 0 && clock_.now() >= deadline_s;
-      // A dropped post without a deadline has none to wait for.
+      // A dropped transfer without a deadline fails at once.
       if (post.lost || late || (post.dropped && deadline_s <= 0)) state = TransferState::failed;
     }
     if (state == TransferState::in_flight) return state;
@@ -106,11 +106,11 @@ class FaultTransport final : public ForwardingTransport {
     TransferPlan plan;
     double due_s = 0;
     bool dropped = false, behind = false;
-    bool lost = false;        // cancelled, or its peer is gone, before it began
+    bool lost = false;        // cancelled, or its peer disconnected, before it began
     int64_t corrupt_at = -1;  // byte of the plan
     uint64_t bit = 0;
-    std::vector<std::byte> changed;   // what is sent instead of one piece
-    std::optional<TransferId> inner;  // since it has begun
+    std::vector<std::byte> changed;   // sent instead of one copy of the plan
+    std::optional<TransferId> inner;  // set once it has begun
   };
 
   void shorten(TransferPlan& plan, size_t bytes) {
@@ -123,7 +123,7 @@ class FaultTransport final : public ForwardingTransport {
     std::erase_if(plan.copies, [](const Copy& copy) { return copy.bytes == 0; });
   }
 
-  // The piece of the plan that holds its byte `at`, which becomes an offset into that piece.
+  // Returns the copy of the plan that holds byte `at`. `at` becomes an offset into that copy.
   static Copy& piece_of(TransferPlan& plan, int64_t& at) {
     for (Copy& copy : plan.copies) {
       if (at < int64_t(copy.bytes)) return copy;
@@ -150,7 +150,7 @@ class FaultTransport final : public ForwardingTransport {
     post.inner = inner().post(post.transfer, post.plan);
   }
 
-  // Begins what is due. `newest`: a post that has just come, behind which others may have waited.
+  // Begins the transfers that are due. `newest`: a new transfer, for which reordered ones may have waited.
   void pump(TransferId newest = 0) {
     const double now = clock_.now();
     for (auto& [id, post] : posts_) {
@@ -168,7 +168,7 @@ class FaultTransport final : public ForwardingTransport {
   const FaultOptions faults_;
   Clock& clock_;
   Random random_;
-  std::map<TransferId, Transfer> posts_;  // in order: what is due together begins in order
+  std::map<TransferId, Transfer> posts_;  // in order: transfers that are due together begin in order
   TransferId last_id_ = 0;
   int64_t stats_posts_ = 0, stats_failed_ = 0;
   FaultCounts counts_;

@@ -1,16 +1,16 @@
-// fault: any wire, made worse on purpose: posts are late, out of order, lost, cut short or changed on the way. What
-// happens to which post is a matter of the seed and of the order of posts alone, so under a virtual clock a run repeats
-// itself.
+// The fault transport makes any other transport worse on purpose: transfers are late, out of order, lost, cut short or
+// changed. The seed and the order of the transfers alone decide what happens to which transfer, so a run under a
+// virtual clock repeats itself.
 //
-//   drop       the post is never heard of again: in flight until its deadline, then failed
-//   delay      it begins later, by a time exponentially distributed around this mean
-//   reorder    it begins behind the next post, or after a millisecond
-//   truncate   its last bytes do not come, and it is done
-//   corrupt    one bit of it is another, and it is done
+//   drop       the transfer is lost: it stays in flight until its deadline, then it fails
+//   delay      it begins later, by an exponentially distributed time with this mean
+//   reorder    it begins after the next transfer, or after a millisecond
+//   truncate   its last bytes are missing, and it is reported as done
+//   corrupt    one of its bits is flipped, and it is reported as done
 //
-// All but the last two are within what transport.h allows. Those break its promises: they are for what checksums must
-// catch. `corrupt` reads and posts bytes of its own, in memory of the host and outside of the regions, so
-// TransportChoice::make refuses it where the wire needs its regions (rdma) or the KV is a device's.
+// transport.h allows the first three. The last two break its promises, and checksums must catch them. `corrupt` reads
+// the bytes on the CPU and sends a copy from outside the regions. So TransportChoice::make refuses it if the transport
+// can send only from its regions (rdma) or if the KV is a device's.
 #pragma once
 
 #include <memory>
@@ -33,10 +33,10 @@ struct FaultCounts {
 
 std::unique_ptr<KvTransport> make_fault_transport(std::unique_ptr<KvTransport> inner, const FaultOptions& faults,
                                                   const TransportOptions& options);
-// What it has done so far. Null: `transport` is no fault transport.
+// Returns what has happened so far. Null: `transport` is not a fault transport.
 const FaultCounts* fault_counts(const KvTransport& transport);
 
-// A value of --transport: a wire's name, or fault:NAME,KEY=VALUE,… as in fault:tcp,seed=7,drop=0.01,delay=2ms.
+// A value of --transport: a transport's name, or fault:NAME,KEY=VALUE,… as in fault:tcp,seed=7,drop=0.01,delay=2ms.
 struct TransportChoice {
   const TransportRow* row = nullptr;
   std::optional<FaultOptions> faults;

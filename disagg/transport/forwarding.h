@@ -1,5 +1,5 @@
-// A wire around another one: every call goes through. What changes a thing or two overrides it
-// (fault.cc, wires of experiments and tests).
+// ForwardingTransport passes every call to another transport. A transport that changes only a few calls derives from it
+// (fault.cc, transports of experiments and tests).
 #pragma once
 
 #include <memory>
@@ -30,8 +30,8 @@ class ForwardingTransport : public KvTransport {
 
  protected:
   KvTransport& inner() const { return *inner_; }
-  // For a destructor: ends the wire while what its posts read and write is still there. After it
-  // nothing but the destructor runs.
+  // For a destructor: ends the inner transport while the memory that its transfers use still exists. Afterwards only
+  // the destructor may run.
   void end() { inner_.reset(); }
 
  private:

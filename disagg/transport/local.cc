@@ -1,9 +1,9 @@
-// local: the peers are transports of the same process and keep their KV on one device; the poster's queue copies,
-// behind the work that fills the source. On the CPU nothing is in flight after post(); on a GPU the copies overlap with
-// what the poster computes next only as far as its queue allows (they are in order).
+// local: the peers are transports of the same process and keep their KV on one device. The initiator's queue copies,
+// after the work that fills the source. On the CPU nothing is in flight after post(). On a GPU the copies overlap with
+// the next computation only as far as the queue allows, because it runs in order.
 //
-// A copy that is enqueued cannot be called back: cancel(), a deadline and disconnect() let what is
-// in the queue run out, and a window stays closing until its poster has polled or is destroyed.
+// A copy that is enqueued cannot be called back. After cancel(), a deadline or disconnect() the queue finishes its
+// copies, and a registration stays closing until its initiator has polled or is destroyed.
 
 #include <unistd.h>
 
@@ -17,7 +17,7 @@
 namespace xpyd::disagg {
 namespace {
 
-// What the others of this process may see of a transport. Outlives it as long as one of them looks.
+// The part of a transport that others of this process may use. It lives as long as one of them holds it.
 struct Node {
   Node(const TransportOptions& options) : registrations(options.regions), regions(options.regions) {}
   RegistrationTable registrations;

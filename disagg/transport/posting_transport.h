@@ -1,9 +1,9 @@
-// What the transport of a wire keeps, whichever the wire: the peers that it is connected to, and the transfers that
-// were posted and have not been polled to their end. A wire adds how a peer is met, how a transfer begins, and how far
-// it is.
+// PostingTransport is what most transports share: the connected peers, and the transfers that have not been polled to
+// their end. A transport adds how it connects to a peer, how a transfer begins, and how far it has come.
 //
-// Of a Peer it needs address, regions (ranges of memory) and dead(): its transfers fail, and it may be connected anew.
-// Of the Windows that it opens to peers open(), close(), arrived() and refused().
+// A Peer must have address, regions (ranges of memory) and dead(). If dead(), its transfers fail, and it may be
+// connected again. Windows, the registrations that it opens for peers, must have open(), close(), arrived() and
+// refused().
 //
 // Thread safety: its owner's thread.
 #pragma once
@@ -97,17 +97,17 @@ class PostingTransport : public KvTransport {
   std::unordered_map<TransferId, Posted> transfers_;
 
  private:
-  // Null: not yet. Afterwards the peer is known, and windows can be opened for it.
+  // Null: not connected yet. Afterwards the peer is known, and open() accepts it.
   virtual Result<std::shared_ptr<Peer>> connect_peer(PeerId peer, const std::string& address) = 0;
-  // `known` is null where it was not connected.
+  // `known` is null if the peer was not connected.
   virtual void leave(PeerId peer, const std::shared_ptr<Peer>& known) = 0;
-  // Null: the owner lets nobody in.
+  // Null: the owner refuses the transfer.
   virtual std::shared_ptr<Transfer> begin(TransferId id, const std::shared_ptr<Peer>& peer, const KvTransfer& what,
                                           const TransferPlan& plan) = 0;
-  // `unwanted`: it is to end early.
+  // `unwanted`: the transfer should end early.
   virtual TransferState progress(Transfer& transfer, bool unwanted) = 0;
   virtual Registrations& registrations() const = 0;
-  virtual int64_t strangers() const { return 0; }  // who called, and was refused
+  virtual int64_t strangers() const { return 0; }  // callers that were refused
 
   static std::byte* begin_of(const MemoryRange& range) { return range.data(); }
   static std::byte* begin_of(const AddressRange& range) { return reinterpret_cast<std::byte*>(uintptr_t(range.begin)); }

@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// Maps the file at an address where huge pages fit, and touches it, so that no page fault comes
-// later. An error, not a SIGBUS, where the system has no more memory.
+// Maps the file at an address that allows huge pages, and touches it, so that no page fault comes later. If the system
+// has no more memory, this returns an error instead of a later SIGBUS.
 Result<std::shared_ptr<std::byte>> map_touched(int fd, size_t bytes) {
   const size_t reserved = round_up(bytes, kHugePage) + kHugePage;
   void* hole = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -34,13 +34,13 @@ Result<std::shared_ptr<std::byte>> map_touched(int fd, size_t bytes) {
   if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return memory;
   if (errno != EINVAL)
     return Error{ErrorCode::unavailable, "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
-  if (fallocate(fd, 0, 0, off_t(bytes)) != 0)  // a kernel before 5.14
+  if (fallocate(fd, 0, 0, off_t(bytes)) != 0)  // kernels before 5.14
     return Error{ErrorCode::unavailable, "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
   for (size_t i = 0; i < bytes; i += 4096) *reinterpret_cast<volatile char*>(at + i);
   return memory;
 }
 
-// By their first byte.
+// Keyed by the address of their first byte.
 struct Pools {
   struct Pool {
     Fd file;

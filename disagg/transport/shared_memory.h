@@ -1,5 +1,5 @@
-// Host memory that other processes can map: memfds, sealed so that nobody can cut them short under
-// a process that has them mapped.
+// Host memory that other processes can map. Each piece is a memfd, sealed so that nobody can shorten it under a process
+// that has it mapped.
 //
 // Thread safety: any thread.
 #pragma once
@@ -14,27 +14,27 @@
 
 namespace xpyd::disagg {
 
-// Zeroed, touched, in huge pages where the system gives them to shared memory, freed with the last
-// owner. Its file is remembered: shared_file() finds it. Error `unavailable`: not that much.
+// Returns zeroed, touched memory, in huge pages if the system grants them. It is freed with its last owner.
+// shared_file() finds its file. Error `unavailable`: there is not enough memory.
 Result<std::shared_ptr<std::byte>> shared_pool_memory(size_t bytes);
 
-// The same of a file that another process has so made. Errors as map_shared_file()'s.
+// Returns such memory for a file that another process has made in this way. Errors as for map_shared_file().
 Result<std::shared_ptr<std::byte>> shared_pool_memory(Fd file, size_t bytes);
 
-// The CPU, but what it allocates is shared_pool_memory(): give it to the KvMemory of an instance whose wire is shm.
+// Returns the CPU device, with shared_pool_memory() as its allocator. An instance with shm must keep its KV there.
 Device& shared_memory_device();
 
 struct SharedFile {
-  int fd = -1;        // of the pool; valid while the memory is
+  int fd = -1;        // of the pool; valid as long as the memory
   size_t offset = 0;  // of the range in the file
 };
 // Error `invalid_argument`: the range is not inside memory of shared_pool_memory().
 Result<SharedFile> shared_file(MemoryRange range);
 
-// A file of another process, mapped whole. Error `io`: it is shorter than `bytes`, or not sealed.
+// Maps a whole file of another process. Error `io`: it is shorter than `bytes`, or not sealed.
 Result<std::shared_ptr<std::byte>> map_shared_file(int fd, size_t bytes);
 
-// A new sealed file, mapped: what shared_pool_memory() is made of.
+// Makes and maps a new sealed file. shared_pool_memory() uses it.
 Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, Fd& file);
 
 }  // namespace xpyd::disagg

@@ -1,35 +1,35 @@
-// KvTransport: how KV bytes cross from one instance to another. Specification of every wire.
+// KvTransport carries KV bytes from one instance to another. This is the specification of all transports.
 //
-// An instance has one transport. It registers the instance's KV memory when it is made (one region
-// per rank), says how peers find it (address), and connects to those it is told of.
+// An instance has one transport. It gets the instance's KV memory when it is made (one region per rank), says how peers
+// find it (address()), and connects to the peers that it is told.
 //
-// A window is a permission that the owner of memory gives one peer: write (or read) these bytes, until the window is
-// closed. Its key, a place and a generation of it, is never used twice in the life of a transport, so a write that
-// comes late, from a peer that was given up or stopped and went on, is refused. close() revokes: once it has said true,
-// nobody reads or writes there through this window any more, and the blocks may go to others. False: a piece is on its
-// way into memory at this very moment; ask again (a peer that was stopped in the middle keeps its blocks in quarantine
-// until it goes on or disconnect() says that it is dead).
+// A registration is the owner's permission for one peer to write, or to read, some ranges, from open() to close(). Its
+// remote key (RemoteKey) is a place and a generation, and is never used twice in the life of a transport. So a late
+// access by a peer that was given up, or stopped and continued, is refused. Once close() returns true, nobody accesses
+// memory through the registration any more, and the blocks may go to others. False: a piece is being moved at this
+// moment; ask again. A peer that is stopped in the middle keeps its blocks in quarantine until it continues or is known
+// to be dead.
 //
-// post() starts the copies of a plan. Of each copy one side is local, the other is remote: an address that remote() of
-// the peer is the base of. From post until poll says done or failed, the source rows are final and stay where they are,
-// and the destination rows belong to this transfer alone. Transfers may finish in any order. `done`: every byte is in
-// place on the other side, and arrived() of the window there has counted this post. A wire brings a post once.
-// `failed`: an unknown part is, and more may land until the window is closed (what arrived() counts is whole even so);
-// the local side is left alone. poll() does not block. An id is forgotten once poll has said done or failed. cancel()
-// asks to end it early; it still has to be polled. A transfer that is not done by its deadline fails.
+// post() starts a transfer, which is the copies of a plan. In each copy one side is local and the other side is an
+// address relative to remote(). From post() until poll() says done or failed, the source bytes must be final and stay
+// in place, and the destination bytes belong to this transfer alone. Transfers may finish in any order. `done`: every
+// byte is in place, and arrived() of the peer's registration has counted this transfer. No transport delivers a
+// transfer twice. `failed`: an unknown part is in place, and more may land until the registration is closed (arrived()
+// still counts only whole transfers); local memory is no longer used. poll() does not block, and forgets the id with
+// its last answer. cancel() asks for an early end; the transfer must still be polled. A transfer that is not done by
+// its deadline fails.
 //
-// connect() never waits for a peer: it begins, or goes on, and says whether it is done. Its caller
-// asks again, in a loop that has other work, too. What a wire needs of names and of the peer's
-// memory (addresses are numeric; shm maps the peer's pool) it does within one call.
+// connect() never waits for a peer. It begins or continues, and says whether it is done; its caller has other work and
+// asks again. Within one call it only does local work: addresses are numeric, and shm maps the peer's pool.
 //
-// A wire that cannot work here says why when it is made (make), or when a peer cannot be reached
-// (connect). None stands in for another.
+// A transport that cannot work here says why when it is made, or when a peer cannot be reached (connect()). No
+// transport replaces another one silently.
 //
-// A zero-copy transport (`handoff`) moves no bytes: the two instances share one pool, and block ids
-// pass in the delivery message itself. Windows and post() are then never used.
+// A zero-copy transport (`handoff`) moves no bytes: the instances share one pool, and block ids cross inside the
+// delivery message. open() and post() are then never used.
 //
-// Thread safety: everything from the instance's own thread. A transport may have threads of its
-// own. Clocks: Clock seconds of the instance.
+// Thread safety: the instance's own thread makes all calls. A transport may have threads of its own. Times are seconds
+// of the instance's Clock.
 #pragma once
 
 #include <cstdint>
@@ -47,33 +47,33 @@
 
 namespace xpyd::disagg {
 
-using PeerId = int32_t;  // an instance, as the cluster counts them; never reused
+using PeerId = int32_t;  // an instance's number in the cluster; never reused
 using TransferId = int64_t;
 enum class TransferState { in_flight, done, failed };
-enum class KvOp : uint8_t { write, read };  // as the poster sees it
+enum class KvOp : uint8_t { write, read };  // as the initiator (the side that calls post()) sees it
 template <>
 inline constexpr KvOp kLast<KvOp> = KvOp::read;
 
 using MemoryRange = std::span<std::byte>;
 
-// Which bytes cross: transfer_plan.h makes it. Its length is the number of descriptors.
+// The bytes that cross (made by transfer_plan.h). The number of copies is the number of descriptors.
 struct TransferPlan {
   std::vector<Copy> copies;
   size_t bytes = 0;
 };
 
-// Of an owner's memory, as it and its peers say it to each other.
+// A range of an owner's memory, as it and its peers name it in messages.
 struct AddressRange {
   uint64_t begin = 0, bytes = 0;
   bool operator==(const AddressRange&) const = default;
 };
 XPYD_FIELDS(AddressRange, begin, bytes)
 
-// Plain value; travels in control messages.
+// The remote key of a registration. A plain value that travels in control messages.
 struct RemoteKey {
-  uint32_t index = 0;       // of the owner's table
-  uint32_t generation = 0;  // 0: no window
-  uint64_t secret = 0;      // what else the wire needs (rdma: the remote key)
+  uint32_t index = 0;       // place in the owner's table
+  uint32_t generation = 0;  // 0: no registration
+  uint64_t secret = 0;      // what else the transport needs (rdma: the rkey)
   bool operator==(const RemoteKey&) const = default;
 };
 XPYD_FIELDS(RemoteKey, index, generation, secret)
@@ -85,10 +85,10 @@ struct KvTransfer {
   double deadline_s = 0;   // Clock; 0: none
 };
 
-// Cumulative, by this side.
+// Cumulative counters of this side.
 struct TransportStats {
   int64_t posts = 0, failed = 0, bytes = 0, descriptors = 0;
-  int64_t refused = 0;  // pieces from peers that no open window allowed
+  int64_t refused = 0;  // pieces from peers that no open registration allowed
 };
 
 class KvTransport {
@@ -97,33 +97,38 @@ class KvTransport {
   virtual bool zero_copy() const { return false; }
 
   virtual std::string address() const { return ""; }
-  // Before any post to the peer and any window for it. True: connected, now or already. False: not
-  // yet; ask again. Error `unavailable`: it cannot be reached, or has not answered for
-  // TransportOptions::connect_s; asking again begins anew. disconnect() gives an attempt up.
+  // Requires: called before any post() to the peer and any open() for it. True: connected. False: not yet, ask again.
+  // Error `unavailable`: the peer cannot be reached, or has not answered for TransportOptions::connect_s; asking again
+  // starts anew. disconnect() gives up an attempt to connect.
   virtual Result<bool> connect(PeerId peer, const std::string& address) = 0;
-  // The peer is gone, and will never write again: its transfers fail, its windows can be closed.
+  // Declares the peer gone for ever. Its transfers fail, and its registrations can be closed (on shm only once its
+  // process has ended).
   virtual void disconnect(PeerId peer) = 0;
-  // Where the peer's region begins, as plans for it say it. Not to be dereferenced.
+  // Returns the base address of the peer's region for use in plans. It must not be dereferenced.
   virtual std::byte* remote(PeerId peer, int region) const = 0;
 
-  // `ranges`: inside this side's regions, what the peer may touch.
+  // Opens a registration for the peer. Errors: `invalid_argument`, a range is outside this side's regions;
+  // `unavailable`, the peer is not connected.
   virtual Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) = 0;
+  // Revokes it. Returns true if no piece is inside, also if it was closed before. False: ask again.
   virtual bool close(const RemoteKey& registration) = 0;
-  // Posts that have arrived whole through an open window.
+  // Returns how many transfers have arrived whole through an open registration.
   virtual int arrived(const RemoteKey& registration) const = 0;
 
+  // Starts a transfer. It never blocks on the peer, and poll() tells every failure.
   virtual TransferId post(const KvTransfer& transfer, const TransferPlan& plan) = 0;
+  // Requires: poll() has not said done or failed for this id.
   virtual TransferState poll(TransferId id) = 0;
-  virtual void cancel(TransferId id) = 0;
+  virtual void cancel(TransferId id) = 0;  // ignores ids that it does not know
   virtual TransportStats stats() const = 0;
 };
 
 struct TransportOptions {
   std::vector<MemoryRange> regions;  // this instance's KV memory, one per rank
-  DeviceQueue* queue = nullptr;      // the instance's, on the device where the regions are
+  DeviceQueue* queue = nullptr;      // the instance's, on the device of the regions
   Clock* clock = nullptr;
   PeerId self = -1;
-  std::string host = "127.0.0.1";  // where to listen, for wires that do
+  std::string host = "127.0.0.1";  // where to listen, if the transport listens
   int connections = 4;             // tcp: to each peer
   double connect_s = 5;            // Clock seconds for a peer to answer connect()
   std::vector<std::string> nics;   // rdma: devices, "mlx5_0:1"; empty: all that are up
@@ -134,11 +139,11 @@ struct TransportRow {
   Result<std::unique_ptr<KvTransport>> (*make)(const TransportOptions& options);
   bool shared_pool;          // the instances must draw from one pool
   bool leaves_process;       // works between processes
-  Device& (*pool_device)();  // where the KV must be allocated, instead of on the CPU; null: anywhere
+  Device& (*pool_device)();  // where KV must be allocated instead of on the CPU; null: anywhere
   const char* source;
 };
 
 std::span<const TransportRow> transports();
-const TransportRow* find_transport(std::string_view name);  // null: no such wire
+const TransportRow* find_transport(std::string_view name);  // null: there is no such transport
 
 }  // namespace xpyd::disagg

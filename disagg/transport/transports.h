@@ -1,5 +1,5 @@
-// The wires: what makes each, and the table of them. A new one is its files, and here a line and a row. An `Error` says
-// why a wire cannot work here.
+// The table of transports and their makers. A new transport needs its files, and a line and a row here. The error of a
+// maker says why the transport cannot work here.
 #pragma once
 
 #include "disagg/transport/shared_memory.h"
@@ -33,7 +33,7 @@ inline constexpr TransportRow kTransports[] = {
      "CUDA cards: grouped ncclSend and ncclRecv (libnccl.so.2, loaded when asked for)"},
 };
 
-// For tests: over NCCL functions of the caller's; with a choice of keys.
+// For tests: with NCCL functions of the caller, or with a choice of keys.
 MadeTransport make_nccl_transport(const TransportOptions& options, const NcclApi& api);
 MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys);
 

@@ -1,4 +1,5 @@
-// A ledger of blocks that processes share, and pools of several "processes" over one, each with its own metadata.
+// Tests a ledger of blocks that processes share, and pools of several "processes" over one ledger, each with its own
+// metadata.
 #include "allocator/pool/block_ledger.h"
 
 #include <sched.h>
@@ -20,7 +21,7 @@ namespace {
 
 using As = BlockLedger::As;
 
-TEST_CASE("BlockLedger: claims, shares, recycles, and gives back", "[allocator][ledger]") {
+TEST_CASE("BlockLedger: members claim, share, recycle and give back blocks", "[allocator][ledger]") {
   SharedBlocks blocks(100, 0);
   auto a = blocks.join(), b = blocks.join();
   auto watch = blocks.join(As::observer);
@@ -39,10 +40,10 @@ TEST_CASE("BlockLedger: claims, shares, recycles, and gives back", "[allocator][
   const uint32_t generation = a->generation(block);
   CHECK(generation == 1);
   CHECK_FALSE(b->share(block, generation + 1, a->member()));  // another content
-  CHECK_FALSE(b->share(block, generation, b->member()));      // whose it never was
+  CHECK_FALSE(b->share(block, generation, b->member()));      // b never held it
   CHECK_FALSE(b->holds(block));
   CHECK(b->share(block, generation, a->member()));
-  CHECK(b->share(block, generation, a->member()));  // once is enough
+  CHECK(b->share(block, generation, a->member()));  // a second share adds nothing
   CHECK(b->holds(block));
   CHECK_FALSE(a->recycle(block));  // b reads it
   CHECK_FALSE(a->holds(block));
@@ -60,7 +61,8 @@ TEST_CASE("BlockLedger: claims, shares, recycles, and gives back", "[allocator][
   CHECK(watch->count_free() == 100);
 }
 
-TEST_CASE("BlockLedger: as many members as it has bits, and a place again when one leaves", "[allocator][ledger]") {
+TEST_CASE("BlockLedger: it takes as many members as it has bits, and reuses the place of one that leaves",
+          "[allocator][ledger]") {
   SharedBlocks blocks(4, 0);
   std::deque<std::unique_ptr<BlockLedger>> members;
   for (int i = 0; i < BlockLedger::kMembers; ++i) members.push_back(blocks.join());
@@ -71,9 +73,9 @@ TEST_CASE("BlockLedger: as many members as it has bits, and a place again when o
   CHECK(blocks.try_join().ok());
 }
 
-// Of a process that ends the kernel closes one file after another, and the lock's may be closed
-// long before those of a card, whose kernels may still write.
-TEST_CASE("BlockLedger: who has lost its lock, or was stopped, and has not ended yet, keeps its blocks",
+// When a process ends, the kernel closes its files one after another. The lock's file may be closed long before those
+// of the GPU, whose kernels may still write.
+TEST_CASE("BlockLedger: a process without its lock, or a stopped one, keeps its blocks until it has ended",
           "[allocator][ledger]") {
   for (const bool closes : {true, false}) {
     CAPTURE(closes);
@@ -99,7 +101,7 @@ TEST_CASE("BlockLedger: who has lost its lock, or was stopped, and has not ended
     CHECK(watch->reap() == 0);
     CHECK(watch->count_free() == 11);
     std::unique_ptr<BlockLedger> other;
-    if (closes) {  // a newcomer looks whether it has ended, for a second, and takes another place
+    if (closes) {  // a newcomer waits a second for it to end, then takes another place
       other = blocks.join();
       CHECK(other->member() == 1);
       CHECK(watch->count_free() == 11);
@@ -108,7 +110,7 @@ TEST_CASE("BlockLedger: who has lost its lock, or was stopped, and has not ended
     siginfo_t info;
     REQUIRE(waitid(P_PID, id_t(pid), &info, WEXITED | WNOWAIT) == 0);  // ended, but not collected
     if (closes) CHECK(watch->reap() == 1);
-    // Who runs short need not wait for anybody to reap.
+    // A member that runs out of blocks need not wait for a reap().
     if (!other) other = blocks.join();
     std::vector<int32_t> held;
     CHECK(other->claim(16, held) == 16);
@@ -116,10 +118,10 @@ TEST_CASE("BlockLedger: who has lost its lock, or was stopped, and has not ended
   }
 }
 
-// What the processes of one test share beside the ledger.
+// State that the processes of one test share beside the ledger.
 struct Arena {
   static constexpr int kBlocks = 64, kOffers = 16;
-  std::atomic<uint64_t> content[kBlocks];  // a hash of block and generation, by its claimer
+  std::atomic<uint64_t> content[kBlocks];  // a hash of block and generation, written by its claimer
   struct Offer {
     std::atomic<uint64_t> block_and_slot, generation, check;
   } offers[kOffers];
@@ -130,7 +132,7 @@ uint64_t content_of(int32_t block, uint32_t generation) {
   return (uint64_t(generation) << 8 | uint64_t(block) << 1 | 1) * 0x9e3779b97f4a7c15u;
 }
 
-// One process: holds a few blocks, checks what they contain, offers them, takes what others offer.
+// One process: holds a few blocks, checks their contents, offers them, and takes what others offer.
 [[noreturn]] void live(const SharedBlocks& blocks, uint64_t seed) {
   Arena& arena = *reinterpret_cast<Arena*>(blocks.data());
   auto ledger = blocks.join();
@@ -184,7 +186,7 @@ uint64_t content_of(int32_t block, uint32_t generation) {
         offer.check = content_of(int32_t(what), held[which].generation);
         break;
       }
-      default: {  // possibly made of two offers: then it is refused, or as good as true
+      default: {  // possibly a mix of two offers: refused, or as good as a true one
         Arena::Offer& offer = arena.offers[random.below(Arena::kOffers)];
         const uint64_t what = offer.block_and_slot;
         const Held h{int32_t(what >> 8), uint32_t(offer.generation)};
@@ -206,7 +208,7 @@ uint64_t content_of(int32_t block, uint32_t generation) {
   }
 }
 
-TEST_CASE("BlockLedger: processes killed at any instruction lose no block, and none is held twice",
+TEST_CASE("BlockLedger: processes killed at any instruction lose no block, and no block is held twice",
           "[allocator][ledger]") {
   SharedBlocks blocks(Arena::kBlocks, sizeof(Arena));
   Arena& arena = *new (blocks.data()) Arena();
@@ -229,7 +231,7 @@ TEST_CASE("BlockLedger: processes killed at any instruction lose no block, and n
     for (const uint64_t until = arena.steps + random.below(5000); arena.steps < until;) sched_yield();
     pid_t& victim = children[random.below(3)];
     end(victim);
-    if (random.below(2)) watch->reap();  // else whoever comes, or runs short
+    if (random.below(2)) watch->reap();  // else a newcomer or a process that runs out of blocks does it
     victim = start();
   }
   for (pid_t pid : children) end(pid);
@@ -250,7 +252,8 @@ struct Member {
   std::unique_ptr<KvMemory> kv;
 };
 
-TEST_CASE("shared pool: a sequence goes from process to process, its blocks stay", "[allocator][ledger]") {
+TEST_CASE("shared pool: a sequence moves from process to process while its blocks stay in place",
+          "[allocator][ledger]") {
   const KvOptions options = tiny_options(4, 16);
   SharedBlocks blocks(16, options.pool_bytes);
   Member p(blocks, options, 2), d(blocks, options, 2);
@@ -266,13 +269,13 @@ TEST_CASE("shared pool: a sequence goes from process to process, its blocks stay
   CHECK(wrong_rows(*d.kv, here, prompt, 0) == 0);
   CHECK(d.kv->stats().active == 3);
   p.kv->handoff().discard(handover);
-  // Both have the full blocks, and may read them; the last one is the taker's.
+  // Both processes hold the full blocks and may read them. The last block belongs to the taker alone.
   CHECK(p.kv->stats().cached == 2);
   CHECK(p.kv->stats().elsewhere == 1);
   CHECK(p.kv->probe(prompt, 0) == 8);
   const Tokens more = counting(11, 0);
   extend(*d.kv, here, more, 0);
-  const KvHandle again = fill(*p.kv, prompt, 0).handle;  // a hit of two blocks, one computed
+  const KvHandle again = fill(*p.kv, prompt, 0).handle;  // a hit of two blocks, and one block computed
   CHECK(wrong_rows(*p.kv, again, prompt, 0) == 0);
   CHECK(wrong_rows(*d.kv, here, more, 0) == 0);
   p.kv->free(again);
@@ -286,7 +289,7 @@ TEST_CASE("shared pool: a sequence goes from process to process, its blocks stay
   d.kv->check_invariants(true);
 }
 
-TEST_CASE("shared pool: what the giver does not hold any more is refused", "[allocator][ledger]") {
+TEST_CASE("shared pool: a handover whose giver no longer holds the blocks is refused", "[allocator][ledger]") {
   const KvOptions options = tiny_options(4, 8);
   SharedBlocks blocks(8, options.pool_bytes);
   Member p(blocks, options, 2), d(blocks, options, 2);
@@ -295,7 +298,7 @@ TEST_CASE("shared pool: what the giver does not hold any more is refused", "[all
   p.kv->handoff().discard(late);  // the last block is free now, the others are cached
   CHECK(d.kv->handoff().adopt(late, prompt, 0) == kNoKv);
   CHECK(d.kv->stats().active + d.kv->stats().cached == 0);
-  // The same blocks with another content.
+  // The same blocks now have another content.
   const Tokens other = counting(30, 100);
   const KvHandle taken = fill(*p.kv, other, 0).handle;
   CHECK(d.kv->handoff().adopt(late, prompt, 0) == kNoKv);
@@ -325,12 +328,12 @@ TEST_CASE("shared pool: what the giver does not hold any more is refused", "[all
   d.kv->check_invariants(true);
 }
 
-TEST_CASE("shared pool: cached blocks beyond a process's share leave the others room", "[allocator][ledger]") {
+TEST_CASE("shared pool: cached blocks beyond a process's share give way to other processes", "[allocator][ledger]") {
   const KvOptions options = tiny_options(4, 16);
   SharedBlocks blocks(16, options.pool_bytes);
   Member a(blocks, options, 2), b(blocks, options, 2);
   for (int i = 0; i < 4; ++i) a.kv->free(fill(*a.kv, counting(16, 100 * i), 0).handle);
-  CHECK(a.kv->stats().cached == 8);  // its share, of the last ones
+  CHECK(a.kv->stats().cached == 8);  // its share: the most recent ones
   CHECK(a.kv->probe(counting(17, 300), 0) == 16);
   CHECK(a.kv->probe(counting(17, 0), 0) == 0);
   const KvHandle whole = fill(*b.kv, counting(32, 0), 0).handle;  // all of b's share
@@ -338,7 +341,7 @@ TEST_CASE("shared pool: cached blocks beyond a process's share leave the others 
   CHECK(b.kv->stats().free == 0);
   const KvHandle none = b.kv->reserve(counting(1, 7), 0).value().handle;
   CHECK_FALSE(b.kv->append(none, 1));
-  // What nobody else wants, one may have all of: its own cached ones go first.
+  // A process may take all blocks that no other wants. Its own cached blocks go first.
   b.kv->free(whole);
   b.kv->clear_prefix_cache();
   const KvHandle all = fill(*a.kv, counting(64, 1000), 0).handle;
@@ -349,7 +352,8 @@ TEST_CASE("shared pool: cached blocks beyond a process's share leave the others 
   a.kv->check_invariants(true);
 }
 
-TEST_CASE("shared pool: random operations of three processes, one of which dies now and then", "[allocator][ledger]") {
+TEST_CASE("shared pool: invariants hold under random operations of three processes that sometimes die",
+          "[allocator][ledger]") {
   constexpr int kBlocks = 40;
   int adopted = 0, refused = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
@@ -377,7 +381,7 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
       switch (random.below(12)) {
         case 0:
         case 1:
-        case 2: {  // a prompt, of few, so that prefixes hit
+        case 2: {  // from few prompts, so that prefixes hit
           Tokens tokens = counting(1 + int(random.below(20)), int(random.below(3)));
           const KvHandle handle = kv.reserve(tokens, 0).value().handle;
           if (kv.append(handle, int(tokens.size()) - kv.written_tokens(handle))) {
@@ -405,7 +409,7 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
           break;
         }
         case 7:
-        case 8: {  // possibly late, possibly of one that is dead
+        case 8: {  // possibly late, or from a dead process
           if (mail.empty() || mail.front().first.giver == p.member->pool->source().member()) break;
           auto [handover, tokens] = mail.front();
           mail.pop_front();
@@ -414,7 +418,7 @@ TEST_CASE("shared pool: random operations of three processes, one of which dies 
           if (handle != kNoKv) p.live.push_back({handle, tokens});
           break;
         }
-        case 9:  // acknowledged, or given up
+        case 9:  // acknowledged or abandoned
           if (p.given.empty()) break;
           kv.handoff().discard(p.given.front().first);
           p.given.erase(p.given.begin());

@@ -1,5 +1,5 @@
-// KV bytes that say whose they are: the row of (prefix up to a token, salt, layer, K or V, head)
-// holds a hash of all of these, as real KV depends on the whole prefix.
+// KV bytes that identify their owner. The row of (prefix up to a token, salt, layer, K or V, head) holds a hash of all
+// of these, as real KV depends on the whole prefix.
 #pragma once
 
 #include <cstring>
@@ -26,7 +26,7 @@ inline uint64_t row_pattern(uint64_t prefix, int layer, int kv, int head) {
   return mix(prefix, uint64_t(layer * 4 + kv * 2 + head));
 }
 
-// hash of tokens [0, i] and the salt, for every i.
+// Returns a hash of tokens [0, i] and the salt for every i.
 inline std::vector<uint64_t> prefixes(std::span<const int32_t> tokens, uint64_t salt) {
   std::vector<uint64_t> result;
   uint64_t hash = mix(0, salt);
@@ -50,7 +50,7 @@ inline void write_rows(const KvView& view, std::span<const int32_t> tokens, uint
            [](std::byte* row, uint64_t pattern) { std::memcpy(row, &pattern, sizeof pattern); });
 }
 
-// Rows among tokens [0, tokens.size()) that hold something else.
+// Counts the rows of tokens [0, tokens.size()) that hold something else.
 inline int wrong_rows(const KvView& view, std::span<const int32_t> tokens, uint64_t salt) {
   int wrong = 0;
   each_row(view, tokens, salt, 0,
@@ -70,7 +70,7 @@ inline KvOptions tiny_options(int block_tokens, int n_blocks, bool prefix_cache 
   return options;
 }
 
-// A page is 256 tokens of one plane, or 64 of all.
+// A page group is 256 tokens of one plane, or 64 of all planes.
 inline KvOptions vattention_options(int n_rows, int max_sequences, int max_tokens, KvShare share = KvShare::off,
                                     KvOrder order = KvOrder::layer_major) {
   KvOptions o;
@@ -90,14 +90,14 @@ struct Memory {
   std::unique_ptr<KvMemory> kv;
 };
 
-// What an engine does with a sequence that is to have these tokens: append, compute (write_rows), written.
+// Extends a sequence to these tokens as an engine does: append, compute (write_rows), written.
 inline void extend(KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, uint64_t salt) {
   const int there = kv.written_tokens(handle);
   XPYD_CHECK(kv.append(handle, int(tokens.size()) - there));
   write_rows(kv.view(handle), tokens, salt, there);
   kv.commit(handle, tokens.subspan(size_t(there)));
 }
-// … and with a prompt.
+// The same for a new sequence with this prompt.
 inline KvReservation fill(KvMemory& kv, std::span<const int32_t> tokens, uint64_t salt) {
   const KvReservation r = kv.reserve(tokens, salt).value();
   extend(kv, r.handle, tokens, salt);

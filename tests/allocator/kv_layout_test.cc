@@ -18,7 +18,7 @@ namespace {
 
 constexpr KvShape kSmall{.n_layers = 2, .n_kv_heads = 3, .head_dim = 4, .dtype = Dtype::bf16};
 
-// Addresses are constants where their arguments are.
+// Offsets are constant expressions if their arguments are.
 constexpr KvLayout kLayerMajor{kSmall, KvOrder::layer_major, 4, 5};
 constexpr KvLayout kTokenMajor{kSmall, KvOrder::token_major, 4, 5};
 static_assert(kSmall.row_bytes() == 8 && kSmall.token_bytes() == 2 * 2 * 3 * 8);
@@ -30,7 +30,7 @@ static_assert(kLayerMajor.offset(1, 0, 0, 0, 0) == 4 * 3 * 8);
 
 }  // namespace
 
-TEST_CASE("KvLayout: offsets are a bijection onto the pool, in both orders", "[allocator]") {
+TEST_CASE("KvLayout: offsets are a bijection onto the pool in both orders", "[allocator]") {
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
     for (Dtype dtype : {Dtype::f32, Dtype::bf16})
       for (int block_tokens : {1, 3, 16})
@@ -48,7 +48,7 @@ TEST_CASE("KvLayout: offsets are a bijection onto the pool, in both orders", "[a
                     if (wrong) continue;
                     for (size_t i = 0; i < l.shape.row_bytes(); ++i) ++covered[at + i];
                     if (t > 0) wrong += at - l.offset(b, layer, kv, t - 1, head) != l.token_stride();
-                    // Heads of one token lie together.
+                    // The heads of one token are adjacent.
                     if (head > 0) wrong += at - l.offset(b, layer, kv, t, 0) != l.shape.row_bytes();
                   }
           REQUIRE(wrong == 0);
@@ -56,7 +56,7 @@ TEST_CASE("KvLayout: offsets are a bijection onto the pool, in both orders", "[a
         }
 }
 
-TEST_CASE("plan_pool: the layout, or what is wrong with the options", "[allocator]") {
+TEST_CASE("plan_pool: it returns the layout, or names the wrong option", "[allocator]") {
   KvOptions o{.shape = kSmall, .pool_bytes = 10'000, .block_tokens = 16, .max_sequence_tokens = 40};
   Result<KvLayout> paged = plan_pool("paged", o);
   REQUIRE(paged.ok());
@@ -71,7 +71,7 @@ TEST_CASE("plan_pool: the layout, or what is wrong with the options", "[allocato
   struct {
     const char* scheme;
     std::function<void(KvOptions&)> change;
-    const char* part;  // of what is said; "": it is good
+    const char* part;  // part of the message; "" if the options are good
   } const cases[] = {
       {"slabs", [](auto&) {}, "\"slabs\""},
       {"slabs", [](auto&) {}, "contiguous, paged"},
@@ -90,7 +90,7 @@ TEST_CASE("plan_pool: the layout, or what is wrong with the options", "[allocato
       {"vattention", [](auto& c) { c.pool_bytes = 4096; }, "too small for one row of page groups"},
       {"vattention", [](auto& c) { c.vattention.max_sequences = 100000, c.pool_bytes = size_t(1) << 31; },
        "vm.max_map_count"},
-      // Eight instances of what one may have.
+      // Each of eight instances may have an eighth of what one may have.
       {"vattention", [](auto& c) { c.vattention.max_sequences = 2500, c.pool_bytes = 2500 * vattention_row_bytes(c); },
        ""},
       {"vattention",
@@ -98,7 +98,7 @@ TEST_CASE("plan_pool: the layout, or what is wrong with the options", "[allocato
          c.vattention.max_sequences = 2500, c.pool_bytes = 2500 * vattention_row_bytes(c), c.n_memories = 8;
        },
        "8 instances of 2500 sequences"},
-      // Addresses suffice; on a card they are counted, and its mappings are none of the host's.
+      // Addresses suffice on the host. On a GPU they are counted, and its mappings do not count as the host's.
       {"vattention", [](auto& c) { c.max_sequence_tokens = 1 << 24, c.vattention.max_sequences = 64; }, ""},
       {"vattention",
        [](auto& c) { c.max_sequence_tokens = 1 << 24, c.vattention.max_sequences = 64, c.vattention.on_card = true; },
@@ -117,7 +117,7 @@ TEST_CASE("plan_pool: the layout, or what is wrong with the options", "[allocato
     KvOptions changed = scheme == std::string("vattention") ? rows : o;
     change(changed);
     const Result<KvLayout> plan = plan_pool(scheme, changed);
-    INFO(scheme << " should say " << part << ": " << (plan ? "" : plan.error().message));
+    INFO(scheme << " should report " << part << ": " << (plan ? "" : plan.error().message));
     REQUIRE(plan.ok() == (*part == 0));
     if (plan) continue;
     CHECK(plan.error().code == ErrorCode::invalid_argument);
@@ -125,10 +125,10 @@ TEST_CASE("plan_pool: the layout, or what is wrong with the options", "[allocato
   }
 }
 
-TEST_CASE("plan_ranks: what cannot be is refused before anything is allocated", "[shards][allocator]") {
+TEST_CASE("plan_ranks: impossible ranks are refused before anything is allocated", "[shards][allocator]") {
   KvOptions paged{
       .shape = {.n_layers = 3, .n_kv_heads = 2, .head_dim = 2}, .block_tokens = 4, .max_sequence_tokens = 40};
-  paged.pool_bytes = 4 * paged.shape.token_bytes();  // one block, but not with its copies of heads
+  paged.pool_bytes = 4 * paged.shape.token_bytes();  // enough for one block, but not with copies of heads
   KvOptions small = paged, rows = paged;
   small.pool_bytes = 10;
   rows.order = KvOrder::token_major, rows.max_sequence_tokens = 600, rows.pool_bytes = 80 * 4096;
@@ -139,7 +139,7 @@ TEST_CASE("plan_ranks: what cannot be is refused before anything is allocated", 
     int tp, pp;
     const char* part;
   } const cases[] = {
-      // Stages of 1 and 2 layers: a page group holds twice as many tokens of one as of the other.
+      // The stages have 1 and 2 layers, so a page group holds twice as many tokens of one as of the other.
       {"vattention", rows, 1, 2, "expected --kv-layout layer_major"},
       {"vattention", rows, 1, 3, ""},
       {"paged", paged, 2, 1, ""},
@@ -148,13 +148,13 @@ TEST_CASE("plan_ranks: what cannot be is refused before anything is allocated", 
   };
   for (const auto& [scheme, options, tp, pp, part] : cases) {
     const Result<PoolPlan> plan = plan_ranks(scheme, options, {.n_layers = 3, .n_kv_heads = 2, .tp = tp, .pp = pp});
-    INFO(scheme << " should say " << part << ": " << (plan ? "" : plan.error().message));
+    INFO(scheme << " should report " << part << ": " << (plan ? "" : plan.error().message));
     CHECK(plan.ok() == (*part == 0));
     if (!plan) CHECK(plan.error().message.find(part) != std::string::npos);
   }
 }
 
-TEST_CASE("KvView and KvRows: the rows of the layout, for every block size, order and head", "[allocator]") {
+TEST_CASE("KvView and KvRows: they address the layout's rows for every block size, order and head", "[allocator]") {
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
     for (int block_tokens : {1, 2, 3, 16, 24, 64}) {
       KvLayout l{{3, 2, 5, Dtype::bf16}, order, block_tokens, 6};
@@ -200,7 +200,7 @@ struct CopySide {
   bool is_contiguous;
 };
 
-TEST_CASE("add_copies: any box of heads, layers and tokens, against a copy row by row", "[allocator]") {
+TEST_CASE("add_copies: any box of heads, layers and tokens equals a copy row by row", "[allocator]") {
   Random random(3);
   constexpr int kTokens = 23;
   auto below = [&](int n) { return int(random.below(uint64_t(n))); };
@@ -241,7 +241,7 @@ TEST_CASE("add_copies: any box of heads, layers and tokens, against a copy row b
     size_t planned = 0;
     for (size_t i = 0; i < copies.size(); ++i) {
       planned += copies[i].bytes;
-      if (i > 0)  // neighbours are joined
+      if (i > 0)  // adjacent copies are joined
         REQUIRE_FALSE((copies[i - 1].source + copies[i - 1].bytes == copies[i].source &&
                        copies[i - 1].destination + copies[i - 1].bytes == copies[i].destination));
     }

@@ -1,5 +1,6 @@
-// Random operations against a trivially correct model: what each sequence's tokens are, and which blocks are named by
-// whom. One harness; a row says which scheme, how prefixes are shared, what lies below, and on how many ranks.
+// Runs random operations against a trivially correct model, which knows each sequence's tokens and which sequences hold
+// each block. All schemes share one harness. A row chooses the scheme, the way of sharing prefixes, the offload tiers
+// and the ranks.
 #include <algorithm>
 #include <set>
 #include <thread>
@@ -23,35 +24,35 @@ struct Row {
   KvOrder order = KvOrder::layer_major;
   int operations = 10'000;
   uint64_t seed = 1;
-  bool letters = false;  // prompts of two letters and few lengths; else such as begin like a document or a sequence
+  bool letters = false;  // prompts of two letters and few lengths; else prompts that begin like earlier ones
   int memories = 1;      // over one pool
   int tp = 1, pp = 1;
-  int block_tokens = 16, n_blocks = 15;  // vattention: rows
-  int max_tokens = 60;                   // vattention: 0: six rows less five
+  int block_tokens = 16, n_blocks = 15;  // vattention: page-group rows
+  int max_tokens = 60;                   // vattention, 0: six rows less five tokens
   bool prefix_cache = true, radix = false;
   uint64_t hash_mask = ~uint64_t{0};
   KvShare share = KvShare::off;
   bool map_ahead = true, guard = true;
   int head_dim = 2, slot_chunk = 0;
-  size_t page_group = 0;                 // of which the pool is made; 0: one allocation (vattention: 4096)
-  int host_blocks = 0, disk_blocks = 0;  // tiers, of four tokens
+  size_t page_group = 0;                 // of the pool; 0: one allocation (vattention: 4096)
+  int host_blocks = 0, disk_blocks = 0;  // offload tiers, in blocks of four tokens
   const char* eviction = "lru";
   uint64_t key_mask = ~uint64_t{0};
-  bool faults = false, by_layer = false;  // of the disk; of the copies
+  bool faults = false, by_layer = false;  // the disk fails at times; KV arrives layer by layer
   bool is(const char* name) const { return name == std::string(scheme); }
 };
 
 constexpr int kTierBlock = 4, kMaxSequences = 7;
 
-// What trials did, so that none is vacuous.
+// Counts what the trials did, so that none is vacuous.
 struct Counts {
   int64_t hits = 0, copies = 0, refused = 0, drawn = 0, forked = 0, adopted = 0, evicted = 0, aliased = 0;
-  int64_t within = 0, taken_over = 0, cut = 0;  // hits of a tree that end within a block
+  int64_t within = 0, taken_over = 0, cut = 0;  // radix hits that end within a block
   int64_t loads = 0, cancelled = 0, short_loads = 0, begun = 0, begun_cancelled = 0;
   int64_t host_evictions = 0, disk_hit_tokens = 0, failures = 0;
 };
 
-// What somebody knows of the tiers who only listens.
+// The contents of the tiers as a listener knows them.
 class Picture final : public CacheListener {
  public:
   explicit Picture(std::vector<uint64_t> salts) : salts_(std::move(salts)) {}
@@ -79,7 +80,7 @@ class Picture final : public CacheListener {
   int64_t told_[kTiers] = {};
 };
 
-// Where copies are late, sleeping brings one more.
+// While copies are late, each sleep completes one more copy.
 struct CopyingClock final : Clock {
   explicit CopyingClock(LateCopies& copies) : device(copies) {}
   double now() override { return real.now(); }
@@ -100,7 +101,7 @@ class Trial {
     KvShards shards;
     o_.shape = kTinyShape;
     o_.shape.head_dim = row.head_dim;
-    if (row.by_layer) o_.shape.n_layers = 4;  // so that there are some to wait for
+    if (row.by_layer) o_.shape.n_layers = 4;  // several layers to wait for
     if (row.tp * row.pp > 1) {
       o_.shape.n_layers = 3;
       shards = {.n_layers = 3, .n_kv_heads = o_.shape.n_kv_heads, .tp = row.tp, .pp = row.pp};
@@ -120,7 +121,7 @@ class Trial {
       o_.pool_bytes = size_t(row.n_blocks * row.tp * row.pp) * vattention_row_bytes(o_);
     } else {
       const int block = slots_ ? row.max_tokens : row.is("token") ? 1 : row.block_tokens;
-      const int replicas = row.tp > o_.shape.n_kv_heads ? row.tp / o_.shape.n_kv_heads : 1;  // of heads
+      const int replicas = row.tp > o_.shape.n_kv_heads ? row.tp / o_.shape.n_kv_heads : 1;  // copies of each head
       o_.pool_bytes = size_t(row.n_blocks * block * replicas) * o_.shape.token_bytes() + 7;
     }
     if (row.hash_mask == ~uint64_t{0})
@@ -144,7 +145,7 @@ class Trial {
       step();
       check(i % 64 == 0);
     }
-    // Everything can be given back.
+    // Everything can be released.
     for (Flying& f : flying_) memories_[0]->handoff().discard(f.handover);
     flying_.clear();
     while (!leases_.empty()) unpin();
@@ -162,7 +163,7 @@ class Trial {
     CHECK(pool_->stats().free == pool_->stats().capacity);
   }
   KvMemory& first() { return *memories_[0]; }
-  std::vector<int64_t> log;  // of decisions
+  std::vector<int64_t> log;  // the decisions of the memory
 
  private:
   struct Live {
@@ -170,7 +171,7 @@ class Trial {
     KvHandle handle;
     uint64_t salt;
     std::vector<int32_t> tokens;  // written
-    std::vector<int32_t> prompt;  // to write still, from the front
+    std::vector<int32_t> prompt;  // still to write, from the front
     int pins = 0, promised = 0;
     bool loading = false;
     std::shared_ptr<KvArrival> arrival = {};
@@ -179,7 +180,7 @@ class Trial {
     size_t memory;
     KvLease lease;
     std::vector<int32_t> blocks;  // that it holds
-    // Where tokens [begin, tokens.size()) stay as they are.
+    // Tokens [begin, tokens.size()) at this place must not change.
     KvView view;
     std::vector<int32_t> table, tokens;
     int begin;
@@ -204,9 +205,9 @@ class Trial {
         const uint64_t what = fault_random_.below(6);
         if (write) return result;
         if (what == 0) data[fault_random_.below(data.size())] ^= std::byte{1};
-        return what == 1 && fault_count_++ < 2 ? result / 2 : result;  // more often, and the disk is given up
+        return what == 1 && fault_count_++ < 2 ? result / 2 : result;  // more failures would disable the disk
       };
-    // A copy thread where disk and thread may be late as they like; else every other look finds one more copied.
+    // With a disk, a real copy thread may be as late as it likes. Otherwise every second look finds one more copy done.
     Device& device = row_.disk_blocks > 0 && !row_.by_layer ? cpu_device() : static_cast<Device&>(device_);
     device_.slow = true;
     auto tiered = std::make_unique<OffloadedMemory>(
@@ -217,7 +218,7 @@ class Trial {
   }
 
   void check_tiers_empty() {
-    tiered_->drain();  // what was being written could not go
+    tiered_->drain();  // blocks that were being written could not go
     tiered_->clear_prefix_cache();
     tiered_->check_invariants(true);
     picture_->check(tiered_->tiers());
@@ -296,7 +297,7 @@ class Trial {
     if (exact()) {
       const int rows = cached % block_tokens();
       const bool whole = rows == 0 && cached == found / block_tokens() * block_tokens();
-      // Of a tree's hit the rows of the last block are left out where there is no block to copy them to.
+      // A radix hit loses the rows of the last block if there is no block to copy them to.
       REQUIRE((cached == found || (kv.stats().reserved_blocks > 0 && cached < found) ||
                (row_.radix && whole && kv.stats().available() <= 1)));
       REQUIRE(kv.stats().available() >= 0);
@@ -304,9 +305,9 @@ class Trial {
       REQUIRE(copied <= (row_.radix && rows > 0));
       if (!row_.radix) REQUIRE(rows == 0);
       counts_.within += copied, counts_.taken_over += rows > 0 && !copied, counts_.cut += cached < found;
-      if (rows > 0) REQUIRE(users(kv.blocks(s.handle).back()) == 0);  // of those before it
+      if (rows > 0) REQUIRE(users(kv.blocks(s.handle).back()) == 0);  // no earlier sequence uses it
     } else if (!tiered_) {
-      REQUIRE((slots_ ? cached == found : cached <= found));  // less where rows are short
+      REQUIRE((slots_ ? cached == found : cached <= found));  // fewer if page-group rows are short
     }
     if (!row_.prefix_cache && !tiered_) REQUIRE(cached == 0);
     counts_.hits += cached > 0, counts_.loads += s.loading;
@@ -325,7 +326,7 @@ class Trial {
       }
     }
     live_.push_back(std::move(s));
-    if (live_.back().arrival && random_.below(2)) begin(live_.back());  // at once, before the other layers are there
+    if (live_.back().arrival && random_.below(2)) begin(live_.back());  // at once, before the other layers arrive
   }
 
   void take(Live& s, int n) {
@@ -337,7 +338,7 @@ class Trial {
     REQUIRE(wrong(s) == 0);
   }
 
-  // One whose KV is on its way from a tier.
+  // Continues a sequence whose KV is still loading from a tier.
   void go_on(Live& s, uint64_t what) {
     if (what < 45) {
       ++counts_.cancelled;
@@ -364,14 +365,14 @@ class Trial {
     for (Live& s : live_)
       if (s.loading) check_ready(s);
   }
-  // Its first step, while KV comes.
+  // Runs the sequence's first step while its KV still arrives.
   void begin(Live& s) {
     KvMemory& kv = of(s);
     const size_t n = std::min(s.prompt.size() - size_t(s.promised), 1 + size_t(random_.below(2 * kTierBlock)));
     if (!kv.append(s.handle, s.promised - kv.written_tokens(s.handle) + int(n))) return;
     const std::span<const int32_t> all = std::span(s.prompt).first(size_t(s.promised) + n);
     write(s, all, s.promised);
-    device_.late = true, device_.slow = false;  // each layer comes when it is waited for, and no sooner
+    device_.late = true, device_.slow = false;  // each layer arrives only when it is waited for
     for (int layer = 0; layer < o_.shape.n_layers; ++layer) {
       REQUIRE(s.arrival->wait(layer));
       REQUIRE(wrong(s, all, layer) == 0);
@@ -397,7 +398,7 @@ class Trial {
     if (exact()) REQUIRE(kv.tail_shared(s.handle) == copy);
     const std::vector<int32_t> before(kv.blocks(s.handle).begin(), kv.blocks(s.handle).end());
     const KvStats stats = kv.stats();
-    if (exact()) REQUIRE(kv.append(s.handle, 0));  // nothing to write, nothing to copy
+    if (exact()) REQUIRE(kv.append(s.handle, 0));  // nothing to write, so nothing to copy
     const int more = std::max(0, blocks_for(s.tokens.size() + n) - int(before.size())) + int(copy);
     const int drawn = std::min(more, kv.reserved_blocks(s.handle));
     const bool fits = kv.append(s.handle, int(n));
@@ -408,7 +409,7 @@ class Trial {
       REQUIRE(kv.stats().cow_copies - stats.cow_copies == (fits && copy));
       if (fits) REQUIRE(kv.stats().evictions - stats.evictions == std::max(0, more - stats.free));
     } else if (!fits && !tiered_) {
-      REQUIRE(more > (memories_.size() == 1 ? stats.available() : 0));  // a promise
+      REQUIRE(more > (memories_.size() == 1 ? stats.available() : 0));  // available() is a guarantee
     }
     if (!fits) {
       ++counts_.refused;
@@ -420,7 +421,7 @@ class Trial {
       return;
     }
     counts_.drawn += drawn, counts_.copies += copy;
-    if (random_.below(8) == 0) return;  // room taken and not used
+    if (random_.below(8) == 0) return;  // memory is reserved and not used
     const size_t done = s.tokens.size(), some_of_it = random_.below(4) == 0 ? 1 + random_.below(n) : n;
     s.tokens.insert(s.tokens.end(), s.prompt.begin(), s.prompt.begin() + ptrdiff_t(some_of_it));
     s.prompt.erase(s.prompt.begin(), s.prompt.begin() + ptrdiff_t(some_of_it));
@@ -428,7 +429,7 @@ class Trial {
     kv.commit(s.handle, std::span<const int32_t>(s.tokens).subspan(done));
   }
 
-  // A number: nothing moves, and all others have less.
+  // A reservation is only a number: nothing moves, and all other sequences have less available.
   void reserve_blocks(Live& s) {
     if (!exact()) return;
     KvMemory& kv = of(s);
@@ -576,7 +577,7 @@ class Trial {
       for (KvState state : first().states()) ++counted[size_t(state)];
       REQUIRE(counted == std::array{stats.free, stats.active, stats.cached, stats.in_transfer});
       REQUIRE(stats.in_transfer == int(held.size()));
-      // Rows that a lease has kept in its slot go with the next trim.
+      // Rows that a lease kept in its slot go with the next trim.
       if (!row_.is("vattention") || std::ranges::all_of(live_, [](const Live& s) { return s.pins == 0; }))
         REQUIRE(stats.active == int(active.size()));
       REQUIRE(stats.active >= int(active.size()));
@@ -592,19 +593,19 @@ class Trial {
   }
 
   const Row row_;
-  const bool blocks_, slots_;  // its blocks are counted one by one; a sequence has one
+  const bool blocks_, slots_;  // blocks are counted one by one; a sequence is one slot
   Counts& counts_;
   Random random_, fault_random_;
   int fault_count_ = 0;
   KvOptions o_;
-  int most_ = 0;  // tokens of a sequence
+  int most_ = 0;  // largest number of tokens of a sequence
   const std::shared_ptr<Picture> picture_ = std::make_shared<Picture>(std::vector<uint64_t>{0, 77});
   TempDir dir_;
   LateCopies device_;
   CopyingClock clock_{device_};
   std::shared_ptr<KvPool> pool_;
   std::vector<std::unique_ptr<KvMemory>> memories_;
-  OffloadedMemory* tiered_ = nullptr;  // the first of them
+  OffloadedMemory* tiered_ = nullptr;  // the first memory
   std::vector<int32_t> documents_[2];
   std::vector<std::vector<int32_t>> ended_;
   std::vector<Live> live_;
@@ -634,7 +635,7 @@ Counts run(const Row& r) {
 
 }  // namespace
 
-// Few letters, and blocks of so many tokens.
+// A row with few letters and this block size.
 Row letters(int block_tokens, int n_blocks, int operations, uint64_t seed, int memories = 1) {
   Row r{.operations = operations, .seed = seed, .letters = true, .memories = memories};
   r.block_tokens = block_tokens, r.n_blocks = n_blocks;
@@ -647,7 +648,7 @@ Row vattention(KvShare share) {
   return r;
 }
 
-TEST_CASE("KvMemory: random operations against a model, paged", "[allocator]") {
+TEST_CASE("KvMemory: paged memory equals a plain model under random operations", "[allocator]") {
   for (bool prefix_cache : {true, false}) {
     for (int block_tokens : {1, 4, 16})
       for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
@@ -666,7 +667,7 @@ TEST_CASE("KvMemory: random operations against a model, paged", "[allocator]") {
   }
 }
 
-TEST_CASE("KvMemory: random operations against a model, radix", "[allocator][radix]") {
+TEST_CASE("KvMemory: radix prefix caching equals a plain model under random operations", "[allocator][radix]") {
   for (int block_tokens : {1, 3, 4, 16})
     for (int memories : {1, 2}) {
       Row r = letters(block_tokens, block_tokens == 1 ? 16 : 24, 12'000, uint64_t(block_tokens * 2 + memories),
@@ -677,7 +678,8 @@ TEST_CASE("KvMemory: random operations against a model, radix", "[allocator][rad
     }
 }
 
-TEST_CASE("KvMemory: random operations against a model, every scheme without page groups", "[allocator][sharing]") {
+TEST_CASE("KvMemory: every scheme without page groups equals a plain model under random operations",
+          "[allocator][sharing]") {
   for (int memories : {1, 2})
     for (auto [scheme, n_blocks] : {std::pair{"contiguous", 4}, {"slots", 4}, {"paged", 15}, {"token", 250}})
       run({.scheme = scheme, .seed = 7, .memories = memories, .n_blocks = n_blocks});
@@ -688,7 +690,7 @@ TEST_CASE("KvMemory: random operations against a model, every scheme without pag
     run({.scheme = "slots", .order = KvOrder::token_major, .seed = 7, .n_blocks = 4, .slot_chunk = chunk});
 }
 
-TEST_CASE("KvMemory: random operations against a model, vattention", "[allocator][vattention][sharing]") {
+TEST_CASE("KvMemory: vattention equals a plain model under random operations", "[allocator][vattention][sharing]") {
   for (KvShare share : {KvShare::off, KvShare::alias, KvShare::takeover, KvShare::copy}) {
     const Row row = vattention(share);
     for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major}) {
@@ -709,7 +711,7 @@ TEST_CASE("KvMemory: random operations against a model, vattention", "[allocator
 
 constexpr std::pair<int, int> kRanks[] = {{2, 1}, {4, 1}, {1, 3}, {2, 2}};
 
-TEST_CASE("KvMemory: random operations against a model, on ranks", "[allocator][shards]") {
+TEST_CASE("KvMemory: memory on several ranks equals a plain model under random operations", "[allocator][shards]") {
   std::vector<Row> rows = {{"paged"}, {"token"}, {"contiguous"}, {"slots"}};
   for (KvShare share : {KvShare::off, KvShare::alias, KvShare::takeover, KvShare::copy})
     rows.push_back(vattention(share));
@@ -734,7 +736,7 @@ TEST_CASE("KvMemory: random operations against a model, on ranks", "[allocator][
     }
 }
 
-TEST_CASE("KvMemory: on ranks it decides as one memory with as many blocks", "[allocator][shards]") {
+TEST_CASE("KvMemory: memory on ranks decides like one memory with as many blocks", "[allocator][shards]") {
   for (auto [scheme, n_blocks] : {std::pair{"paged", 24}, {"token", 96}, {"contiguous", 6}, {"slots", 6}}) {
     Row r{.scheme = scheme, .operations = 500, .seed = 4, .block_tokens = 4, .n_blocks = n_blocks};
     Counts of_one;
@@ -749,17 +751,18 @@ TEST_CASE("KvMemory: on ranks it decides as one memory with as many blocks", "[a
       Trial many(r, of_many);
       const KvStats b = many.first().stats();
       CHECK(a.capacity == b.capacity);
-      // Bytes are summed: a block of every rank, of three layers and not two, with its copies of heads.
+      // Bytes are summed over ranks: a block of every rank, with three layers instead of two, and with its copies of
+      // heads.
       CHECK(2 * (b.capacity_bytes - b.external_bytes) ==
             3 * std::max(1, tp / 2) * (a.capacity_bytes - a.external_bytes));
       many.run();
-      CHECK((many.log == one.log));  // in brackets: not all of it where it fails
+      CHECK((many.log == one.log));  // in brackets, so that a failure does not print all of it
       CHECK(of_many.hits == of_one.hits);
     }
   }
 }
 
-TEST_CASE("tiers: random operations against a trivially correct model", "[tiers][random]") {
+TEST_CASE("tiers: offload tiers equal a plain model under random operations", "[tiers][random]") {
   uint64_t seed = 0;
   Counts totals, sharing;
   for (const char* scheme : {"paged", "token", "contiguous", "vattention"})
@@ -779,12 +782,12 @@ TEST_CASE("tiers: random operations against a trivially correct model", "[tiers]
         Trial(r, totals).run();
       }
     }
-  for (int disk : {0, 24}) {  // the pool's own hits end within its blocks, and within those of the tiers
+  for (int disk : {0, 24}) {  // the pool's own hits end within its blocks and within those of the tiers
     Row r{.operations = 6'000, .seed = 50, .block_tokens = 4, .n_blocks = 16, .max_tokens = 32, .radix = true};
     r.host_blocks = 16, r.disk_blocks = disk, r.by_layer = disk == 0;
     Trial(r, totals).run();
   }
-  // Rows of 64 tokens, which sequences share by a second mapping.
+  // Page-group rows of 64 tokens, which sequences share by a second mapping.
   for (uint64_t trial = 0; trial < 6; ++trial) {
     Row r = vattention(KvShare::alias);
     r.order = KvOrder::token_major, r.operations = 4'000, r.seed = 99 + trial, r.max_tokens = 160, r.host_blocks = 60;
@@ -797,7 +800,7 @@ TEST_CASE("tiers: random operations against a trivially correct model", "[tiers]
   CHECK(totals.failures > 1);
 }
 
-TEST_CASE("tiers: a listener names what each holds as a router does", "[tiers]") {
+TEST_CASE("tiers: a listener sees the contents of each tier as a router does", "[tiers]") {
   const auto picture = std::make_shared<Picture>(std::vector<uint64_t>{0, 7});
   TempDir dir;
   LateCopies device;

@@ -1,4 +1,4 @@
-// What memories of blocks do by hand, beside their random operations (kv_memory_random_test.cc).
+// Hand-written cases of block memories, beside their random operations (kv_memory_random_test.cc).
 #include "allocator/kv_memory.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ TEST_CASE("kv_schemes: every row makes a memory of its name", "[allocator]") {
     CHECK(pool->layout().block_tokens == tokens);
     if (std::string(scheme.name) == "token") CHECK(tokens == 1);  // whatever --block-tokens says
     CHECK(find_kv_scheme(scheme.name) == &scheme);
-    // Two instances over one pool.
+    // Two instances share one pool.
     auto other = scheme.make(pool, options);
     const KvHandle handle = fill(*kv, counting(5), 0).handle;
     CHECK(kv->view(handle).contiguous() == scheme.contiguous);
@@ -44,7 +44,7 @@ TEST_CASE("paged: a hit covers full blocks of equal prefix and never the last to
   const std::vector<int32_t> prompt = counting(12);
   const KvReservation first = fill(*m.kv, prompt, 0);
   CHECK(first.cached_tokens == 0);
-  // 12 tokens are three full blocks; their last token is wanted, so two are hit.
+  // 12 tokens are three full blocks. The last token must be computed, so two blocks are hit.
   for (auto [tokens, hit] : {std::pair{12, 8}, {13, 12}, {11, 8}, {8, 4}, {5, 4}, {4, 0}, {1, 0}, {0, 0}}) {
     CHECK(m.kv->probe(counting(tokens), 0) == hit);
     CHECK(m.kv->probe(counting(tokens), 7) == 0);
@@ -69,14 +69,14 @@ TEST_CASE("paged: the least recently used tail is evicted first", "[allocator]")
   run(b);
   CHECK(m.kv->stats().cached == 7);
   CHECK(m.kv->stats().free == 1);  // partial blocks are not kept
-  run(a);                          // touched: b is older now
+  run(a);                          // a is used again, so b is older now
   CHECK(m.kv->stats().evictions == 0);
-  // One free block; two more come from b's tail, before its head and before a.
+  // One block is free. Two more come from b's tail, before its head and before a.
   const KvReservation c = fill(*m.kv, counting(12, 5000), 0);
   CHECK(m.kv->stats().evictions == 2);
   CHECK(m.kv->probe(a, 0) == 16);
   CHECK(m.kv->probe(b, 0) == 4);
-  // probe does not touch: b's head goes next although it was just looked up.
+  // probe() does not count as use: b's head goes next although it was just looked up.
   CHECK(m.kv->append(c.handle, 1));
   CHECK(m.kv->probe(b, 0) == 0);
   CHECK(m.kv->probe(a, 0) == 16);
@@ -85,7 +85,7 @@ TEST_CASE("paged: the least recently used tail is evicted first", "[allocator]")
   m.kv->check_invariants();
 }
 
-TEST_CASE("paged: a hit block is pinned while used", "[allocator]") {
+TEST_CASE("paged: a hit block is pinned while it is in use", "[allocator]") {
   Memory m(tiny_options(4, 4));
   const std::vector<int32_t> prompt = counting(9);
   m.kv->free(fill(*m.kv, prompt, 0).handle);
@@ -94,7 +94,7 @@ TEST_CASE("paged: a hit block is pinned while used", "[allocator]") {
   const KvHandle other = m.kv->reserve(counting(16, 900), 0).value().handle;
   CHECK_FALSE(m.kv->append(other, 12));
   CHECK(m.kv->append(other, 8));
-  m.kv->clear_prefix_cache();  // not in use only
+  m.kv->clear_prefix_cache();  // clears only blocks that are not in use
   CHECK(m.kv->probe(prompt, 0) == 8);
   m.kv->free(r.handle);
   CHECK(m.kv->stats().cached == 2);
@@ -104,7 +104,7 @@ TEST_CASE("paged: a hit block is pinned while used", "[allocator]") {
   m.kv->check_invariants();
 }
 
-TEST_CASE("paged: what two sequences compute at once is indexed once", "[allocator]") {
+TEST_CASE("paged: blocks that two sequences compute at once are indexed once", "[allocator]") {
   Memory m(tiny_options(4, 16));
   const std::vector<int32_t> tokens = counting(9);
   const KvHandle a = m.kv->reserve(tokens, 0).value().handle, b = m.kv->reserve(tokens, 0).value().handle;
@@ -120,7 +120,7 @@ TEST_CASE("paged: what two sequences compute at once is indexed once", "[allocat
   m.kv->check_invariants();
 }
 
-TEST_CASE("paged: a block whose indexed ancestor was evicted comes back by adoption", "[allocator]") {
+TEST_CASE("paged: a block whose indexed ancestor was evicted becomes findable again by adoption", "[allocator]") {
   Memory m(tiny_options(4, 8));
   const std::vector<int32_t> tokens = counting(8);
   const KvHandle a = m.kv->reserve(tokens, 0).value().handle, b = m.kv->reserve(tokens, 0).value().handle;
@@ -138,7 +138,7 @@ TEST_CASE("paged: a block whose indexed ancestor was evicted comes back by adopt
   m.kv->check_invariants();
 }
 
-TEST_CASE("KvMemory: what its owner forgets is given back to a shared pool", "[allocator]") {
+TEST_CASE("KvMemory: blocks of a destroyed memory return to the shared pool", "[allocator]") {
   Memory m(tiny_options(4, 10));
   {
     auto other = find_kv_scheme("paged")->make(m.pool, m.options);
@@ -149,7 +149,7 @@ TEST_CASE("KvMemory: what its owner forgets is given back to a shared pool", "[a
   m.kv->check_invariants();
 }
 
-TEST_CASE("KvMemory: a pool on ranks has the bytes of its blocks, and no more", "[shards][allocator]") {
+TEST_CASE("KvMemory: a pool on ranks has exactly the bytes of its blocks", "[shards][allocator]") {
   KvOptions o = tiny_options(4, 48);
   o.shape.n_layers = 3;
   o.pool_bytes += 7;
@@ -160,8 +160,8 @@ TEST_CASE("KvMemory: a pool on ranks has the bytes of its blocks, and no more", 
   CHECK(stats.external_bytes == 0);
 }
 
-// Two engines over one pool, with hand-overs, while others probe and read the stats.
-TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator][radix]") {
+// Two engines share a pool and hand over sequences, while other threads probe and read the stats.
+TEST_CASE("BlockPool: two engines and two readers work at once", "[allocator][radix]") {
   struct Parcel {
     KvHandover handover;
     std::vector<int32_t> tokens;
@@ -198,7 +198,7 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator][radix
         const std::span<const int32_t> rest = std::span<const int32_t>(tokens).subspan(size_t(r.cached_tokens));
         if (!p.kv->append(r.handle, int(rest.size()))) {
           p.kv->free(r.handle);
-          std::this_thread::yield();  // D gives blocks back
+          std::this_thread::yield();  // D frees blocks
           continue;
         }
         ++i;
@@ -215,7 +215,7 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator][radix
             std::lock_guard lock(mutex);
             mail.push_back({handover, tokens});
           }
-          if (sibling != kNoKv) {  // writes its own tail while D writes the other
+          if (sibling != kNoKv) {  // it writes its own tail while D writes the other
             if (grow(*p.kv, sibling, tokens, 9)) wrong += wrong_rows(*p.kv, sibling, tokens, 0);
             p.kv->free(sibling);
           }
@@ -271,7 +271,7 @@ TEST_CASE("BlockPool: two engines and two onlookers at once", "[allocator][radix
     CHECK(bad_sums == 0);
     CHECK(sent == received);
     CHECK(sent > kRounds / 2);
-    p.kv->check_invariants(true);  // nothing is left with either
+    p.kv->check_invariants(true);  // no sequence is left with either
     d->check_invariants(true);
     CHECK(p.kv->stats().active + p.kv->stats().in_transfer == 0);
   }

@@ -1,5 +1,5 @@
-// --kv-load cost: a tier's KV is loaded where its owner says that it is worth the time, which is learnt from loads.
-// And what may be called for a sequence whose KV is still on its way from a tier.
+// Tests --kv-load cost: a tier's KV is loaded where the owner finds it worth the time, which is learnt from earlier
+// loads. Also tests which calls are allowed for a sequence whose KV is still loading.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@
 namespace xpyd::testing::tier_load_test {
 namespace {
 
-TEST_CASE("tiers: what is not worth its load is computed", "[tiers][tier_load]") {
+TEST_CASE("tiers: KV that is not worth its load is computed", "[tiers][tier_load]") {
   struct Asked {
     int from, to, tokens;
     double load_s;
@@ -35,7 +35,7 @@ TEST_CASE("tiers: what is not worth its load is computed", "[tiers][tier_load]")
       return worth;
     });
     const std::vector<int32_t> prompt = counting(21);
-    const auto run = [&] {  // tokens that were not computed
+    const auto run = [&] {  // returns the number of tokens that were not computed
       const KvReservation r = memory->reserve(prompt, 0).value();
       clock.seconds += .01;
       while (!memory->ready(r.handle)) std::this_thread::yield();
@@ -60,16 +60,16 @@ TEST_CASE("tiers: what is not worth its load is computed", "[tiers][tier_load]")
     }
     REQUIRE(asked.size() == 6);
     for (const Asked& a : asked) CHECK((a.from == 0 && a.to == 20 && a.tokens == 21));
-    CHECK(asked[0].load_s == 0);  // nobody knows
+    CHECK(asked[0].load_s == 0);  // no load has been measured yet
     CHECK(asked[1].load_s > 0);
-    // It is tried again some day, however often it is asked for.
+    // Refused loads make the estimate fall with time, not with the number of requests, so a load is tried again later.
     CHECK(asked[3].load_s == asked[2].load_s);
     CHECK(asked[4].load_s == asked[3].load_s);
     CHECK(asked[5].load_s == Approx(.99 * asked[4].load_s));
   }
 }
 
-// A prompt of 21 tokens, of which 20 come from host memory, a layer a second.
+// A prompt of 21 tokens, of which 20 come from host memory at one layer a second.
 struct Loading {
   VirtualClock clock;
   LinkDevice link{clock, 1.0 / double(20 * kTinyShape.token_bytes() / 2)};
@@ -99,7 +99,7 @@ struct Loading {
   }
 };
 
-TEST_CASE("tiers: what may be called for a sequence that is still loading", "[tiers][tier_load]") {
+TEST_CASE("tiers: a sequence that is still loading allows exactly the documented calls", "[tiers][tier_load]") {
   enum When { always, once_it_arrives, never };
   struct Call {
     const char* name;
@@ -132,7 +132,7 @@ TEST_CASE("tiers: what may be called for a sequence that is still loading", "[ti
   };
   for (const Call& c : calls)
     for (const bool arrives : {false, true}) {
-      INFO(c.name << (arrives ? ", of which a layer is there" : ", of which nothing is there"));
+      INFO(c.name << (arrives ? " while a layer has arrived" : " while nothing has arrived"));
       if (c.when == always || (c.when == once_it_arrives && arrives)) {
         Loading l(arrives);
         c.call(l);

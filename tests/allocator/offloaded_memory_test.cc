@@ -1,4 +1,4 @@
-// Tiers below a pool, over every scheme: what comes back is what went out, or it does not come back.
+// Tests offload tiers below a pool, over every scheme: what comes back is what went out, or it does not come back.
 #include "allocator/offload/offloaded_memory.h"
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct Setup {
   int host_blocks = 16, disk_blocks = 0;
   std::string host_eviction = "lru";
   OffloadTiers::Seams seams;
-  Device* device = &cpu_device();  // of the copies
+  Device* device = &cpu_device();  // makes the copies
 };
 
 KvOptions kv_options(const Setup& s) {
@@ -61,7 +61,8 @@ class Tiered {
     kv = std::make_unique<OffloadedMemory>(find_kv_scheme(s.scheme)->make(pool, options), std::move(tiers).value(),
                                            *s.device, clock);
   }
-  // As an engine: waits for what is loading, computes the rest. Returns the tokens not computed.
+  // Runs a sequence as an engine does: waits for what is loading and computes the rest. Returns the tokens that were
+  // not computed.
   int run(std::span<const int32_t> tokens, uint64_t salt = 0) {
     const KvReservation r = kv->reserve(tokens, salt).value();
     while (!kv->ready(r.handle)) std::this_thread::yield();
@@ -73,7 +74,7 @@ class Tiered {
     kv->free(r.handle);
     return cached;
   }
-  // A prompt of each of these families, of five blocks and two tokens.
+  // Runs a prompt of each of these families, of five blocks and two tokens.
   int run_families(int first, int last) {
     int cached = 0;
     for (int family = first; family < last; ++family) {
@@ -94,7 +95,7 @@ class Tiered {
 
 std::vector<int32_t> tokens_of(int family, int n) { return counting(n, family * 1000); }
 
-TEST_CASE("copy thread: copies in order, at the speed that it is given", "[tiers]") {
+TEST_CASE("copy thread: copies run in order and at the given speed", "[tiers]") {
   for (double gbps : {0.0, 2.0}) {
     const auto owned = cpu_device().make_copy_queue(gbps);
     DeviceQueue& queue = *owned;
@@ -139,7 +140,7 @@ TEST_CASE("tiers: a prompt's KV comes back after the pool has forgotten it", "[t
         CHECK(s.dropped_out == 0);
         if (disk) CHECK(s.disk_hit_tokens >= 40);
         if (!disk) CHECK(s.host_hit_tokens == 120);
-        // Never the last token, whose logits are wanted; and only this salt's.
+        // The last token is never matched, because its logits are wanted. Only tokens of this salt match.
         CHECK(t.kv->matched_tokens(tokens_of(0, 20), 0) == 16);
         CHECK(t.kv->matched_tokens(tokens_of(0, 21), 0) == 20);
         CHECK(t.kv->matched_tokens(tokens_of(0, 22), 7) == 0);
@@ -150,7 +151,7 @@ TEST_CASE("tiers: a prompt's KV comes back after the pool has forgotten it", "[t
       }
 }
 
-TEST_CASE("tiers: a sequence longer than the host leaves its beginning there", "[tiers]") {
+TEST_CASE("tiers: a sequence longer than the host tier leaves its beginning there", "[tiers]") {
   for (const EvictionPolicy& policy : kEvictionPolicies) {
     INFO(policy.name);
     Tiered t({.pool_tokens = 256, .max_tokens = 128, .host_blocks = 8, .host_eviction = policy.name});
@@ -164,7 +165,7 @@ TEST_CASE("tiers: a sequence longer than the host leaves its beginning there", "
   }
 }
 
-TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
+TEST_CASE("tiers: a block is moved once, however many sequences want it", "[tiers]") {
   for (const char* scheme : kSchemes) {
     INFO(scheme);
     LateCopies device;
@@ -175,7 +176,7 @@ TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
       return result;
     };
     Tiered t(setup);
-    // Two compute the same at once: it goes out once.
+    // Two sequences compute the same at once, and it is offloaded once.
     device.late = true;
     const auto tokens = tokens_of(1, 22);
     KvHandle handles[3];
@@ -190,7 +191,7 @@ TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
       t.kv->commit(handles[i], tokens);
     }
     CHECK(t.stats().bytes_out == int64_t(5 * kBlockBytes));
-    // A third asks for what is still on its way out.
+    // A third sequence asks for blocks that are still on their way out.
     const KvReservation third = t.kv->reserve(tokens, 0).value();
     CHECK(third.cached_tokens == 20);
     for (int i = 0; i < 10; ++i) CHECK(!t.kv->ready(third.handle));
@@ -199,7 +200,7 @@ TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
     CHECK(t.kv->written_tokens(third.handle) == 20);
     CHECK(wrong_rows(*t.kv, third.handle, std::span(tokens).first(20), 0) == 0);
     for (KvHandle handle : {handles[0], handles[1], third.handle}) t.kv->free(handle);
-    // Push it to the disk; three want it back at once: it is read once.
+    // The blocks are evicted to the disk. Three sequences want them back at once, and they are read once.
     t.run_families(2, 8);
     const int64_t hit = t.stats().disk_hit_tokens, before = reads;
     for (KvHandle& handle : handles) {
@@ -218,18 +219,18 @@ TEST_CASE("tiers: a block is moved once, however many want it", "[tiers]") {
     CHECK((t.stats().disk_hit_tokens - hit) == (reads - before) * kBlock);
     t.kv->drain();
     t.kv->check_invariants(true);
-    // The end of the memory does not come before the copies' end.
+    // Destroying the memory waits for the copies.
     device.late = true;
     CHECK(t.kv->reserve(tokens, 0).value().loading);
     t.kv.reset();
   }
 }
 
-TEST_CASE("tiers: a disk that fails, or a kernel that takes no operations, costs computing, not tokens", "[tiers]") {
+TEST_CASE("tiers: a failing disk, or a kernel that refuses operations, costs computation and no tokens", "[tiers]") {
   struct Case {
     const char* what;
     std::function<int(bool, std::span<std::byte>, int)> fault;
-    int refusals = 0;  // of the kernel
+    int refusals = 0;  // operations that the kernel refuses
   };
   const Case cases[] = {
       {"full", [](bool write, std::span<std::byte>, int r) { return write ? -ENOSPC : r; }},
@@ -263,10 +264,10 @@ TEST_CASE("tiers: a disk that fails, or a kernel that takes no operations, costs
   }
 }
 
-// What the kernel does with operations when it has no memory for them.
-TEST_CASE("disk file: operations that the kernel does not take are tried again, then fail", "[tiers]") {
+// The kernel refuses operations when it has no memory for them.
+TEST_CASE("disk file: operations that the kernel refuses are retried, then fail", "[tiers]") {
   TempDir dir;
-  std::atomic<int> refuse{0};  // so many times more; negative: always
+  std::atomic<int> refuse{0};  // number of further refusals; negative: for ever
   const auto refusal = [&] {
     if (refuse == 0) return 0;
     --refuse;
@@ -307,7 +308,7 @@ TEST_CASE("disk file: operations that the kernel does not take are tried again, 
   for (int i = 0; i < 64; ++i) CHECK(memory.get()[size_t(63 - i) * DiskFile::kSector + 17] == std::byte(i + 1));
 }
 
-TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
+TEST_CASE("tiers: options that cannot be met are refused by name", "[tiers]") {
   TempDir dir;
   const auto on_disk = [](const std::string& path, size_t bytes) {
     return [=](OffloadOptions& o) { o.disk_dir = path, o.disk_bytes = bytes; };
@@ -337,11 +338,11 @@ TEST_CASE("tiers: options that cannot be met are told by name", "[tiers]") {
   }
 }
 
-TEST_CASE("tiers: forgotten by another thread while blocks are found, loaded and stored", "[tiers][stress]") {
+TEST_CASE("tiers: another thread may clear the cache while blocks are found, loaded and stored", "[tiers][stress]") {
   for (const char* scheme : kSchemes)
     for (int disk : {0, 64}) {
       INFO(scheme << " disk " << disk);
-      LateCopies device;  // made at once, so that nearly every round has something to find
+      LateCopies device;  // copies run at once, so nearly every round finds something
       Setup setup{.scheme = scheme,
                   .pool_tokens = 256,
                   .max_tokens = 128,
@@ -351,7 +352,7 @@ TEST_CASE("tiers: forgotten by another thread while blocks are found, loaded and
       Tiered t(setup);
       std::atomic<bool> done{false};
       std::atomic<int> forgotten{0}, rounds{0};
-      std::thread other([&] {  // within a round as it falls, but with rounds between that find some
+      std::thread other([&] {  // clears within a round at any point, but leaves rounds between that find something
         for (int next = 0; !done; next = rounds + forgotten % 16) {
           while (rounds < next && !done) std::this_thread::yield();
           t.kv->clear_prefix_cache();
@@ -360,21 +361,21 @@ TEST_CASE("tiers: forgotten by another thread while blocks are found, loaded and
       });
       int cached = 0;
       for (; rounds < 1000 || forgotten < 30; ++rounds) {
-        cached += t.run(tokens_of(rounds % 3, 100));  // what came back is right, or it fails
+        cached += t.run(tokens_of(rounds % 3, 100));  // run() checks the bytes that come back
         if (rounds % 16 == 0) t.kv->check_invariants(false);
       }
       done = true;
       other.join();
-      if (disk == 0) CHECK(cached > 1000);  // with one that is busy, blocks may find no slot
+      if (disk == 0) CHECK(cached > 1000);  // with a busy disk, blocks may find no slot
       t.kv->clear_prefix_cache();
-      t.kv->drain();  // what was being written could not go
+      t.kv->drain();  // blocks that were being written could not go
       t.kv->clear_prefix_cache();
       CHECK(t.stats().host_blocks + t.stats().disk_blocks == 0);
       t.kv->check_invariants(true);
     }
 }
 
-TEST_CASE("tiers: a sequence that goes while one of its blocks is copied out frees the others", "[tiers]") {
+TEST_CASE("tiers: a sequence that ends while one of its blocks is copied out frees the others", "[tiers]") {
   struct {
     const char* scheme;
     KvOrder order;
@@ -405,7 +406,7 @@ TEST_CASE("tiers: a sequence that goes while one of its blocks is copied out fre
   }
 }
 
-// A host tier as a cache of keys: each a sequence of one block.
+// A host tier as a cache of keys, each a sequence of one block.
 class KeyCache {
  public:
   KeyCache(const char* policy, int capacity) {
@@ -416,7 +417,7 @@ class KeyCache {
   }
   static std::array<int32_t, kBlock> tokens(int key) { return {key, key + 1, 7, 7}; }
   bool has(int key) const { return tiers_->match(tokens(key), 0, 1) == 1; }
-  bool get(int key) {  // true: a hit; else it is there now
+  bool get(int key) {  // true: a hit; otherwise it is inserted
     tiers_->tick();
     const auto own = tokens(key);
     OffloadTiers::Chain chain = OffloadTiers::root(0);
@@ -433,7 +434,7 @@ class KeyCache {
   std::unique_ptr<OffloadTiers> tiers_;
 };
 
-// Which keys of 0 to 9 went, in order, while these were asked for.
+// Returns which of the keys 0 to 9 were evicted, in order, while `keys` were requested.
 std::vector<int> gone(const char* policy, int capacity, const std::vector<int>& keys) {
   KeyCache cache(policy, capacity);
   std::vector<int> order, here;
@@ -446,10 +447,10 @@ std::vector<int> gone(const char* policy, int capacity, const std::vector<int>& 
   return order;
 }
 
-TEST_CASE("eviction: who goes first, by hand", "[tiers][eviction]") {
-  // A hit does not help. 0 1 2 | 0 is found | 3 for 0, 4 for 1 | 3 is found | 5 for 2, 6 for 3.
+TEST_CASE("eviction: each policy evicts in its own order", "[tiers][eviction]") {
+  // fifo ignores hits. 0 1 2 | 0 hits | 3 replaces 0, 4 replaces 1 | 3 hits | 5 replaces 2, 6 replaces 3.
   CHECK(gone("fifo", 3, {0, 1, 2, 0, 3, 4, 3, 5, 6}) == std::vector{0, 1, 2, 3});
-  // lru, for comparison: 4 is older than 3 by its hit.
+  // lru, for comparison: 4 is older than 3, which was hit.
   CHECK(gone("lru", 3, {0, 1, 2, 0, 3, 4, 3, 5, 6}) == std::vector{1, 2, 0, 4});
   const BlockUse old_deep{.last_use = 1, .uses = 9, .position = 7},
       new_shallow{.last_use = 5, .uses = 1, .position = 0};
@@ -461,7 +462,7 @@ TEST_CASE("eviction: who goes first, by hand", "[tiers][eviction]") {
 }
 
 TEST_CASE(
-    "eviction: from the high watermark the host gives up what the disk has, down to the low one, and nothing else",
+    "eviction: from the high watermark the host drops blocks that the disk has, down to the low one, and no others",
     "[tiers][eviction]") {
   TempDir dir;
   const int capacity = 100;

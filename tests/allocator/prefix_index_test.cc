@@ -1,6 +1,6 @@
 #include "allocator/prefix/prefix_index.h"
 
-// XXH_NO_INLINE_HINTS: at -Og g++ 14 cannot inline all that xxhash 0.8.3 says it must.
+// XXH_NO_INLINE_HINTS: at -Og g++ 14 cannot inline everything that xxhash 0.8.3 marks as always inline.
 #define XXH_NO_INLINE_HINTS 1
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -30,7 +30,7 @@ uint64_t seq_hash(const PrefixIndex& index, const PrefixChain& chain, const int3
 
 }  // namespace
 
-TEST_CASE("PrefixIndex: the chained hash is the published one", "[allocator]") {
+TEST_CASE("PrefixIndex: the chained hash follows its published definition", "[allocator]") {
   std::vector<int32_t> tokens;
   for (int i = 0; i < 48; ++i) tokens.push_back(1000 + 7 * i);
   TestIndex index(4, 16, ~uint64_t{0});
@@ -41,7 +41,7 @@ TEST_CASE("PrefixIndex: the chained hash is the published one", "[allocator]") {
     uint64_t pair[2] = {seq[i - 1], XXH3_64bits(tokens.data() + 16 * i, 64)};
     CHECK(seq[i] == XXH3_64bits(pair, 16));
   }
-  // With a salt; and in two batches.
+  // The same holds with a salt, and in two batches.
   uint64_t salted[3], later[2];
   index.hash_batch(99, true, tokens.data(), 3, salted);
   uint64_t pair[2] = {99, seq[0]};
@@ -52,14 +52,14 @@ TEST_CASE("PrefixIndex: the chained hash is the published one", "[allocator]") {
   index.advance(chain, seq[0], 2);
   index.hash_batch(chain.hash, chain.first(), tokens.data() + 16, 2, later);
   CHECK((later[0] == seq[1] && later[1] == seq[2]));
-  // A value computed once and written down: the hash of a build must not drift from that of another.
+  // The hash must not differ from one build to another.
   int32_t one[1] = {0};
   TestIndex tiny(1, 1, ~uint64_t{0});
   CHECK(seq_hash(tiny, {}, one) == XXH3_64bits("\0\0\0\0", 4));
 }
 
-TEST_CASE("PrefixIndex: random inserts and erases against a map", "[allocator]") {
-  // Blocks of one token chained in trees of depth <= 3 under few keys: long clusters, wrap-around.
+TEST_CASE("PrefixIndex: random inserts and erases agree with a map", "[allocator]") {
+  // Blocks of one token are chained in trees of depth <= 3 under few keys, which gives long clusters and wrap-around.
   for (uint64_t mask : {~uint64_t{0}, uint64_t{0xff}, uint64_t{1}}) {
     constexpr int kBlocks = 37;
     TestIndex index(kBlocks, 1, mask);
@@ -89,7 +89,7 @@ TEST_CASE("PrefixIndex: random inserts and erases against a map", "[allocator]")
         hits += expected != model.end();
         index.advance(chain, hash, found);
       }
-      if (random.below(3) == 0) {  // erase a leaf: a child without its parent is not to be found again
+      if (random.below(3) == 0) {  // erase a leaf: a child without its parent must not be found
         int32_t block = int32_t(random.below(kBlocks));
         bool leaf = index.contains(block);
         for (auto& [other, b] : model)
@@ -119,10 +119,10 @@ TEST_CASE("PrefixIndex: equal tokens after another prefix are another block", "[
   CHECK(index.find(salted, 0, a) == -1);
   index.insert(after_b, 0, c, 3);  // b c
   CHECK(index.find(after_b, 0, c) == 3);
-  // A salt that equals a block's identity number does not pass for that block.
+  // A salt that equals a block's identity number must not match that block.
   for (uint64_t salt = 0; salt < 64; ++salt) CHECK(index.find(PrefixChain{.hash = salt}, 0, c) == -1);
 
-  // The parent goes and comes back as another block: the child is found again only when attached.
+  // The parent is evicted and returns as another block. The child is found again only once it is attached.
   index.evict(0);
   CHECK_FALSE(index.intact(after_a));
   index.insert(root, 0, a, 4);

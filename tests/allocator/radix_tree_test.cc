@@ -1,5 +1,5 @@
-// The tree alone against a plain model: what each block holds, and what can be reached of it; then the memory over it:
-// hits to the token, who goes first, and what a block that is alike in part costs.
+// Compares the radix tree with a plain model: the tokens of each block, and the tokens that can be reached. Then tests
+// the memory over it: hits to the token, eviction order, and copies of partly equal blocks.
 #include "allocator/prefix/radix_tree.h"
 
 #include <algorithm>
@@ -20,13 +20,13 @@ bool begins(const Tokens& with, std::span<const int32_t> tokens) {
   return with.size() >= tokens.size() && std::equal(tokens.begin(), tokens.end(), with.begin());
 }
 
-// Blocks and the path of each up to its last token, the salt in front. All is found by looking at all.
+// Blocks and the path of each up to its last token, with the salt in front. Every lookup is a linear search.
 struct Model {
   int block_tokens;
   std::map<int32_t, Tokens> blocks = {};
 
   int first_of(const Tokens& path) const { return (int(path.size()) - 2) / block_tokens * block_tokens; }
-  // Some block has the tokens of this path from the last multiple on.
+  // Some block has this path's tokens from the last block boundary on.
   bool backed(const Tokens& path) const {
     return std::ranges::any_of(
         blocks, [&](const auto& b) { return first_of(b.second) == first_of(path) && begins(b.second, path); });
@@ -36,7 +36,7 @@ struct Model {
     while (n + 1 < int(path.size()) && backed(Tokens(path.begin(), path.begin() + n + 2))) ++n;
     return n;
   }
-  // Whether all before this block's first token is there.
+  // True if all tokens before this block's first token are present.
   bool reached(const Tokens& path) const {
     return match(Tokens(path.begin(), path.begin() + first_of(path) + 1)) == first_of(path);
   }
@@ -65,13 +65,13 @@ class TreeTrial {
     CHECK(hits_ > operations / 50);
     CHECK((model_.block_tokens == 1) == (within_ == 0));
     CHECK(lost_ > operations / 200);
-    CHECK(deep_ > 10);  // what has been erased was in the middle
+    CHECK(deep_ > 10);  // some erased blocks were in the middle
   }
 
  private:
   static constexpr int kBlocks = 60;
   struct Running {
-    Tokens path;  // {salt, tokens …}, of which the tree has been told
+    Tokens path;  // {salt, tokens …} that the tree has been told
     std::vector<int32_t> table;
     PrefixChain chain;
   };
@@ -87,7 +87,7 @@ class TreeTrial {
   int rows(const Tokens& path) const { return int(path.size()) - 1; }
   std::span<const int32_t> tokens(const Tokens& path) const { return std::span(path).subspan(1); }
 
-  // What walk() says and gives, against the model.
+  // Compares the result of match() with the model.
   int compare(const Tokens& path, std::vector<int32_t>* out = nullptr, PrefixChain* end = nullptr) {
     std::vector<int32_t> found;
     PrefixChain chain{.hash = uint64_t(path[0])};
@@ -115,7 +115,8 @@ class TreeTrial {
     return int(table.size()) == wanted;
   }
 
-  // A new sequence: what it finds, its own copy of a last block in part, and some of what it was asked.
+  // A new sequence takes what it finds, its own copy of a partly hit last block, and some of the tokens that were
+  // asked.
   void grow(const Tokens& path) {
     Running r{{path[0]}, {}, {}};
     const int n = compare(path, &r.table, &r.chain);
@@ -141,13 +142,13 @@ class TreeTrial {
         r.path.resize(r.table.size() * size_t(bt) + 1), r.chain.broken = true;
       return;
     }
-    // Whether its chain goes on: its last full block, or one alike, is where it was.
+    // The chain continues if its last full block, or an equal one, is still in place.
     const int from = rows(r.path) / bt * bt;
     if (!r.chain.first() && nodes_[size_t(r.chain.block)].uid != r.chain.uid) r.chain.broken = true;
     const bool broken = r.chain.broken;
     r.path = path;
     if (!broken) {
-      // First what the tree is to become, since it may lose shorter blocks on the way.
+      // The model changes first, since the tree may drop shorter blocks on the way.
       const int known = model_.match(path);
       for (int i = from / bt; i < int(r.table.size()); ++i) {
         const Tokens upto(path.begin(), path.begin() + 1 + std::min(rows(path), (i + 1) * bt));
@@ -170,7 +171,7 @@ class TreeTrial {
     deep_ += model_.blocks.size() + 1 < before;
   }
 
-  // Of what was after an erased block, or a longer block has it all; nothing else.
+  // Called when the tree drops a block: it followed an erased block, or a longer block contains all of it.
   void lost(int32_t block) {
     const Tokens path = model_.blocks.at(block);
     model_.blocks.erase(block);
@@ -187,7 +188,7 @@ class TreeTrial {
       for (size_t n = 2; n <= path.size(); ++n) prefixes.emplace(path.begin(), path.begin() + ptrdiff_t(n));
     }
     for (int32_t b = 0; b < kBlocks; ++b) REQUIRE((tree_.tokens_in(b) > 0) == (model_.blocks.count(b) > 0));
-    REQUIRE(tree_.size() == int64_t(prefixes.size()));  // each token once, and none that no block has
+    REQUIRE(tree_.size() == int64_t(prefixes.size()));  // each token once, and none without a block
   }
 
   Model model_;
@@ -207,7 +208,7 @@ KvOptions radix_options(int block_tokens, int n_blocks) {
 
 }  // namespace
 
-TEST_CASE("RadixTree: random sequences and erased blocks against a plain model", "[allocator][radix]") {
+TEST_CASE("RadixTree: random sequences and erased blocks agree with a plain model", "[allocator][radix]") {
   for (int block_tokens : {1, 2, 4, 7})
     for (uint64_t seed : {1, 2, 3}) {
       CAPTURE(block_tokens, seed);
@@ -215,7 +216,7 @@ TEST_CASE("RadixTree: random sequences and erased blocks against a plain model",
     }
 }
 
-TEST_CASE("radix: a sequence's last block stays when it ends, and who goes on from there needs no copy",
+TEST_CASE("radix: a sequence's last block stays when it ends, and the first to continue from it needs no copy",
           "[allocator][radix]") {
   Memory m(radix_options(8, 20));
   const Tokens turn = counting(21);
@@ -224,14 +225,14 @@ TEST_CASE("radix: a sequence's last block stays when it ends, and who goes on fr
   const Tokens next = joined(turn, counting(9, 700)), other = joined(turn, counting(9, 800));
   const KvReservation r = m.kv->reserve(next, 0).value(), s = m.kv->reserve(other, 0).value();
   CHECK((r.cached_tokens == 21 && s.cached_tokens == 21));
-  CHECK(m.kv->stats().cow_copies == 1);  // the second one's
+  CHECK(m.kv->stats().cow_copies == 1);  // for the second one
   CHECK(m.kv->blocks(r.handle).back() != m.kv->blocks(s.handle).back());
-  m.kv->free(s.handle);  // nothing of its own: that copy is free, and all is found as before
+  m.kv->free(s.handle);  // the copy has no token of its own, so it becomes free
   CHECK((m.kv->stats().cached == 0 && m.kv->probe(next, 0) == 21));
   extend(*m.kv, r.handle, next, 0);
   m.kv->check_invariants();
   CHECK(m.kv->probe(joined(turn, Tokens{800}), 0) == 21);
-  // Speculation: tokens that are refused are not written, and never found.
+  // Rejected speculative tokens are not written and never found.
   REQUIRE(m.kv->append(r.handle, 4));
   m.kv->rollback(r.handle);
   CHECK(m.kv->probe(joined(next, Tokens{1, 2, 3}), 0) == 30);
@@ -240,19 +241,20 @@ TEST_CASE("radix: a sequence's last block stays when it ends, and who goes on fr
   CHECK(m.kv->probe(joined(next, Tokens{1, 2}), 0) == 30);
   m.kv->free(r.handle);
   m.kv->check_invariants();
-  // That block holds one more than is known: it is not gone on in.
+  // That block holds one more token than is known, so it is copied and not continued in place.
   const KvReservation t = m.kv->reserve(joined(next, Tokens{5}), 0).value();
   CHECK((t.cached_tokens == 30 && m.kv->stats().cow_copies == 2));
   CHECK(wrong_rows(*m.kv, t.handle, next, 0) == 0);
 }
 
-TEST_CASE("radix: a block under whose lease a peer may still write is not gone on with", "[allocator][radix]") {
+TEST_CASE("radix: a block under a lease, which a peer may still write, is not continued in place",
+          "[allocator][radix]") {
   Memory m(radix_options(8, 20));
   KvMemory& kv = *m.kv;
   const Tokens turn = counting(21), late = joined(turn, counting(9, 700)), next = joined(turn, counting(9, 800));
   kv.free(fill(kv, turn, 0).handle);
 
-  // A handover that is given up while its peer's posts are under way: the lease stays.
+  // A handover is abandoned while its peer's transfers are under way, so the lease stays.
   const KvReservation given_up = kv.reserve(late, 0).value();
   CHECK(given_up.cached_tokens == 21);
   REQUIRE(kv.append(given_up.handle, 9));
@@ -270,13 +272,14 @@ TEST_CASE("radix: a block under whose lease a peer may still write is not gone o
   kv.free(owner.handle);
 }
 
-TEST_CASE("radix: leaves go by least recent use, their ends first, and nothing that is in use", "[allocator][radix]") {
+TEST_CASE("radix: leaves are evicted by least recent use from their ends, and never while in use",
+          "[allocator][radix]") {
   Memory m(radix_options(4, 12));
   const Tokens head = counting(6), a = joined(head, counting(6, 100)), b = joined(head, counting(6, 200)),
                c = counting(8, 300);
   m.kv->free(fill(*m.kv, a, 0).handle);               // 3 blocks
   const KvHandle running = fill(*m.kv, c, 0).handle;  // 2 blocks
-  m.kv->free(fill(*m.kv, b, 0).handle);               // 2 of its own: its second has 2 rows of head, copied
+  m.kv->free(fill(*m.kv, b, 0).handle);               // 2 of its own: the first has 2 rows of head, copied
   CHECK((m.kv->stats().cached == 5 && m.kv->stats().free == 5));
   const auto found = [&](const Tokens& t) { return m.kv->probe(joined(t, Tokens{9}), 0); };
   std::vector<KvHandle> wants;
@@ -291,13 +294,13 @@ TEST_CASE("radix: leaves go by least recent use, their ends first, and nothing t
   CHECK((found(a) == 12 && found(b) == 12 && found(c) == 8));
   want(1);  // a's end goes: it is older than b
   CHECK((found(a) == 8 && found(b) == 12 && found(c) == 8));
-  want(1);  // and its middle: the rows of head in it are in b's block, too
+  want(1);  // and a's middle: b's block also has its rows of head
   CHECK((found(a) == 6 && found(b) == 12 && found(c) == 8));
-  m.kv->free(
-      m.kv->reserve(joined(Tokens(b.begin(), b.begin() + 7), Tokens{9}), 0).value().handle);  // uses b's first two
+  // This uses b's first two blocks.
+  m.kv->free(m.kv->reserve(joined(Tokens(b.begin(), b.begin() + 7), Tokens{9}), 0).value().handle);
   want(1);
   CHECK((found(a) == 6 && found(b) == 8 && found(c) == 8));
-  want(1);  // with the last block that has rows 4 and 5 of head these go
+  want(1);  // rows 4 and 5 of head go with the last block that has them
   CHECK((found(a) == 4 && found(b) == 4 && found(c) == 8));
   want(1);
   CHECK((found(a) == 0 && found(c) == 8 && m.kv->stats().evictions == 5));

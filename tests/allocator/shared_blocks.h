@@ -1,4 +1,4 @@
-// A file with a ledger and the bytes of its blocks, as processes of one host would share it.
+// A file with a ledger and the bytes of its blocks, as processes of one host share it.
 #pragma once
 
 #include <sys/mman.h>
@@ -34,7 +34,7 @@ class SharedBlocks {
     return BlockLedger::join(memory_, n_blocks_, file_, BlockLedger::As::member);
   }
   std::byte* data() const { return memory_.get() + ledger_bytes_; }
-  // One process's pool over them.
+  // Returns one process's pool over the shared blocks.
   std::shared_ptr<BlockPool> pool(const KvOptions& options, int n_sharing) const {
     const KvLayout layout = plan_pool("paged", options).value();
     return std::make_shared<BlockPool>(KvPlaces(layout, {memory_, data()}), options.prefix_cache, join(),

@@ -1,4 +1,5 @@
-// Prefixes shared on contiguous memory: which slot, which rows, which bytes; and the slots scheme.
+// Tests prefixes shared on contiguous memory: which slot, which page-group rows and which bytes. Also tests the slots
+// scheme.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -19,7 +20,7 @@ KvOptions options_of(KvShare share, int n_rows = 64, int max_sequences = 4) {
 
 std::vector<int32_t> tokens_of(int n, int kind) { return counting(n, kind * 10'000); }
 
-// The first `shared` tokens of one, then others.
+// The first `shared` tokens of `first`, then other tokens.
 std::vector<int32_t> like(const std::vector<int32_t>& first, int shared, int more, int kind) {
   return joined({first.begin(), first.begin() + shared}, tokens_of(more, 100 + kind));
 }
@@ -28,7 +29,8 @@ constexpr int kRow = 256, kPlanes = 4;
 
 }  // namespace
 
-TEST_CASE("SlotContents: the longest prefix, the least loss, never the last token", "[allocator][sharing]") {
+TEST_CASE("SlotContents: find() takes the longest prefix with the least loss and never the last token",
+          "[allocator][sharing]") {
   SlotContents contents(4);
   const auto a = tokens_of(100, 1);
   auto find = [&](const std::vector<int32_t>& tokens, uint64_t salt = 0, bool take = false) {
@@ -43,14 +45,14 @@ TEST_CASE("SlotContents: the longest prefix, the least loss, never the last toke
   CHECK(find(like(a, 15, 5, 2)).slot == -1);  // too little
   CHECK(find(a, 7).slot == -1);
   CHECK(find({}).slot == -1);
-  CHECK(find(a, 0, true).slot == -1);  // it lives
+  CHECK(find(a, 0, true).slot == -1);  // it is in use
   contents.begin(1, like(a, 80, 10, 3), 0);
   CHECK(find(like(a, 90, 5, 2)).slot == 0);
-  CHECK(find(like(a, 80, 5, 2)).slot == 0);  // both live: the first
+  CHECK(find(like(a, 80, 5, 2)).slot == 0);  // both are in use: the first
   contents.end(1);
-  CHECK(find(like(a, 80, 5, 2)).slot == 1);  // loses ten tokens, the other is in use
+  CHECK(find(like(a, 80, 5, 2)).slot == 1);  // loses ten tokens, and the other is in use
   contents.end(0);
-  CHECK(find(like(a, 80, 5, 2)).slot == 1);  // 10 and not 20
+  CHECK(find(like(a, 80, 5, 2)).slot == 1);  // loses 10 tokens instead of 20
   CHECK(find(like(a, 50, 5, 2), 0, true).tokens == 50);
   CHECK(find(like(a, 44, 5, 2), 0, true).slot == -1);  // 46 of 90 would be lost
   contents.truncate(0, 30);
@@ -60,7 +62,7 @@ TEST_CASE("SlotContents: the longest prefix, the least loss, never the last toke
   CHECK(find(a).slot == -1);
 }
 
-TEST_CASE("alias: full rows are mapped twice and counted once, the tail is copied",
+TEST_CASE("alias: full rows are mapped twice and counted once, and the tail is copied",
           "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::alias), "vattention");
   const auto a = tokens_of(3 * kRow + 100, 1);
@@ -77,13 +79,13 @@ TEST_CASE("alias: full rows are mapped twice and counted once, the tail is copie
   CHECK(after.active - before.active == 1);
   CHECK(after.written_bytes - before.written_bytes == 50 * int64_t(kTinyShape.token_bytes()));
   CHECK(after.vattention.map_calls - before.vattention.map_calls ==
-        2 * kPlanes);  // the two rows as one, and the tail's
+        2 * kPlanes);  // one call for the two rows and one for the tail
   CHECK((after.prefix_hit_tokens == 2 * kRow + 50 && after.prefix_query_tokens == int(a.size() + b.size())));
   extend(*m.kv, r.handle, b, 5);
   CHECK(wrong_rows(*m.kv, r.handle, b, 5) == 0);
   CHECK(wrong_rows(*m.kv, donor, a, 5) == 0);
   m.kv->check_invariants();
-  // Who goes first takes only its own reference along.
+  // A sequence that ends drops only its own reference.
   m.kv->free(donor);
   CHECK(m.kv->stats().cached == 2);  // the donor's other rows; the first two are in use
   const auto big = tokens_of(1500, 9);
@@ -92,13 +94,13 @@ TEST_CASE("alias: full rows are mapped twice and counted once, the tail is copie
   m.kv->check_invariants();
 }
 
-TEST_CASE("alias: an idle donor may be reclaimed under those who share its rows", "[allocator][vattention][sharing]") {
+TEST_CASE("alias: rows of an idle donor that no sharer uses can be reclaimed", "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::alias, 8), "vattention");
   const auto a = tokens_of(4 * kRow, 1);
   m.kv->free(fill(*m.kv, a, 0).handle);
   const auto b = like(a, 3 * kRow, 20, 2);
   const KvHandle sharer = fill(*m.kv, b, 0).handle;
-  CHECK(m.kv->stats().available() == 4);  // 8, less three shared and the tail
+  CHECK(m.kv->stats().available() == 4);  // 8, less three shared rows and the tail
   const KvHandle other = m.kv->reserve(tokens_of(4 * kRow, 3), 0).value().handle;
   REQUIRE(m.kv->append(other, 4 * kRow));
   CHECK_FALSE(m.kv->append(other, 5 * kRow));
@@ -107,12 +109,13 @@ TEST_CASE("alias: an idle donor may be reclaimed under those who share its rows"
   m.kv->check_invariants();
 }
 
-TEST_CASE("takeover: the ended sequence's slot goes on, without a map", "[allocator][vattention][sharing]") {
+TEST_CASE("takeover: a new sequence continues in the ended sequence's slot without a map call",
+          "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::takeover), "vattention");
   const auto a = tokens_of(3 * kRow, 1), b = like(a, 2 * kRow + 7, 30, 2);
   const KvHandle donor = fill(*m.kv, a, 0).handle;
   const int slot = m.kv->view(donor).slot;
-  CHECK(m.kv->probe(b, 0) == 0);  // it lives
+  CHECK(m.kv->probe(b, 0) == 0);  // the donor still runs
   m.kv->free(donor);
   CHECK(m.kv->probe(b, 0) == 2 * kRow + 7);
   const int64_t maps = m.kv->stats().vattention.map_calls;
@@ -125,7 +128,7 @@ TEST_CASE("takeover: the ended sequence's slot goes on, without a map", "[alloca
   m.kv->check_invariants();
 }
 
-TEST_CASE("sharing: what slots hold is kept while there are empty ones, then the oldest goes",
+TEST_CASE("sharing: slots keep their contents while empty ones are left, then the oldest is reused",
           "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::copy, 64, 4), "vattention");
   std::vector<std::vector<int32_t>> prompts;
@@ -145,7 +148,7 @@ TEST_CASE("sharing: rows are reclaimed from the end, and the head stays usable",
   const auto a = tokens_of(6 * kRow, 1);
   m.kv->free(fill(*m.kv, a, 0).handle);
   const auto other = tokens_of(4 * kRow, 2);
-  m.kv->free(fill(*m.kv, other, 0).handle);  // two rows are free, two come from a
+  m.kv->free(fill(*m.kv, other, 0).handle);  // two rows are free, and two come from a
   CHECK(m.kv->probe(a, 0) == 4 * kRow);
   const KvReservation r = m.kv->reserve(a, 0).value();
   CHECK(r.cached_tokens == 4 * kRow);
@@ -153,7 +156,8 @@ TEST_CASE("sharing: rows are reclaimed from the end, and the head stays usable",
   m.kv->check_invariants();
 }
 
-TEST_CASE("sharing: a sequence travels with rows that others share", "[allocator][vattention][sharing]") {
+TEST_CASE("sharing: a sequence is handed over together with rows that others share",
+          "[allocator][vattention][sharing]") {
   KvOptions o = options_of(KvShare::alias);
   o.keep_idle = false;
   Memory p(o, "vattention");
@@ -175,9 +179,9 @@ TEST_CASE("sharing: a sequence travels with rows that others share", "[allocator
   CHECK(p.pool->stats().free == p.pool->stats().capacity);
 }
 
-// ---- slots (TurboMind) --------------------------------------------------------------------------
+// ---- slots (TurboMind)
 
-TEST_CASE("slots: the next turn of a conversation computes only what is new", "[allocator][sharing]") {
+TEST_CASE("slots: the next turn of a conversation computes only the new tokens", "[allocator][sharing]") {
   Memory m(tiny_options(1, 3 * 200, true, KvOrder::layer_major, 200), "slots");
   CHECK(m.kv->stats().capacity == 3);
   const auto turn1 = tokens_of(60, 1), turn2 = like(turn1, 60, 40, 2), turn3 = like(turn2, 100, 40, 3);
@@ -189,20 +193,20 @@ TEST_CASE("slots: the next turn of a conversation computes only what is new", "[
     return r.cached_tokens;
   };
   CHECK(run(turn1, 1) == 0);
-  CHECK(run(turn1, 2) == 0);  // another session, though it says the same
+  CHECK(run(turn1, 2) == 0);  // another session with the same text
   CHECK((m.kv->stats().cached == 2 && m.kv->stats().free == 1));
   CHECK(run(turn2, 1) == 60);
   CHECK(m.kv->stats().cached == 2);  // in the same slot
   CHECK(run(tokens_of(50, 5), 3) == 0);
-  CHECK(run(tokens_of(50, 6), 4) == 0);  // no slot is free: session 2, the longest idle, goes
+  CHECK(run(tokens_of(50, 6), 4) == 0);  // no slot is free: session 2, the longest idle, is dropped
   CHECK(m.kv->stats().evictions == 1);
   CHECK(m.kv->probe(turn2, 2) == 0);
   CHECK(run(turn3, 1) == 100);
-  CHECK(run(turn2, 2) == 0);  // it comes back by computing it again
+  CHECK(run(turn2, 2) == 0);  // it is computed again
   CHECK(run(turn3, 2) == 100);
 }
 
-TEST_CASE("slots: memory comes in chunks, when a sequence needs a slot, and stays", "[allocator][sharing]") {
+TEST_CASE("slots: memory is allocated in chunks when a sequence needs a slot, and stays", "[allocator][sharing]") {
   constexpr int kSlots = 5, kTokens = 1024;  // 16 KiB of each layer's K or V
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})
     for (int chunk : {0, 1, 2}) {
@@ -211,7 +215,7 @@ TEST_CASE("slots: memory comes in chunks, when a sequence needs a slot, and stay
       o.slot_chunk = chunk;
       Memory m(o, "slots");
       const int64_t slot_bytes = int64_t(o.pool_bytes) / kSlots;
-      // As the memory says, and as the system does.
+      // Both the memory and the operating system report this.
       const auto check = [&](int slots) {
         std::vector<unsigned char> pages(o.pool_bytes / 4096);
         REQUIRE(::mincore(m.kv->base(), o.pool_bytes, pages.data()) == 0);
@@ -237,10 +241,11 @@ TEST_CASE("slots: memory comes in chunks, when a sequence needs a slot, and stay
     }
 }
 
-TEST_CASE("KvStats: where the bytes of the pool are", "[allocator][sharing]") {
+TEST_CASE("KvStats: the bytes of the pool are split into reserved, internal and external waste",
+          "[allocator][sharing]") {
   struct {
     const char* scheme;
-    int64_t reserved, internal, external;  // of one sequence of 70 tokens
+    int64_t reserved, internal, external;  // tokens of waste beside one sequence of 70 tokens
   } rows[] = {{"contiguous", 130, 0, 50},
               {"slots", 130, 0, 50},
               {"paged", 0, 10, 10},

@@ -1,4 +1,5 @@
-// vattention: contiguous addresses with memory behind what is used: which rows are mapped, when, and by whom.
+// Tests vattention, contiguous addresses with memory only behind what is used: which page-group rows are mapped, when,
+// and by which thread.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -20,7 +21,7 @@ constexpr int kRow = 256, kPlanes = 2 * kTinyShape.n_layers;
 
 std::vector<int32_t> tokens_of(int n, int kind) { return counting(n, kind * 10'000); }
 
-// Page groups that tell the owner's maps from the mapper's, can hold the mapper's up, and fail when told to.
+// Page groups that distinguish the owner's maps from the mapper's, can block the mapper, and fail on demand.
 class Watched final : public PageGroups {
  public:
   explicit Watched(std::shared_ptr<PageGroups> groups) : PageGroups(groups->options()), groups_(std::move(groups)) {}
@@ -32,7 +33,7 @@ class Watched final : public PageGroups {
   void open() { gate(true); }
   std::atomic<int> by_owner{0}, by_mapper{0};
   std::atomic<int> fail_after{1 << 30};  // maps that succeed from now on; then one fails
-  std::atomic<int> mapped{0};            // groups behind addresses now
+  std::atomic<int> mapped{0};            // groups that are mapped now
 
  private:
   class Range final : public VirtualRange {
@@ -92,12 +93,12 @@ struct WatchedMemory {
   std::unique_ptr<KvMemory> kv;
 };
 
-TEST_CASE("vattention: a later sequence takes the best fitting slot and maps only what is missing",
+TEST_CASE("vattention: a later sequence takes the best fitting slot and maps only the missing rows",
           "[allocator][vattention]") {
   Memory m(vattention_options(64, 4, 2048), "vattention");
   const KvHandle a = fill(*m.kv, tokens_of(kRow, 1), 0).handle, b = fill(*m.kv, tokens_of(4 * kRow, 2), 0).handle,
                  c = fill(*m.kv, tokens_of(2 * kRow, 3), 0).handle;
-  // Neighbours in the pool: one call per plane, whatever the length.
+  // The rows are adjacent in the pool: one call per plane, whatever the length.
   CHECK(m.kv->stats().vattention.map_calls == 3 * kPlanes);
   const int slot_of_b = m.kv->view(b).slot, slot_of_c = m.kv->view(c).slot;
   for (KvHandle handle : {a, b, c}) m.kv->free(handle);
@@ -105,7 +106,7 @@ TEST_CASE("vattention: a later sequence takes the best fitting slot and maps onl
   CHECK(idle.cached == 7);
   CHECK(idle.available() == idle.capacity);
   CHECK(idle.vattention.unmap_calls == 0);
-  // The first idle slot has too few rows and must not win (vattention's alloc_new_batch_idx).
+  // The first idle slot has too few rows and must not be chosen (vattention's alloc_new_batch_idx).
   const KvHandle d = fill(*m.kv, tokens_of(2 * kRow, 4), 0).handle;
   CHECK(m.kv->view(d).slot == slot_of_c);
   const KvHandle e = fill(*m.kv, tokens_of(3 * kRow, 5), 0).handle;
@@ -115,7 +116,7 @@ TEST_CASE("vattention: a later sequence takes the best fitting slot and maps onl
   m.kv->check_invariants();
 }
 
-TEST_CASE("vattention: idle rows are unmapped for those who need them, oldest first", "[allocator][vattention]") {
+TEST_CASE("vattention: idle rows are unmapped for sequences that need them, oldest first", "[allocator][vattention]") {
   Memory m(vattention_options(8, 4, 2048), "vattention");
   const KvHandle a = fill(*m.kv, tokens_of(4 * kRow, 1), 0).handle, b = fill(*m.kv, tokens_of(3 * kRow, 2), 0).handle;
   m.kv->free(a);
@@ -156,22 +157,24 @@ TEST_CASE("vattention: steady-state decode makes no map call on the critical pat
   CHECK(m.groups->by_mapper >= (kSequences * kSteps / kRow - before.cached - kSequences) * kPlanes);
 }
 
-TEST_CASE("vattention: who maps for itself waits for nobody else's rows", "[allocator][vattention]") {
+TEST_CASE("vattention: a sequence that maps for itself does not wait for other sequences' rows",
+          "[allocator][vattention]") {
   WatchedMemory m(vattention_options(64, 4, 4096));
   const KvHandle a = m.kv->reserve(tokens_of(kRow, 1), 0).value().handle;
   m.kv->check_invariants();
   m.groups->close();
-  REQUIRE(m.kv->append(a, 3 * kRow));  // and asks the mapper for the next rows, in vain
+  REQUIRE(m.kv->append(a, 3 * kRow));  // also asks the mapper for the next rows, which it cannot map
   const int64_t jobs = m.kv->stats().vattention.waited_jobs;
   const auto tokens = tokens_of(4 * kRow, 2);
-  const KvHandle b = fill(*m.kv, tokens, 0).handle;  // would never come back
+  const KvHandle b = fill(*m.kv, tokens, 0).handle;  // would never return if it waited for the mapper
   CHECK(m.kv->stats().vattention.waited_jobs == jobs + 1);
   m.groups->open();
   CHECK(wrong_rows(*m.kv, b, tokens, 0) == 0);
   m.kv->check_invariants();
 }
 
-TEST_CASE("vattention: rows that a sequence does not need yet are there for others", "[allocator][vattention]") {
+TEST_CASE("vattention: mapped rows that a sequence does not need yet are available to others",
+          "[allocator][vattention]") {
   Memory m(vattention_options(8, 4, 2048), "vattention");
   m.kv->free(fill(*m.kv, tokens_of(6 * kRow, 1), 0).handle);
   const auto tokens = tokens_of(kRow, 2);
@@ -187,7 +190,7 @@ TEST_CASE("vattention: rows that a sequence does not need yet are there for othe
   m.kv->check_invariants();
 }
 
-// Mappings of memfds in this process.
+// Counts the mappings of memfds in this process.
 int64_t counted_mappings() {
   std::ifstream maps("/proc/self/maps");
   int64_t n = 0;
@@ -195,7 +198,7 @@ int64_t counted_mappings() {
   return n;
 }
 
-TEST_CASE("vattention: the mappings are those that the system counts", "[allocator][vattention]") {
+TEST_CASE("vattention: the reported mappings are those that the operating system counts", "[allocator][vattention]") {
   KvOptions o = vattention_options(64, 6, 8 * kRow + 1, KvShare::alias);
   o.vattention.map_ahead = true;
   REQUIRE(counted_mappings() == 0);
@@ -239,14 +242,14 @@ TEST_CASE("vattention: 64 tensors of 64 sequences of 64 groups stay below the li
     Memory m(o, "vattention");
     std::vector<KvHandle> handles;
     for (int i = 0; i < 64; ++i) handles.push_back(m.kv->reserve(tokens_of(16, i), 0).value().handle);
-    for (int i = 0; i < 16; ++i)  // in turn, as decoding sequences do
+    for (int i = 0; i < 16; ++i)  // in turn, as decoding sequences grow
       for (KvHandle handle : handles) {
         REQUIRE(m.kv->append(handle, 4 * 16));
         m.kv->commit(handle, tokens_of(4 * 16, i));
       }
     CHECK(m.kv->stats().free == 0);
     CHECK(counted_mappings() == m.kv->stats().mappings);
-    // Runs of 16 rows: four mappings of each sequence in each tensor; by the row it would be 64.
+    // Rows come in runs of 16, so each sequence has four mappings in each tensor. Row by row it would be 64.
     CHECK(m.kv->stats().mappings <= 4 * 64 * kTensors);
     CHECK(m.kv->stats().mappings < limit / 2);
     m.kv->check_invariants();
@@ -273,7 +276,7 @@ TEST_CASE("vattention: a map that the system refuses is undone and nothing is lo
         extend(*m.kv, a, tokens, 0);
       }
       m.kv->check_invariants();
-      CHECK(m.groups->fail_after < 0);  // it happened
+      CHECK(m.groups->fail_after < 0);  // the failure happened
       if (!ahead) CHECK(refused == 1);
       CHECK(refused <= 1);
       CHECK(wrong_rows(*m.kv, a, tokens, 0) == 0);
@@ -284,7 +287,7 @@ TEST_CASE("vattention: a map that the system refuses is undone and nothing is lo
     }
 }
 
-TEST_CASE("vattention: who has no addresses for a sequence does not adopt it", "[allocator][vattention]") {
+TEST_CASE("vattention: an instance without addresses for a sequence does not adopt it", "[allocator][vattention]") {
   KvOptions o = vattention_options(16, 2, 1024);
   o.keep_idle = false;
   WatchedMemory p(o);
@@ -304,7 +307,7 @@ TEST_CASE("vattention: who has no addresses for a sequence does not adopt it", "
   CHECK(p.pool->stats().free == p.pool->stats().capacity);
 }
 
-TEST_CASE("vattention: rows come in runs, so that one mapping holds many", "[allocator][vattention]") {
+TEST_CASE("vattention: rows are allocated in runs, so that one mapping holds many", "[allocator][vattention]") {
   auto pool = make_block_pool("vattention", vattention_options(512, 8, 64 * 48)).value();
   std::vector<std::vector<int32_t>> tables(8);
   // Eight sequences grow in turn, row by row.

@@ -1,4 +1,4 @@
-// One addition order: the bits of an output depend on its q and on its K and V, and on nothing else.
+// There is one order of additions: the bits of an output depend on its q, K and V, and on nothing else.
 #include <array>
 
 #include "tests/attention/attention_case.h"
@@ -14,8 +14,8 @@ void attention_avx512_vnni_emulated(const AttentionArgs& args, ThreadTeam& team)
 namespace xpyd::testing::attention_bits_test {
 namespace {
 
-// Outputs of tokens [0, length) of sequence `seq`, computed in steps of `chunk` tokens. `mates`:
-// other sequences of the same cache decode in the same steps.
+// Returns the outputs of tokens [0, length) of sequence `seq`, computed in steps of `chunk` tokens. With `mates`, other
+// sequences of the same cache decode in the same steps.
 std::vector<float> in_chunks(const AttentionVariant& variant, const Cache& cache, int seq, int length, int chunk,
                              int n_heads, int window, ThreadTeam& team, bool mates) {
   std::vector<float> all;
@@ -43,7 +43,7 @@ struct BitCase {
 
 }  // namespace
 
-TEST_CASE("attention: bits do not depend on chunking, batch, memory or threads", "[attention]") {
+TEST_CASE("attention: bits do not depend on chunking, batch, memory layout or threads", "[attention]") {
   const BitCase cases[] = {{4, 1, 16, 530, 0},  {8, 2, 64, 200, 0}, {2, 2, 12, 1040, 0},  {4, 1, 128, 140, 0},
                            {4, 2, 16, 600, 70}, {8, 1, 8, 300, 7},  {16, 1, 16, 150, 0},  {2, 2, 32, 90, 1},
                            {6, 2, 80, 100, 0},  {4, 4, 48, 70, 0},  {3, 1, 96, 1030, 90}, {5, 1, 64, 70, 0}};
@@ -52,7 +52,7 @@ TEST_CASE("attention: bits do not depend on chunking, batch, memory or threads",
     for (const BitCase& c : cases)
       for (Dtype dtype : kKvDtypes) {
         KvShape shape = {2, c.n_kv_heads, c.head_dim, dtype};
-        // Every other case each.
+        // Each of these dtypes runs every other case.
         if (dtype_bits(dtype) <= 8 && (&c - cases) % 2 != (dtype == Dtype::int8 || dtype == Dtype::fp8_e4m3)) continue;
         size_t row = size_t(c.n_heads) * size_t(c.head_dim);
         std::vector<float> want;
@@ -63,7 +63,7 @@ TEST_CASE("attention: bits do not depend on chunking, batch, memory or threads",
           Cache cache(shape, memory, {c.length, 65, 40}, uint64_t(n_compared));
           cache.fill(0, 0, c.length), cache.fill(1, 0, 65), cache.fill(2, 0, 40);
           ThreadTeam team(1 + n_compared % 3);
-          const int chunks[] = {c.length, 7, 64, 97};  // two in each memory, and each in several
+          const int chunks[] = {c.length, 7, 64, 97};  // two in each memory, and each in several memories
           for (int turn : {n_compared / 2, n_compared / 2 + 1}) {
             const int chunk = chunks[turn % 4];
             bool mates = n_compared % 2 == 1;
@@ -92,8 +92,8 @@ TEST_CASE("attention: bits do not depend on chunking, batch, memory or threads",
 }
 
 TEST_CASE("attention: rows that a query may not see are never read", "[attention]") {
-  // Everything outside is NaN: unwritten tokens, other blocks, tokens before the window. Inside a
-  // prefill step, later tokens are infinite in V for all but the queries that may see them.
+  // Everything outside is NaN: unwritten tokens, other blocks, and tokens before the window. Inside a prefill step, the
+  // V of later tokens is infinite, and only queries that may see them may notice.
   size_t turn = 0;
   for (const AttentionVariant& variant : attention_variants()) {
     if (!variant.available()) continue;
@@ -115,7 +115,7 @@ TEST_CASE("attention: rows that a query may not see are never read", "[attention
           INFO(variant.name << " " << memory.name << " window " << window << " n_q " << n_q);
           CHECK(same_bits(got.out.data(), want.out.data(), want.out.size()));
 
-          // The last token's V is infinite: only the last query may notice.
+          // The last token's V is infinite, so only the last query may notice.
           const std::vector<float> infinite(16, INFINITY);
           for (int h = 0; h < 2; ++h) poisoned.put_row(0, 0, 1, length - 1, h, infinite.data());
           variant.run(got.args, team);
@@ -134,7 +134,8 @@ TEST_CASE("attention: AVX-512 has the bits of AVX2", "[attention]") {
                                         {"avx512_vnni, emulated", attention_avx512_vnni_emulated, Isa::avx2, ""}};
   for (const AttentionVariant& row : attention_variants())
     if (row.needs >= Isa::avx2 && row.available()) rows.push_back(row);
-  // Rows of q per kv head of 1 to 13, in both shapes of unit; one new token, few, and a block's edge.
+  // The cases have 1 to 13 query rows per KV head in both shapes of work unit, and one new token, few, or a block's
+  // edge.
   const BitCase cases[] = {{4, 1, 16, 530, 0},  {8, 2, 64, 200, 0}, {2, 2, 12, 100, 0},  {13, 1, 128, 140, 0},
                            {4, 2, 16, 600, 70}, {8, 1, 8, 300, 7},  {3, 3, 33, 90, 1},   {6, 2, 80, 100, 0},
                            {4, 4, 48, 70, 0},   {7, 1, 256, 60, 0}, {3, 1, 96, 530, 90}, {5, 1, 64, 70, 0},
@@ -173,7 +174,7 @@ TEST_CASE("attention: a forced variant is the one that runs", "[attention]") {
     variant.run(step.args, team);
     outs.push_back(step.out);
   }
-  // Fused multiply-adds round once where portable code rounds twice: the bits tell who ran.
+  // Fused multiply-adds round once where portable code rounds twice, so the bits tell which variant ran.
   for (size_t i = 1; i < outs.size(); ++i) CHECK((outs[i] != outs[0]));
   CHECK(std::string(attention_variants()[0].name) == "portable");
   CHECK(attention_variants()[0].available());

@@ -1,5 +1,5 @@
-// Shared by the tests of attention/: a cache whose contents are a function of (sequence, layer, K or V, token, head,
-// dim), so that any layout, chunking and batch can hold the same numbers, and steps over it.
+// Shared by the tests of attention. The contents of a cache are a function of (sequence, layer, K or V, token, head,
+// dim), so that every layout, chunking and batch can hold the same numbers. Steps run over such a cache.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace xpyd::testing {
 
-// Uniform in [-1, 1), the same for the same indices.
+// Uniform in [-1, 1), and the same for the same indices.
 inline float number(int what, int seq, int layer, int token, int head, int d) {
   uint64_t key = uint64_t(what);
   for (int i : {seq, layer, token, head, d}) key = key * 1000003u + uint64_t(i);
@@ -36,8 +36,8 @@ inline constexpr CaseMemory kMemories[] = {
     {"paged 64 layer_major", KvOrder::layer_major, 64},  {"paged 64 token_major", KvOrder::token_major, 64},
 };
 
-// KV of `lengths.size()` sequences; every byte is 0xff until it is written: a NaN in f32, bf16 and fp8,
-// and a scale and a zero that are NaN.
+// KV of `lengths.size()` sequences. Every byte is 0xff until it is written: NaN in f32, bf16 and fp8, and a NaN scale
+// and zero.
 struct Cache {
   KvLayout layout;
   std::vector<std::byte> pool;
@@ -49,7 +49,7 @@ struct Cache {
     for (int n : lengths) longest = std::max(longest, n);
     int block = memory.block_tokens ? memory.block_tokens : longest;
     for (int n : lengths) n_blocks += memory.block_tokens ? (n + block - 1) / block : 1;
-    layout = {shape, memory.order, block, n_blocks + 2};  // two blocks belong to nobody
+    layout = {shape, memory.order, block, n_blocks + 2};  // two blocks belong to no sequence
     pool.assign(layout.pool_bytes(), std::byte{0xff});
     std::vector<int32_t> free;
     for (int b = 0; b < layout.n_blocks; ++b) free.push_back(b);
@@ -66,7 +66,7 @@ struct Cache {
   }
   Cache(const Cache&) = delete;
 
-  // Tokens [begin, end) of a sequence, all layers, row by row: independent of append_kv.
+  // Writes tokens [begin, end) of a sequence in all layers row by row, independently of append_kv.
   void fill(int s, int begin, int end) {
     std::vector<float> row(size_t(layout.shape.head_dim));
     for (int layer = 0; layer < layout.shape.n_layers; ++layer)
@@ -81,7 +81,7 @@ struct Cache {
     const KvShape& shape = layout.shape;
     write_kv_row(shape.dtype, shape.head_dim, x, views[size_t(s)].row(layer, kv, t, h));
   }
-  // One element, of f32 or bf16.
+  // Writes one element of f32 or bf16.
   void put(int s, int layer, int kv, int t, int h, int d, float x) {
     std::byte* row = views[size_t(s)].row(layer, kv, t, h);
     if (layout.shape.dtype == Dtype::f32) {
@@ -98,7 +98,7 @@ struct Part {
   int seq, n_q, kv_length;
 };
 
-// One call's arguments. q of a token depends on its sequence and position only.
+// The arguments of one call. A token's q depends only on its sequence and position.
 struct Step {
   std::vector<int32_t> q_offsets = {0}, kv_lengths;
   std::vector<KvView> views;
@@ -139,14 +139,15 @@ inline std::vector<int> lengths_of(const std::vector<Part>& parts) {
   return lengths;
 }
 
-// What the cache has there.
+// Returns the element that the cache holds there.
 inline double cached(const AttentionArgs& args, int s, int kv, int t, int h, int d) {
   const KvView& view = args.views[size_t(s)];
   const KvShape& shape = view.layout->shape;
   return double(kv_element(shape.dtype, shape.head_dim, view.row(args.layer, kv, t, h), d));
 }
 
-// f(sequence, head of KV, tokens [begin, end) that it sees, where its row of q and out begins) for each query and head.
+// Calls f(sequence, KV head, begin, end, row) for each query and head. The query sees tokens [begin, end), and `row` is
+// where its row of q and out begins.
 template <class F>
 void each_query(const AttentionArgs& args, F&& f) {
   for (int s = 0; s < int(args.views.size()); ++s) {

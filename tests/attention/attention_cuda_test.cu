@@ -1,5 +1,5 @@
-// Append and every row of cuda_attention_variants(), every element against double precision, and bit for bit across
-// memories, batches and chunks. Host views over a host pool hold the truth; the device gets a copy.
+// Tests append and every row of cuda_attention_variants(): every element against double precision, and equal bits
+// across memories, batches and chunks. Host views over a host pool hold the truth, and the device gets a copy.
 #include <algorithm>
 #include <functional>
 #include <optional>
@@ -39,7 +39,7 @@ std::vector<std::byte> download(const cuda::Memory& from, cuda::Stream& stream) 
   return {staging.data(), staging.data() + from.size()};
 }
 
-// Floats as an array of `dtype`, and back.
+// Converts floats to an array of `dtype`, and back.
 std::vector<std::byte> as(Dtype dtype, const std::vector<float>& x) {
   std::vector<std::byte> bytes(x.size() * dtype_bytes(dtype));
   for (size_t i = 0; i < x.size(); ++i) {
@@ -61,8 +61,8 @@ std::vector<float> floats(Dtype dtype, const std::vector<std::byte>& bytes, size
 
 bool is_contiguous(const Cache& cache) { return cache.views[0].contiguous(); }
 
-// A step's tables on the device. An entry of a block table is out of this world unless one of its
-// tokens [first, kv_length) is visible, where `first` is what the step's first query sees.
+// The tables of a step on the device. An entry of a block table is invalid unless one of its tokens [first, kv_length)
+// is visible, where `first` is the first token that the step's first query sees.
 struct DeviceStep {
   cuda::Memory q_offsets, kv_lengths, token_seqs, positions, tables, table_begins, splits, split_begins;
   CudaStep step;
@@ -72,7 +72,7 @@ struct DeviceStep {
     std::vector<CudaSplit> list;
     int block = cache.layout.block_tokens;
     for (const Part& part : parts) {
-      // Two entries more than there are blocks: whoever reads past a table meets no other.
+      // Each table has two entries more than blocks, so that a read past one table does not reach the next.
       const int entries = is_contiguous(cache) ? 1 : (part.kv_length + block - 1) / block + 2;
       begins.push_back(int32_t(table.size()));
       listed.push_back(int32_t(list.size()));
@@ -106,7 +106,7 @@ struct DeviceStep {
   }
 };
 
-// All of one call on the device. The out of a padding sequence does not exist; that of all others starts as NaN.
+// All buffers of one call on the device. A padding sequence has no out. The out of all others starts as NaN.
 struct DeviceCall {
   cuda::Stream stream;
   DeviceStep tables;
@@ -143,19 +143,19 @@ const cuda::Card& card() {
 
 bool needs_mma(const Variant& variant) { return std::string(variant.name).find("mma") != std::string::npos; }
 
-// The truth of a step, and how far from it each element may be. With u = 2^-24 and n tokens: a
-// score is a chain of head_dim products, |e| <= (head_dim + 4) 2u sum |q k| scale (twice u, for
-// tensor cores truncate); an exponential adds 2^-22 and the rounding of its argument, which is in
-// units of log2, at most 2 u (sum |q k|) scale log2(e) more; each rescaling (32 tokens at least)
-// the same; sums over tokens (n + 8) 2u. Numerator and denominator both have it. Tensor cores take
-// weights rounded to bf16, 2^-8, in the numerator. Last, the rounding to the dtype of out.
+// The truth of a step, and the error bound of each element. u = 2^-24, and n is the number of tokens. A score is a
+// chain of head_dim products: |e| <= (head_dim + 4) 2u sum |q k| scale (twice u, because tensor cores truncate). An
+// exponential adds 2^-22 and the rounding of its argument in log2 units, at most 2 u (sum |q k|) scale log2(e) more.
+// Each rescaling (32 tokens at least) adds the same, and sums over tokens add (n + 8) 2u. The numerator and the
+// denominator both have this error. Tensor cores take weights rounded to bf16, 2^-8, in the numerator. Last comes the
+// rounding to the dtype of out.
 //
-// flash_mma also takes what codes stand for rounded to bf16: `rounded` is the truth over these
-// elements, to the same bound. From the other truth it differs by 2^-9 of each |V|, and by 2^-9 of
-// each |q k| in the exponent, in numerator and denominator.
+// flash_mma also rounds dequantised values to bf16: `rounded` is the truth over these elements, with the same bound. It
+// differs from the other truth by 2^-9 of each |V|, and by 2^-9 of each |q k| in the exponent, in numerator and
+// denominator.
 //
-// split_mma multiplies the codes themselves, counted from the middle of their range, and adds the
-// rest: `coded`, where each |x| above is at most |x| + 2 (middle) scale.
+// split_mma multiplies the codes themselves, counted from the middle of their range, and adds the rest: `coded`, where
+// each |x| above is at most |x| + 2 (middle) scale.
 struct Truth {
   std::vector<float> out;
   std::vector<double> chain, weighted;  // relative error of f32 sums; sum_t weight |V|
@@ -200,7 +200,7 @@ struct Truth {
     });
   }
 
-  // "" or the first element that is off. undone: `got` is over elements rounded to bf16.
+  // Returns "" or the first element beyond its bound. undone: `got` was computed over elements rounded to bf16.
   std::string compare(const std::vector<float>& got, bool mma, Dtype dtype, bool undone = false) const {
     for (size_t i = 0; i < out.size(); ++i) {
       double relative = chain[i] + (mma ? 0x1.01p-8 : 0) + (dtype == Dtype::bf16 ? 0x1.01p-8 : 0x1p-24);
@@ -220,7 +220,7 @@ struct Dtypes {
 constexpr Dtypes kDtypes[] = {{Dtype::f32, Dtype::f32},   {Dtype::bf16, Dtype::bf16}, {Dtype::f32, Dtype::bf16},
                               {Dtype::bf16, Dtype::int8}, {Dtype::bf16, Dtype::int4}, {Dtype::f32, Dtype::int4}};
 
-// How many rows of the table take these.
+// Counts the rows of the table that accept these.
 int n_rows(const Heads& heads, const Dtypes& dtypes, Variant::Phase phase) {
   const bool mma = dtypes.q == Dtype::bf16 && dtypes.kv != Dtype::f32 &&
                    (heads.head_dim == 64 || heads.head_dim == 128);
@@ -228,7 +228,7 @@ int n_rows(const Heads& heads, const Dtypes& dtypes, Variant::Phase phase) {
   if (phase == Variant::prefill) return 1 + mma + wgmma;
   return 1 + (heads.head_dim % 8 == 0) + mma;
 }
-// Of a step that decode rows take too.
+// The same for a step that decode rows accept, too.
 int n_rows(const Heads& heads, const Dtypes& dtypes) {
   return n_rows(heads, dtypes, Variant::prefill) + n_rows(heads, dtypes, Variant::decode);
 }
@@ -238,7 +238,7 @@ void round_q(Step& step, Dtype dtype) {
     for (float& x : step.q) x = to_f32(to_bf16(x));
 }
 
-// Only what some query of the step sees is ever written: everything else stays NaN.
+// Writes only what some query of the step sees. Everything else stays NaN.
 void fill_visible(Cache& cache, const std::vector<Part>& parts, int window) {
   for (const Part& part : parts)
     if (part.n_q > 0)
@@ -249,7 +249,7 @@ bool only_decodes(const std::vector<Part>& parts) {
   return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.n_q <= 1; });
 }
 
-// Runs every variant that takes this step; returns how many that were.
+// Runs every variant that accepts this step, and returns how many those were.
 int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::CaseMemory& memory,
                    const std::vector<Part>& parts, int window, int layer = 0, int n_layers = 1) {
   KvShape shape = {n_layers, heads.n_kv_heads, heads.head_dim, dtypes.kv};
@@ -258,7 +258,7 @@ int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Case
   Step step(cache, parts, heads.n_heads, layer, window);
   round_q(step, dtypes.q);
   const Truth truth(step);
-  std::optional<Truth> rounded, coded;  // where they are asked for
+  std::optional<Truth> rounded, coded;  // computed on demand
   int ran = 0;
   for (const Variant& variant : cuda_attention_variants()) {
     if (variant.phase == Variant::decode && !only_decodes(parts)) continue;
@@ -301,7 +301,7 @@ TEST_CASE("cuda attention: decode at every edge agrees with double precision", "
   for (std::vector<Part>* parts : {&all_edges, &some})
     for (int length : {40, 0}) parts->push_back({int(parts->size()), 0, length});
   const Heads all[] = {{2, 2, 8}, {4, 1, 8}, {2, 2, 64}, {4, 1, 64}, {8, 1, 64}, {1, 1, 128}, {8, 2, 128}, {8, 1, 128}};
-  int turn = 0;  // every fifth pair of heads and dtypes meets all edges
+  int turn = 0;  // every fifth pair of heads and dtypes gets all edges
   for (const Heads& heads : all)
     for (const Dtypes& dtypes : kDtypes)
       CHECK(check_variants(heads, dtypes, kPaged16, turn++ % 5 ? some : all_edges, 0) == n_rows(heads, dtypes));
@@ -311,7 +311,7 @@ TEST_CASE("cuda attention: unusual head shapes agree with double precision", "[c
   std::vector<Part> parts = {{0, 1, 70}, {1, 1, 9}};
   for (const Heads& heads : {Heads{7, 1, 20}, {5, 1, 33}, {12, 1, 24}, {6, 2, 80}, {4, 1, 256}, {20, 1, 64}})
     for (const Dtypes& dtypes : kDtypes) {
-      if (!kv_rows_supported({1, 1, heads.head_dim, dtypes.kv})) continue;  // int4, 33 dims
+      if (!kv_rows_supported({1, 1, heads.head_dim, dtypes.kv})) continue;  // int4 with 33 dims
       CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == n_rows(heads, dtypes));
     }
 }
@@ -320,14 +320,14 @@ TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precisi
   std::vector<Part> parts = {{0, 1, 1},  {1, 15, 15},  {2, 17, 17},  {3, 64, 64}, {4, 65, 65},
                              {5, 0, 30}, {6, 66, 130}, {7, 20, 300}, {8, 1, 129}, {9, 0, 0}},
                     some = {{0, 1, 1}, {1, 17, 17}, {2, 65, 65}, {3, 0, 30}, {4, 20, 150}};
-  int turn = 0;  // every fifth pair of heads and dtypes meets all edges
+  int turn = 0;  // every fifth pair of heads and dtypes gets all edges
   for (const Heads& heads : {Heads{2, 2, 8}, {2, 1, 64}, {2, 2, 128}, {8, 1, 64}})
     for (const Dtypes& dtypes : kDtypes) {
       const int n = n_rows(heads, dtypes, Variant::prefill);
       if (heads.n_heads == 8 && dtypes.kv != Dtype::bf16) continue;
       CHECK(check_variants(heads, dtypes, kPaged16, turn++ % 5 ? some : parts, 0) == n);
     }
-  // At most 64 query tokens: the narrow kernel.
+  // At most 64 query tokens run on the narrow kernel.
   for (const Heads& heads : {Heads{2, 1, 64}, {1, 1, 128}})
     for (const Dtypes& dtypes : {kDtypes[1], kDtypes[3], kDtypes[4]})
       CHECK(check_variants(heads, dtypes, kPaged16, {{0, 64, 64}, {1, 13, 100}, {2, 0, 5}}, 0) ==
@@ -346,7 +346,7 @@ TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda]
   }
 }
 
-TEST_CASE("cuda attention: every memory, block size and order gives the same bits", "[cuda][attention]") {
+TEST_CASE("cuda attention: every memory layout, block size and order gives the same bits", "[cuda][attention]") {
   const std::vector<Part> decodes = {{0, 1, 1}, {1, 1, 77}, {2, 0, 30}, {3, 1, 530}};
   const std::vector<Part> prefills = {{0, 1, 1}, {1, 77, 77}, {2, 0, 30}, {3, 30, 161}};
   int turn = 0;
@@ -374,14 +374,14 @@ TEST_CASE("cuda attention: every memory, block size and order gives the same bit
     }
 }
 
-TEST_CASE("cuda attention: bits depend on the query and what it sees alone", "[cuda][attention]") {
+TEST_CASE("cuda attention: bits depend only on the query and on what it sees", "[cuda][attention]") {
   const int dim = 64, n_heads = 4, n = 140;
   int turn = 0;
   for (const Variant& variant : cuda_attention_variants())
     for (const Dtypes& dtypes : kDtypes) {
       const int window = turn++ % 2 ? 50 : 0;
-      // The same sequence in batches of others; decodes: alone, then between two; prefills:
-      // whole, in chunks.
+      // The same sequence runs in batches with others. Decodes run alone, then between two others. Prefills run whole,
+      // then in chunks.
       Cache cache({1, 1, dim, dtypes.kv}, kPaged16, {n, 33, 700});
       for (int s = 0; s < 3; ++s) cache.fill(s, 0, std::vector<int>{n, 33, 700}[size_t(s)]);
       size_t row = size_t(n_heads) * dim;
@@ -432,7 +432,7 @@ TEST_CASE("cuda attention: a captured step runs with other lengths under its bou
     };
     move(call.tables.tables, now.tables.tables);
     move(call.tables.table_begins, now.tables.table_begins);
-    // Its list is longer than this step's: the rest is padding.
+    // The captured list of splits is longer than this step's. The rest is padding.
     cuda::fill(call.tables.splits.data(), 0xff, call.tables.splits.size(), call.stream);
     cuda::copy(call.tables.splits.data(), now.tables.splits.data(), size_t(now.args.step.n_splits) * sizeof(CudaSplit),
                call.stream);
@@ -457,7 +457,8 @@ TEST_CASE("cuda attention: huge scores give a one-hot weight, not NaN", "[cuda][
     for (float& q : step.q) q = 1000.0f;
     std::vector<float> got = run(variant, cache, {{0, 1, 700}}, step, Dtype::bf16);
     INFO(variant.name);
-    // The one weight is 2^rounding rather than 1 on tensor cores: its bf16 in the numerator, itself below.
+    // On tensor cores the single weight is 2^rounding instead of 1. The numerator has it in bf16, the denominator in
+    // f32.
     double bound = needs_mma(variant) ? 0x1.02p-7 : 0;
     for (int d = 0; d < 64; ++d) {
       float want = to_f32(to_bf16(v_number(0, 0, 333, 0, d)));
@@ -466,7 +467,7 @@ TEST_CASE("cuda attention: huge scores give a one-hot weight, not NaN", "[cuda][
   }
 }
 
-// Banks: 32 of 4 bytes; a quarter of a warp reads or writes 8 pieces of 16 bytes at once.
+// Shared memory has 32 banks of 4 bytes. A quarter of a warp reads or writes 8 pieces of 16 bytes at once.
 template <int kDim>
 void check_banks() {
   using attention::cuda_kernels::in_step, attention::cuda_kernels::swizzled;
@@ -495,7 +496,7 @@ TEST_CASE("cuda attention: tiles in shared memory have no bank conflicts", "[cud
   check_banks<128>();
 }
 
-TEST_CASE("cuda attention: the default is the newest row that takes the arguments, and refusals say why",
+TEST_CASE("cuda attention: the default is the newest row that accepts the arguments, and refusals give a reason",
           "[cuda][attention]") {
   CudaAttentionArgs args;
   args.dtype = Dtype::bf16, args.layout.shape = {1, 1, 128, Dtype::bf16}, args.n_heads = 4;
@@ -518,7 +519,7 @@ TEST_CASE("cuda attention: the default is the newest row that takes the argument
   struct {
     std::function<void(CudaAttentionArgs&)> change;
     const cuda::Card& on;
-    const char *wgmma, *mma;  // what is said
+    const char *wgmma, *mma;  // the expected refusal
   } const cases[] = {
       {[](auto&) {}, hopper, "", ""},
       {[](auto&) {}, ampere, "needs sm_90", ""},
@@ -552,8 +553,8 @@ TEST_CASE("cuda attention: the default is the newest row that takes the argument
   }
 }
 
-// Its tiles, rows and boxes are larger than those of the other rows: cases of its own.
-TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
+// The tiles, rows and boxes of flash_wgmma are larger than those of other variants, so it has its own cases.
+TEST_CASE("cuda attention: flash_wgmma agrees with double precision at its own edges", "[cuda][attention]") {
   const testing::CaseMemory memories[] = {
       kMemories[0], {"paged 8", KvOrder::layer_major, 8},     kPaged16,
       kMemories[7], {"paged 128", KvOrder::token_major, 128}, {"paged 256", KvOrder::layer_major, 256}};
@@ -562,7 +563,7 @@ TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
   if (card().major != 9) SKIP_TEST("flash_wgmma needs sm_90");
   for (auto [heads, window] :
        {std::pair{Heads{4, 1, 128}, 0}, {Heads{7, 1, 64}, 0}, {Heads{6, 2, 128}, 130}, {Heads{8, 1, 64}, 129}}) {
-    // Whole tiles and one more, chunks on a cached prefix, nothing.
+    // Whole tiles and one more, chunks on a cached prefix, and no query.
     const std::vector<Part> parts = {{0, 40, 128}, {1, 33, 385}, {2, 1, 129}, {3, 0, 9}};
     std::vector<float> first;
     for (const testing::CaseMemory& memory : memories) {
@@ -576,7 +577,7 @@ TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
       if (first.empty()) first = got;
       CHECK(same_bits(got.data(), first.data(), first.size()));
     }
-    // In two chunks: the same bits.
+    // Two chunks give the same bits.
     Cache cache({2, heads.n_kv_heads, heads.head_dim, Dtype::bf16}, kPaged16, lengths_of(parts));
     fill_visible(cache, parts, window);
     size_t row = size_t(heads.n_heads) * size_t(heads.head_dim), at = 40 * row;
@@ -589,19 +590,19 @@ TEST_CASE("cuda attention: flash_wgmma at its own edges", "[cuda][attention]") {
   }
 }
 
-// Addresses that have memory only where the sequences have tokens: every kernel gives the bits that it gives over whole
-// memory, and touches nothing else. The last n_q tokens of each ask; `room`: tokens of a slot there; 0: as many.
-// Returns how many variants take it.
+// Memory is mapped only where the sequences have tokens. Every kernel must give the bits that it gives over whole
+// memory, and touch nothing else. The last n_q tokens of each sequence are queries. `room` is the tokens of a slot; 0:
+// as over whole memory. Returns how many variants accept the step.
 int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 0) {
   constexpr int kRoom = 384;  // tokens of a slot: its planes are whole groups
   const size_t group = cuda::vmm::granularity();
-  // A group holds 128 tokens of one layer's K or V; of all, 32: a tile has more than one.
+  // A page group holds 128 tokens of one layer's K or V, or 32 of all layers. So a tile spans more than one.
   const KvShape shape{2, int(group / (128 * 2 * size_t(dim))), dim, Dtype::bf16};
   std::vector<Part> parts;
   for (int length : {128, 257, 135, 40}) parts.push_back({int(parts.size()), n_q, length});
   Cache cache(shape, {"", order, 0}, {128, 257, 135, kRoom});
   Random random(5);
-  std::vector<bf16> some(100'003);  // again and again
+  std::vector<bf16> some(100'003);  // repeated over the pool
   for (bf16& x : some) x = to_bf16(float(random.below(2001)) / 1000 - 1);
   for (size_t at = 0, n; at < cache.pool.size(); at += n)
     std::memcpy(&cache.pool[at], some.data(), n = std::min(2 * some.size(), cache.pool.size() - at));
@@ -628,7 +629,7 @@ int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 
       const size_t from = cache.layout.offset(cache.tables[size_t(part.seq)][0], plane / 2, plane % 2, 0, 0),
                    at = apart.offset(slots[size_t(part.seq)], plane / 2, plane % 2, 0, 0),
                    m = groups_of(part.kv_length);
-      n_groups -= m;  // the last ones first: neighbours in memory are not neighbours here
+      n_groups -= m;  // the last ones first, so that adjacent addresses are not adjacent memory
       for (size_t i = 0; i < m; ++i) REQUIRE(range->map(at + i * group, int(n_groups + m - 1 - i), 1));
       cuda::copy(range->data() + at, call.pool.data() + from, size_t(part.kv_length) * token, over.stream);
     }
@@ -640,7 +641,7 @@ int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 
     variant.run(over.args, over.stream);
     const std::vector<float> expected = call.result(), got = over.result();
     INFO(variant.name << ", dim " << dim << (by_layer ? ", layer" : ", token") << "_major, " << n_q
-                      << " tokens ask, window " << window);
+                      << " query tokens, window " << window);
     CHECK(std::none_of(expected.begin(), expected.end(), [](float x) { return std::isnan(x); }));
     CHECK(same_bits(got.data(), expected.data(), expected.size()));
     ++ran;
@@ -648,7 +649,7 @@ int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 
   return ran;
 }
 
-TEST_CASE("cuda attention: over page groups the same bits, and nothing beyond the last token",
+TEST_CASE("cuda attention: over page groups the bits are the same, and nothing beyond the last token is touched",
           "[cuda][attention][vattention]") {
   int ran = 0;
   for (int dim : {64, 128})
@@ -659,12 +660,10 @@ TEST_CASE("cuda attention: over page groups the same bits, and nothing beyond th
   CHECK(ran > 40);
 }
 
-TEST_CASE(
-    "issue: kernels counted the rows of all layers in 32 bits, and Yi-34B with batch 500 was "
-    "refused",
-    "[cuda][attention][vattention]") {
+TEST_CASE("issue: kernels address more than 2^32 rows in all layers, so that Yi-34B with batch 500 runs",
+          "[cuda][attention][vattention]") {
   const int n_kv_heads = int(cuda::vmm::granularity() / (128 * 2 * 128));
-  // Tokens of a slot: nearly 2^32 rows in a layer of four slots.
+  // The slots have so many tokens that four slots have nearly 2^32 rows in a layer.
   const int room = int((size_t(1) << 32) / (2 * 4 * size_t(n_kv_heads))) / 128 * 128 - 128;
   REQUIRE(size_t(2 * 2 * 4) * size_t(n_kv_heads) * size_t(room) > size_t(1) << 32);
   int ran = 0;

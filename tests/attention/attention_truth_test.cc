@@ -1,4 +1,4 @@
-// Every element of every variant against double precision, with a bound derived from the arithmetic.
+// Compares every element of every variant with double precision, with a bound derived from the arithmetic.
 #include <array>
 #include <set>
 
@@ -15,10 +15,10 @@ KvScale scale_of(const AttentionArgs& args, int s, int kv, int t, int h) {
 }
 bool is_int8(const AttentionArgs& args) { return args.views[0].layout->shape.dtype == Dtype::int8; }
 
-// What the elements of q are multiples of, times scale.
+// The unit of which q's quantised elements are multiples, times scale.
 double q_unit(const AttentionArgs& args, size_t row) {
   const int dim = args.views[0].layout->shape.head_dim;
-  double largest = 0, sum = 0, both[2] = {};  // sums of 32 of q: in each 64, 4 by 4 by turns
+  double largest = 0, sum = 0, both[2] = {};  // sums of 32 elements of q: 4 by 4 in turn within each 64
   for (int d = 0; d < dim; ++d) {
     if (d % 64 == 0) both[0] = both[1] = 0;
     const double q = std::abs(double(args.q[row + size_t(d)]));
@@ -29,14 +29,14 @@ double q_unit(const AttentionArgs& args, size_t row) {
   return unit * double(args.scale);
 }
 
-// The largest error that rounding can make, per element. With u = 2^-24 and n tokens:
-//   score: a chain of head_dim products after two roundings of the scaled q, so |e| <= (head_dim +
-//   3) u sum |q k| scale; a weight's relative error is that (largest over t), plus 2e-7 of exp2 and
-//   the roundings of its argument; each rescaling (one per tile or split at most) adds 2e-7; the
-//   sums over tokens add (n + 8) u. Numerator and denominator both have it.
+// Returns the largest error that rounding can make in each element. u = 2^-24, and n is the number of tokens.
+// Score: a chain of head_dim products after two roundings of the scaled q, so |e| <= (head_dim + 3) u sum |q k| scale.
+// Weight: its relative error is that (the largest over t), plus 2e-7 of exp2 and the roundings of its argument. Each
+// rescaling (at most one per tile or split) adds 2e-7.
+// Sums over tokens: (n + 8) u. The numerator and the denominator both have this error.
 //
-// Of codes multiplied as integers (attention/cpu/quantised_rows.h) `codes` adds what q and the weights are rounded by,
-// units and all, and roundings of products with codes and with zero before they meet.
+// For codes multiplied as integers (attention/cpu/quantised_rows.h), `codes` adds the rounding of q and of the weights,
+// and that of the products with codes and with zero before they are added.
 std::vector<double> bounds(const AttentionArgs& args, bool codes) {
   std::vector<float> weighted(size_t(args.q_offsets.back()) * size_t(args.n_heads) *
                               size_t(args.views[0].layout->shape.head_dim));
@@ -50,7 +50,7 @@ std::vector<double> bounds(const AttentionArgs& args, bool codes) {
   std::vector<double> bound(weighted.size());
   const int dim = args.views[0].layout->shape.head_dim;
   each_query(args, [&](int s, int head, int begin, int end, size_t row) {
-    double magnitude = 0, k_size = 0, k_parts = 0;  // the most that a token has
+    double magnitude = 0, k_size = 0, k_parts = 0;  // the largest over all tokens
     std::vector<double> score;
     for (int t = begin; t < end; ++t) {
       double sum = 0, dot = 0, size = 0, parts = 0;
@@ -97,7 +97,7 @@ std::vector<double> bounds(const AttentionArgs& args, bool codes) {
   return bound;
 }
 
-// Returns "" or the first element that is off.
+// Returns "" or the first element beyond its bound.
 std::string compare(const Step& got, const Step& want, const std::vector<double>& bound) {
   for (size_t i = 0; i < got.out.size(); ++i) {
     double error = std::abs(double(got.out[i]) - double(want.out[i]));
@@ -110,7 +110,7 @@ std::string compare(const Step& got, const Step& want, const std::vector<double>
 
 void check_all_variants(const KvShape& shape, int n_heads, const CaseMemory& memory, const std::vector<Part>& parts,
                         int window, int n_threads) {
-  if (!kv_rows_supported(shape)) return;  // int4 of an odd head_dim
+  if (!kv_rows_supported(shape)) return;  // int4 with odd head_dim
   Cache cache(shape, memory, lengths_of(parts));
   for (size_t s = 0; s < parts.size(); ++s) cache.fill(int(s), 0, parts[s].kv_length);
   ThreadTeam team(n_threads);
@@ -134,7 +134,7 @@ void check_all_variants(const KvShape& shape, int n_heads, const CaseMemory& mem
 
 }  // namespace
 
-TEST_CASE("attention: the reference gives what can be worked out by hand", "[attention]") {
+TEST_CASE("attention: the reference gives results that can be computed by hand", "[attention]") {
   KvShape shape = {1, 1, 2, Dtype::f32};
   Cache cache(shape, kMemories[0], {3});
   // Two keys orthogonal to q share the weight with one that is ln 2 / scale ahead: 1/4, 1/4, 1/2.
@@ -152,7 +152,8 @@ TEST_CASE("attention: the reference gives what can be worked out by hand", "[att
 }
 
 TEST_CASE("attention: every length at an edge agrees with double precision", "[attention]") {
-  // Block, panel, tile and split boundaries, plus and minus one; decode and a few tokens of prefill.
+  // The lengths are block, panel, tile and split boundaries, plus and minus one, in decode and with a few tokens of
+  // prefill.
   size_t turn = 0;
   for (int length : {1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 129, 511, 512, 513, 575, 577, 1023, 1025}) {
     for (Dtype dtype : kKvDtypes) {
@@ -177,7 +178,7 @@ TEST_CASE("attention: every head shape agrees with double precision", "[attentio
   }
 }
 
-TEST_CASE("attention: ragged batches in every memory agree with double precision", "[attention]") {
+TEST_CASE("attention: ragged batches in every memory layout agree with double precision", "[attention]") {
   std::vector<Part> mixed = {{0, 1, 1}, {1, 77, 77}, {2, 1, 600}, {3, 0, 9}, {4, 9, 161}, {5, 2, 530}};
   int turn = 0;
   for (const CaseMemory& memory : kMemories) {
@@ -193,8 +194,8 @@ TEST_CASE("attention: sliding windows of every length agree with double precisio
 }
 
 TEST_CASE("attention: weights are exponentials to a few parts in 10^7", "[attention]") {
-  // Two tokens whose scores differ by x, V = 0 and 1: the output is 1 / (1 + e^x). With head_dim 1
-  // the score is off by at most 3 roundings of x, the rest is exp2 and two sums.
+  // For two tokens whose scores differ by x and whose V are 0 and 1, the output is 1 / (1 + e^x). With head_dim 1 the
+  // score is off by at most 3 roundings of x. The rest is exp2 and two sums.
   KvShape shape = {1, 1, 1, Dtype::f32};
   ThreadTeam team(1);
   for (const AttentionVariant& variant : attention_variants()) {
@@ -232,7 +233,8 @@ TEST_CASE("attention: huge scores give a one-hot weight, not NaN", "[attention]"
 }
 
 TEST_CASE("attention: no sum of products with codes overflows", "[attention]") {
-  // All of q alike, all codes but one the largest, all weights alike: what a sum of integers can be at most.
+  // All of q are equal, all codes but one are the largest, and all weights are equal. This gives the largest integer
+  // sums.
   for (Dtype dtype : {Dtype::int8, Dtype::int4})
     for (int dim : {16, 128, 512, 1024})
       for (int n_q : {1, 17}) {
@@ -261,7 +263,7 @@ TEST_CASE("attention: no sum of products with codes overflows", "[attention]") {
       }
 }
 
-TEST_CASE("attention: work() is what the reference touches", "[attention]") {
+TEST_CASE("attention: work() counts what the reference touches", "[attention]") {
   for (int window : {0, 5, 40})
     for (Dtype dtype : kKvDtypes) {
       KvShape shape = {2, 2, 6, dtype};

@@ -1,5 +1,5 @@
-// Rows of KV: what is stored, how far it is from what was given; and append_kv, which moves exactly the step's rows, to
-// exactly their places.
+// Tests rows of KV: their bytes, and the distance of stored from given values. Also tests append_kv, which moves
+// exactly the step's rows to exactly their places.
 #include "attention/kv_dtype/kv_row.h"
 
 #include <cmath>
@@ -32,7 +32,8 @@ struct Row {
 
 int levels(Dtype dtype) { return dtype == Dtype::int8 ? 255 : 15; }
 
-// The bound of kv_row.h, of every element; and of the scale, which makes it one of min and max.
+// Checks the bound of kv_row.h for every element, and that of the scale, which makes it a bound in terms of min and
+// max.
 void check_bound(Dtype dtype, const std::vector<float>& x, const char* what) {
   const Row row(dtype, x);
   const std::vector<float> got = row.values();
@@ -44,7 +45,7 @@ void check_bound(Dtype dtype, const std::vector<float>& x, const char* what) {
     INFO(what << " " << dtype_name(dtype) << " element " << d << " of " << x.size() << ": " << x[d] << " became "
               << got[d] << ", scale " << scale);
     CHECK(std::abs(double(got[d]) - want) <= scale * (0.5 + 4 * n * u) + u * std::abs(got[d]));
-    // One rounding, whoever multiplies and adds.
+    // The result has one rounding, however it is multiplied and added.
     const uint32_t code = kv_code(dtype, row.bytes.data(), int(d));
     CHECK(got[d] == float(double(code) * scale + double(row.scale().zero)));
     CHECK(got[d] == std::fma(float(code), row.scale().scale, row.scale().zero));
@@ -56,7 +57,7 @@ void check_bound(Dtype dtype, const std::vector<float>& x, const char* what) {
 
 constexpr Dtype kQuantised[] = {Dtype::int8, Dtype::int4}, kFp8[] = {Dtype::fp8_e4m3, Dtype::fp8_e5m2};
 
-// Any part is read as element by element.
+// Reading any part gives the same as reading element by element.
 void check_parts(const Row& row) {
   for (const int begin : {0, 1, row.head_dim / 2, row.head_dim - 1}) {
     std::vector<float> got(static_cast<size_t>(row.head_dim - begin));
@@ -70,7 +71,7 @@ void check_parts(const Row& row) {
 
 }  // namespace
 
-TEST_CASE("kv row: f16 on either side", "[attention]") {
+TEST_CASE("kv row: f16 conversion rounds to the side that is asked for", "[attention]") {
   for (uint32_t h = 0; h <= 0x7bff; ++h)
     for (uint32_t sign : {0u, 0x8000u}) {
       const uint16_t half = uint16_t(sign | h);
@@ -78,7 +79,7 @@ TEST_CASE("kv row: f16 on either side", "[attention]") {
       REQUIRE(to_f16(x, true) == half);
       REQUIRE(to_f16(x, false) == half);
       if (h == 0x7bff) continue;
-      const uint16_t outer = uint16_t(half + 1);  // the next further from 0
+      const uint16_t outer = uint16_t(half + 1);  // the next one further from 0
       for (float between :
            {std::nextafter(x, f16_to_f32(outer)), (x + f16_to_f32(outer)) / 2, std::nextafter(f16_to_f32(outer), x)}) {
         REQUIRE(to_f16(between, true) == (sign ? half : outer));
@@ -87,27 +88,26 @@ TEST_CASE("kv row: f16 on either side", "[attention]") {
     }
 }
 
-TEST_CASE("kv row: bytes that can be worked out by hand", "[attention]") {
-  // -1 to 14: zero -1, scale 1 in int4; codes 0, 15, 1, 4 with the even d in the low half.
+TEST_CASE("kv row: the stored bytes equal results computed by hand", "[attention]") {
+  // -1 to 14 give zero -1 and scale 1 in int4. The codes are 0, 15, 1, 4, with the even d in the low half.
   const Row four(Dtype::int4, {-1.0f, 14.0f, 0.0f, 3.4f});
   const uint8_t want4[] = {0xf0, 0x41, 0x00, 0x3c, 0x00, 0xbc};
   for (int i = 0; i < 6; ++i) CHECK(int(four.bytes[size_t(i)]) == want4[i]);
   CHECK(four.values() == std::vector<float>{-1, 14, 0, 3});
-  // 0 to 510: scale 2; 3 and 7 lie half way and go to the even code.
+  // 0 to 510 give scale 2. 3 and 7 lie half way and go to the even code.
   const Row eight(Dtype::int8, {510.0f, 0.0f, 3.0f, 7.0f, 100.5f});
   const uint8_t want8[] = {255, 0, 2, 4, 50, 0x00, 0x40, 0x00, 0x00};
   for (int i = 0; i < 9; ++i) CHECK(int(eight.bytes[size_t(i)]) == want8[i]);
   CHECK(eight.values() == std::vector<float>{510, 0, 4, 8, 100});
-  // Zeros of either sign are one row of bytes.
+  // Zeros of either sign give the same bytes.
   for (Dtype dtype : kQuantised) CHECK((Row(dtype, {0.0f, -0.0f}).bytes == Row(dtype, {-0.0f, 0.0f}).bytes));
-  // 128 dims: 1.94 and 3.76 times as many tokens as f16.
+  // With 128 dims a row holds 1.94 and 3.76 times as many tokens as f16.
   const double f16 = double(KvShape{1, 1, 128, Dtype::f16}.row_bytes());
   CHECK(f16 / double(KvShape{1, 1, 128, Dtype::int8}.row_bytes()) == Approx(1.939).margin(5e-4));
   CHECK(f16 / double(KvShape{1, 1, 128, Dtype::int4}.row_bytes()) == Approx(3.765).margin(5e-4));
 }
 
-TEST_CASE("kv row: fp8 has the numbers of its two forms, the nearest is found, and what is large saturates",
-          "[attention]") {
+TEST_CASE("kv row: fp8 has the values of its two forms, rounds to the nearest, and saturates", "[attention]") {
   const float inf = std::numeric_limits<float>::infinity();
   const std::vector<float> x = {448,          -448,    464,   1e30f, 57344, -1e5f, 0x1p-9f, 0x1p-10f,
                                 3 * 0x1p-17f, 1.0625f, -0.0f, 0.3f,  inf,   -inf,  NAN,     1};
@@ -137,7 +137,7 @@ TEST_CASE("kv row: fp8 has the numbers of its two forms, the nearest is found, a
   CHECK(2 * KvShape{1, 1, 128, Dtype::fp8_e4m3}.row_bytes() == KvShape{1, 1, 128, Dtype::f16}.row_bytes());
 }
 
-TEST_CASE("kv row: vectors leave the bits of the quantiser's own loops, whatever is in a row", "[attention]") {
+TEST_CASE("kv row: vector code has the bits of the quantiser's plain loops, whatever is in a row", "[attention]") {
   Random random(17);
   for (int dim : {2, 8, 16, 30, 32, 48, 64, 78, 96, 128, 256})
     for (int round = 0; round < 60; ++round) {
@@ -202,7 +202,7 @@ TEST_CASE("kv row: no element is further off than half a scale and f32's roundin
     }
 }
 
-TEST_CASE("kv row: one element that is not finite makes all of them NaN", "[attention]") {
+TEST_CASE("kv row: one element that is not finite makes all elements NaN", "[attention]") {
   const float inf = std::numeric_limits<float>::infinity();
   for (Dtype dtype : kQuantised)
     for (float bad : {inf, -inf, float(NAN)})
@@ -225,7 +225,7 @@ TEST_CASE("append: every row lands in its place and nothing else changes", "[att
           if (dtype == Dtype::int4 && dim % 2 != 0) continue;
           KvShape shape = {2, 3, dim, dtype};
           Cache got(shape, memory, {30, 17, 12, 75}), want(shape, memory, {30, 17, 12, 75});
-          // K and V as a fused projection leaves them: V behind K, rows longer than needed.
+          // K and V lie as a fused projection leaves them: V behind K, in rows longer than needed.
           int width = 3 * dim, stride = 2 * width + 7;
           std::vector<float> fused(size_t(58 * stride), std::nanf(""));
           std::vector<int32_t> q_offsets = {0}, kv_lengths;
@@ -255,12 +255,12 @@ TEST_CASE("append: every row lands in its place and nothing else changes", "[att
                      .layer = 1},
                     team);
           INFO(memory.name << " " << dtype_name(dtype) << " threads " << threads << " dim " << dim);
-          CHECK((got.pool == want.pool));  // in brackets: not a megabyte of text when it fails
+          CHECK((got.pool == want.pool));  // in brackets, so that a failure does not print a megabyte
         }
 }
 
 TEST_CASE("append: bf16 rounds to nearest, ties to even, and keeps NaN and infinity", "[attention]") {
-  // 1 + 2^-8 lies half way between bf16 1 and 1 + 2^-7; 1 + 3 2^-8 between 1 + 2^-7 and 1 + 2^-6.
+  // 1 + 2^-8 lies half way between bf16 1 and 1 + 2^-7. 1 + 3 2^-8 lies between 1 + 2^-7 and 1 + 2^-6.
   float in[16] = {1.0f, 1.00390625f, 1.01171875f, 1.0039063692f, -1.00390625f, 3.4e38f, INFINITY, -INFINITY,
                   NAN,  0.0f,        -0.0f,       1e-40f,        65504.0f,     0.1f,    1e-45f,   -3.0f};
   uint16_t out[16] = {0x3f80, 0x3f80, 0x3f82, 0x3f81, 0xbf80, 0x7f80, 0x7f80, 0xff80,

@@ -50,7 +50,7 @@ TEST_CASE("a wrong result is not timed and fails the bench", "[base][bench]") {
   REQUIRE(bench.exit_code() == 1);
 }
 
-TEST_CASE("a round in which other processes had the cpus is set aside, and made again as often as it was wanted",
+TEST_CASE("a round in which other processes had the cpus is set aside, and is repeated as often as it was wanted",
           "[base][bench]") {
   const pid_t other = fork();
   REQUIRE(other >= 0);
@@ -67,7 +67,7 @@ TEST_CASE("a round in which other processes had the cpus is set aside, and made 
     return bench.rows();
   };
   const std::vector<BenchRow> all = measured();
-  options.max_taken = 0.25 / double(sysconf(_SC_NPROCESSORS_ONLN));  // of all cpus; it has one of them
+  options.max_taken = 0.25 / double(sysconf(_SC_NPROCESSORS_ONLN));  // of all cpus; the other process has one of them
   runs = 0;
   const std::vector<BenchRow> none = measured();
   kill(other, SIGKILL);

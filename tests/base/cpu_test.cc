@@ -1,4 +1,4 @@
-// Which row of a table a processor takes, and what --cpu-kernels makes of that; and the rows that copy.
+// The row of a table that a processor takes, how --cpu-kernels limits it, and the rows that copy.
 #include "base/cpu.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ void copy_streaming_avx512_emulated(const Copy* copies, size_t n);
 
 namespace xpyd::testing::cpu_test {
 
-TEST_CASE("copy_streaming: every row, every alignment and length", "[base][copy]") {
+TEST_CASE("copy_streaming: every row copies all bytes and no other, at every alignment and length", "[base][copy]") {
   std::vector<CopyVariant> rows(copy_variants().begin(), copy_variants().end());
 #if defined(__x86_64__)
   rows.push_back({"avx512, emulated", copy_streaming_avx512_emulated, Isa::avx2});
@@ -58,7 +58,7 @@ TEST_CASE("copy_streaming: every row, every alignment and length", "[base][copy]
   CHECK(dst == expected);
 }
 
-TEST_CASE("cpu: the row that needs most of those that run here, the first of several, none above the limit",
+TEST_CASE("cpu: the row taken needs most of those that run here within the limit, and is the first of equals",
           "[base][cpu]") {
   constexpr IsaRow kRows[] = {
       {"a", Isa::portable}, {"b", Isa::portable}, {"c", Isa::avx512_bf16}, {"d", Isa::avx2}, {"e", Isa::avx2}};
@@ -75,7 +75,7 @@ TEST_CASE("cpu: the row that needs most of those that run here, the first of sev
   CHECK(cpu_has(Isa::avx2) == avx2);
 }
 
-TEST_CASE("cpu: what is lacking of a set is lacking of those that include it", "[base][cpu]") {
+TEST_CASE("cpu: a feature that a set lacks is lacking in every set that includes it", "[base][cpu]") {
   std::string lacks;
   for (const IsaRow& row : kIsas) {
     if (!lacks.empty()) CHECK(cpu_lacks(row.needs) == lacks);

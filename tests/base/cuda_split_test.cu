@@ -1,4 +1,4 @@
-// The card in two parts: streams of both, and events, copies and graphs across them and the rest.
+// A card in two parts: streams of both, and events, copies and graphs across them and the rest of the card.
 #include "base/cuda/cuda.h"
 #include "tests/catch.h"
 
@@ -10,7 +10,7 @@ __global__ void add(int* values, int n, int what) {
   if (i < n) values[i] += what;
 }
 
-TEST_CASE("cuda split: work on both parts, in the order that events give it", "[cuda][base]") {
+TEST_CASE("cuda split: both parts work in the order that events give", "[cuda][base]") {
   constexpr int kValues = 100'000, kThreads = 256;
   const Card card = open().value();
   auto made = Split::cut(card, card.n_sms / 2);

@@ -1,4 +1,4 @@
-// What kernels stand on, checked the same way on a card and on the interpreter: the layout of
+// The features that kernels build on, checked in the same way on a card and on the interpreter: the layout of
 // tensor-core fragments, shuffles, asynchronous copies, barriers, graphs, events.
 #include <cstring>
 #include <vector>
@@ -17,7 +17,7 @@ const testing::DeviceOfTests kCard("cuda", [] {
   return testing::DeviceFound{"", card.value().name != "SIMT interpreter"};
 });
 
-// Input and output of a kernel: pinned and device memory of the same values.
+// Input or output of a kernel: pinned and device memory of the same values.
 template <class T>
 struct Buffer {
   explicit Buffer(size_t n_values)
@@ -43,12 +43,12 @@ bf16 small_integer(Random& random) { return to_bf16(float(int(random.below(17)) 
 
 // --- Tensor cores.
 
-// One warp: c[16, 8] = a[16, 16] b[16, 8], all row-major. `how`: 0 fills fragments from PTX's formulas, 1 loads them
-// with ldmatrix, b as stored (transposing), 2 the same with b given as its transpose [8, 16].
+// One warp computes c[16, 8] = a[16, 16] b[16, 8], all row-major. `how` is 0 to fill fragments by PTX's formulas, 1 to
+// load them with ldmatrix, b as stored (transposing), 2 for the same with b given as its transpose [8, 16].
 __global__ void multiply_tile(const bf16* a, const bf16* b, float* c, int how) {
   cuda::Carver carver;
   auto a_tile = carver.take<bf16>(16 * 16);
-  auto b_tile = carver.take<bf16>(16 * 16);  // ldmatrix x4 reads 16 columns (or rows): the rest is zero
+  auto b_tile = carver.take<bf16>(16 * 16);  // ldmatrix x4 reads 16 columns (or rows), so the rest is zero
   int lane = threadIdx.x;
   for (int i = lane; i < 256; i += 32) {
     a_tile[i] = a[i];
@@ -84,7 +84,7 @@ __global__ void multiply_tile(const bf16* a, const bf16* b, float* c, int how) {
   c[(i + 8) * 8 + k + 1] = d[3];
 }
 
-TEST_CASE("mma and ldmatrix give the matrix product, every element", "[cuda]") {
+TEST_CASE("mma and ldmatrix give the matrix product in every element", "[cuda]") {
   cuda::Stream stream;
   Buffer<bf16> a(256), b(128);
   Buffer<float> c(128);
@@ -92,7 +92,7 @@ TEST_CASE("mma and ldmatrix give the matrix product, every element", "[cuda]") {
   for (int how : {0, 1, 2}) {
     CAPTURE(how);
     for (int round = 0; round < 4; ++round) {
-      // Small integers: the product is exact in any order of addition.
+      // Products of small integers are exact in any order of addition.
       for (size_t i = 0; i < 256; ++i) a[i] = small_integer(random);
       for (size_t i = 0; i < 128; ++i) b[i] = small_integer(random);
       for (size_t i = 0; i < 128; ++i) c[i] = float(int(random.below(100)));
@@ -140,7 +140,7 @@ __global__ void sum_tiles(const float* in, float* out, int n) {
   if (t == 0) *out = sum;
 }
 
-TEST_CASE("cp.async in a pipeline of two stages", "[cuda]") {
+TEST_CASE("cp.async brings every value in a pipeline of two stages", "[cuda]") {
   cuda::Stream stream;
   for (int n : {4, 128, 132, 640, 1000}) {
     CAPTURE(n);
@@ -161,7 +161,7 @@ __global__ void add(int* values, int n, int what) {
   if (i < n) values[i] += what;
 }
 
-TEST_CASE("a graph runs what was captured, each time it is launched", "[cuda]") {
+TEST_CASE("a graph runs what was captured each time it is launched", "[cuda]") {
   cuda::Stream stream;
   Buffer<int> values(100), result(100);
   int* device = values.upload(stream);
@@ -172,7 +172,7 @@ TEST_CASE("a graph runs what was captured, each time it is launched", "[cuda]") 
     cuda::fill(result.device.data(), 0, 40, stream);
     cuda::copy(result.device.data() + 40, device + 10, 360, stream);
   });
-  what = 1000;  // arguments are as captured
+  what = 1000;  // arguments are those of the capture
   REQUIRE(bool(graph));
   values.download(stream);
   CHECK(values[0] == 0);  // capturing runs nothing
@@ -204,11 +204,11 @@ TEST_CASE("events order streams and time them", "[cuda]") {
   CHECK(cuda::Event::seconds(begin, end) >= 0);
 }
 
-TEST_CASE("device memory that is not there is an error", "[cuda]") {
+TEST_CASE("asking for more device memory than there is is an error", "[cuda]") {
   auto memory = cuda::Memory::device(size_t{1} << 50);
   REQUIRE(!memory.ok());
   CHECK(memory.error().code == ErrorCode::unavailable);
-  CHECK(cuda::Memory::device(1 << 20).ok());  // and the failure leaves nothing behind
+  CHECK(cuda::Memory::device(1 << 20).ok());  // the failure leaves nothing behind
 }
 
 }  // namespace

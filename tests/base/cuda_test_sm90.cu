@@ -1,5 +1,5 @@
-// What the kernels for sm_90a stand on, a piece at a time, checked the same way on a card and on
-// the interpreter: where bulk copies put their bytes, and products of a warpgroup on them.
+// The features that the kernels for sm_90a build on, one at a time, checked in the same way on a card and on the
+// interpreter: the places where bulk copies put their bytes, and products of a warpgroup on them.
 #include <vector>
 
 #include "base/cuda/cuda_kernel_sm90.h"
@@ -53,7 +53,7 @@ __global__ void copy_one_box(const __grid_constant__ TensorMap map, int column, 
   for (int i = int(threadIdx.x); i < kBoxRows * 8; i += int(blockDim.x)) out[i] = load_16(tile, 8 * i);
 }
 
-TEST_CASE("cuda sm90: a box lands swizzled, zeros for what is outside", "[cuda][sm90]") {
+TEST_CASE("cuda sm90: a copied box is swizzled, and elements outside the matrix are zeros", "[cuda][sm90]") {
   if (!has_sm90()) SKIP_TEST("needs sm_90");
   constexpr int kRows = 50, kColumns = 96, kStride = 104;
   Stream stream;
@@ -85,8 +85,8 @@ TEST_CASE("cuda sm90: a box lands swizzled, zeros for what is outside", "[cuda][
 
 constexpr int kM = 64, kK = 64, kN = 128;
 
-// One warpgroup: out = a b^T, then a v, [64, 128] each, then a v[:, 64 to 127] by the instruction
-// of 64 columns. stored: a comes to shared memory by the threads' own stores.
+// One warpgroup computes a b^T and then a v, [64, 128] each, and then a v[:, 64 to 127] by the instruction of 64
+// columns. If `stored`, the threads' own stores bring a to shared memory.
 __global__ void multiply(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
                          const __grid_constant__ TensorMap v_map, const bf16* a, float* out, bool stored) {
   Carver carver;
@@ -114,7 +114,7 @@ __global__ void multiply(const __grid_constant__ TensorMap a_map, const __grid_c
   }
   mbarrier_wait(barriers, 0, 0);
 
-  const int row = 16 * warp + lane / 4, column = 2 * (lane % 4);  // of d[n][0], with 8 n columns
+  const int row = 16 * warp + lane / 4, column = 2 * (lane % 4);  // of d[n][0], and 8 n columns more
   auto write = [&]<int kBlocks>(const float(&d)[kBlocks][4], float* to) {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n)
@@ -158,11 +158,11 @@ __global__ void multiply(const __grid_constant__ TensorMap a_map, const __grid_c
   write(half, out + 2 * kM * kN);
 }
 
-TEST_CASE("cuda sm90: products of a warpgroup, every element", "[cuda][sm90]") {
+TEST_CASE("cuda sm90: products of a warpgroup are right in every element", "[cuda][sm90]") {
   if (!has_sm90()) SKIP_TEST("needs sm_90");
   Stream stream;
   Random random(9);
-  // Small integers: exact in any order of addition.
+  // Products of small integers are exact in any order of addition.
   auto integers = [&](int n) {
     std::vector<bf16> values(static_cast<size_t>(n));
     for (bf16& x : values) x = to_bf16(float(int(random.below(17)) - 8));

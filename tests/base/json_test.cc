@@ -28,7 +28,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("json: values arrive as nlohmann would parse them", "[base]") {
+TEST_CASE("json: values equal those that nlohmann parses", "[base]") {
   const char* texts[] = {
       "null",
       "true",
@@ -52,7 +52,7 @@ TEST_CASE("json: values arrive as nlohmann would parse them", "[base]") {
   }
 }
 
-TEST_CASE("json: what is not strict JSON is refused with its byte", "[base]") {
+TEST_CASE("json: text that is not strict JSON is refused, with the byte of the error", "[base]") {
   const struct {
     std::string text, says;
   } cases[] = {
@@ -81,7 +81,7 @@ TEST_CASE("json: what is not strict JSON is refused with its byte", "[base]") {
     contains(error, "f.json: byte ");
     contains(error, says);
   }
-  // Keys repeat freely in different objects.
+  // Different objects may have the same key.
   CHECK(error_of("[{\"a\":1},{\"a\":1}]") == "parsed: [{\"a\":1},{\"a\":1}]");
   CHECK(error_of("{\"a\":1,\"a\":[2]}", {.reject_duplicate_keys = false}) == "parsed: {\"a\":[2]}");
 }
@@ -103,7 +103,7 @@ TEST_CASE("json: depth, bytes and values are bounded", "[base]") {
   contains(error_of("[1,2]", {.max_values = 2}), "more than 2 values");
   contains(error_of("{\"a\":{},\"b\":{}}", {.max_values = 2}), "more than 2 values");
 
-  // A message quotes a little of a huge token, in printable ASCII.
+  // An error quotes a little of a huge token, in printable ASCII.
   std::string error = error_of("\"" + std::string(1 << 20, 'x') + "\xff\"");
   CHECK(error.size() < 400);
   for (char c : error_of("\"\xc3\xa9\x01\"")) CHECK((c >= ' ' && c < 0x7f));
@@ -179,10 +179,10 @@ TEST_CASE("json: a text in quotes is that text again when it is parsed", "[base]
   for (int c = 0; c < 0x80; ++c) ascii += char(c);
   for (const std::string& text : {std::string(), ascii, std::string("\u00e9\u20ac\U0001d11e")})
     CHECK(json::parse(json_quote(text)) == text);
-  CHECK(json_quote("\xc1\x80x") == "\"\ufffd\ufffdx\"");  // one for each bad byte
+  CHECK(json_quote("\xc1\x80x") == "\"\ufffd\ufffdx\"");  // one replacement for each bad byte
 }
 
-TEST_CASE("json: files that are absent, too long or not files", "[base]") {
+TEST_CASE("json: a file that is absent, too long or not regular is an error", "[base]") {
   testing::TempDir dir;
   std::ofstream(dir.path + "/a.json") << "[1, 2]";
   CHECK(parse_json_file(dir.path + "/a.json").value() == json::parse("[1,2]"));
@@ -194,7 +194,7 @@ TEST_CASE("json: files that are absent, too long or not files", "[base]") {
   contains(parse_json_file(dir.path + "/fifo").error().message, "not a regular file");
 }
 
-TEST_CASE("utf8: every code point comes back", "[base]") {
+TEST_CASE("utf8: every code point is decoded as it was encoded", "[base]") {
   int wrong = 0;
   for (uint32_t c = 0; c < 0x110000; ++c) {
     if (c >= 0xd800 && c < 0xe000) continue;
@@ -202,7 +202,7 @@ TEST_CASE("utf8: every code point comes back", "[base]") {
     append_utf8(text, c);
     CodePoint got = next_code_point(text);
     wrong += !(got.valid && got.value == c && got.bytes == int(text.size()));
-    for (size_t n = 1; n < text.size(); ++n) {  // and its beginnings are unfinished
+    for (size_t n = 1; n < text.size(); ++n) {  // its beginnings are unfinished
       got = next_code_point(text.substr(0, n));
       wrong += !(got.unfinished && !got.valid && got.bytes == int(n));
       wrong += unfinished_utf8_suffix("x" + text.substr(0, n)) != n;

@@ -18,7 +18,7 @@
 
 namespace xpyd::testing::memory_test {
 
-TEST_CASE("a buffer is zeroed, page aligned, writable to its last byte and does not move", "[base][memory]") {
+TEST_CASE("a buffer is zeroed, page aligned and writable to its last byte, and does not move", "[base][memory]") {
   for (size_t bytes : {size_t(1), size_t(4096), size_t(4097), size_t(3) << 20}) {
     Buffer buffer(bytes);
     REQUIRE(buffer.size() == bytes);
@@ -49,7 +49,7 @@ TEST_CASE("assigning a buffer frees the old one once", "[base][memory]") {
 
 namespace {
 
-// The flags that the kernel has for the mapping around `at`: "hg", huge pages are asked for; "nh", refused.
+// The kernel's flags for the mapping around `at`: "hg" if huge pages are asked for, "nh" if they are refused.
 std::string mapping_flags(const void* at) {
   std::ifstream maps("/proc/self/smaps");
   std::string line;
@@ -71,7 +71,7 @@ constexpr size_t kLarge = size_t(8) << 20;
 
 }  // namespace
 
-TEST_CASE("the kernel is asked for the pages that were chosen", "[base][memory][pages]") {
+TEST_CASE("the kernel is asked for the chosen kind of pages", "[base][memory][pages]") {
   for (auto [pages, flag] : {std::pair{HugePages::off, " nh "}, {HugePages::transparent, " hg "}}) {
     const Chosen chosen(pages);
     const auto pool = cpu_device().allocate(kLarge);
@@ -82,15 +82,15 @@ TEST_CASE("the kernel is asked for the pages that were chosen", "[base][memory][
   }
 }
 
-// The NUMA node whose memory the page at `at` is; -1: not touched, or not known.
+// The NUMA node of the page at `at`; -1: not touched, or not known.
 int numa_node(const void* at) {
   void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(4095));
   int node = -1;
-  const bool told = syscall(SYS_move_pages, 0, 1UL, &page, nullptr, &node, 0) == 0;  // without nodes: only asks
+  const bool told = syscall(SYS_move_pages, 0, 1UL, &page, nullptr, &node, 0) == 0;  // without nodes it only asks
   return told && node >= 0 ? node : -1;
 }
 
-TEST_CASE("what a thread touches first is memory of the node of its cpus", "[base][memory][numa]") {
+TEST_CASE("memory that a thread touches first belongs to the node of its cpus", "[base][memory][numa]") {
   for (int cpu : usable_cpus()) {
     unsigned node = 0, on = 0;
     int found = -2, untouched = -2;

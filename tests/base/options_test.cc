@@ -58,7 +58,7 @@ std::string write_file(const testing::TempDir& dir, const std::string& content) 
   return path;
 }
 
-TEST_CASE("options: defaults of the group alone", "[options]") {
+TEST_CASE("options: defaults are those of the group's own rows", "[options]") {
   Options options = good({});
   CHECK(options.integer("port") == 8000);
   CHECK(options.integer("offset") == -1);
@@ -76,7 +76,7 @@ TEST_CASE("options: defaults of the group alone", "[options]") {
   CHECK(bench.value().values().size() == 2);
 }
 
-TEST_CASE("options: each kind, and each way of writing it", "[options]") {
+TEST_CASE("options: each kind of value is read in each way of writing it", "[options]") {
   Options options = good({"--port=1", "--name", "a b", "--offset", "-3", "--rate", "2.5", "--kv-bytes", "1.5MiB",
                           "--allocator=contiguous", "--prefix-cache", "off", "--chat", "MODEL", "--top-p", "0"});
   CHECK(options.integer("port") == 1);
@@ -99,12 +99,12 @@ TEST_CASE("options: each kind, and each way of writing it", "[options]") {
   CHECK(good({"--name=--port"}).text("name") == "--port");
   CHECK(good({"--name", "--other"}).text("name") == "--other");
   CHECK(good({"--name=a=b"}).text("name") == "a=b");
-  CHECK(good({"--port", "1", "--port", "2"}).integer("port") == 2);  // the last one wins
+  CHECK(good({"--port", "1", "--port", "2"}).integer("port") == 2);  // the last one counts
   CHECK(good({"--", "--port"}).positional() == std::vector<std::string>{"--port"});
   CHECK(good({"-"}).positional() == std::vector<std::string>{"-"});
 }
 
-TEST_CASE("options: what is wrong is named, with what was expected or is nearest", "[options]") {
+TEST_CASE("options: an error names what is wrong, and what was expected or is nearest", "[options]") {
   for (const char* bad : {"abc", "", "65536", "-1", "1.5", "0x10", "1 ", "99999999999999999999"})
     contains(error({"--port", bad}),
              "--port: '" + std::string(bad) + "' does not fit: expected a whole number from 0 to 65535");
@@ -125,7 +125,7 @@ TEST_CASE("options: what is wrong is named, with what was expected or is nearest
       {{"--prot", "3"}, "unknown option '--prot'; nearest: '--port'"},
       {{"--prot=3"}, "unknown option '--prot'; nearest: '--port'"},
       {{"--kv_bytes", "3"}, "nearest: '--kv-bytes'"},
-      {{"--alloc", "paged"}, "nearest: '--allocator'"},  // no guessing of beginnings
+      {{"--alloc", "paged"}, "nearest: '--allocator'"},  // beginnings are not completed
       {{"-p", "3"}, "nearest: '--port'"},
       {{"---port", "3"}, "nearest: '--port'"},
       {{"--=3"}, "unknown option"},
@@ -139,7 +139,7 @@ TEST_CASE("options: what is wrong is named, with what was expected or is nearest
   contains(bench.error().message, "unknown option '--port' of bench (it is one of: serve)");
 }
 
-TEST_CASE("options: a file gives values, the command line wins", "[options]") {
+TEST_CASE("options: a file gives values, and the command line overrides them", "[options]") {
   testing::TempDir dir;
   std::string path = write_file(dir,
                                 "# a comment\nport = 9000\n  kv-bytes=1GiB  # another\n"
@@ -157,7 +157,7 @@ TEST_CASE("options: a file gives values, the command line wins", "[options]") {
   CHECK(options.integer("kv-bytes") == 1 << 30);
 }
 
-TEST_CASE("options: a bad file names itself", "[options]") {
+TEST_CASE("options: an error in a file names the file", "[options]") {
   testing::TempDir dir;
   struct {
     const char* content;
@@ -182,7 +182,7 @@ TEST_CASE("options: a bad file names itself", "[options]") {
   contains(error({"--config", write_file(dir, std::string(2 << 20, 'x'))}), "at most");
 }
 
-TEST_CASE("options: the table can be read and pasted back", "[options]") {
+TEST_CASE("options: the printed table can be pasted back", "[options]") {
   Options options = good({"--name", "it's # 1", "--key", "hunter2"});
   std::string table = options.table();
   contains(table, "--name 'it'\\''s # 1'\n");
@@ -194,7 +194,8 @@ TEST_CASE("options: the table can be read and pasted back", "[options]") {
   CHECK(options.shown_values().at("key") == "***");
   CHECK(options.shown_values().at("port") == "8000");
   CHECK(table.find("--name") < table.find("--port"));  // the table's order, not the alphabet's
-  CHECK(options.table(true) == "--name 'it'\\''s # 1'\n--key '***'  # secret\n");  // what is not as by default
+  CHECK(options.table(true) ==
+        "--name 'it'\\''s # 1'\n--key '***'  # secret\n");  // options that differ from their defaults
 }
 
 TEST_CASE("options: the manual has every option of the group, within 100 columns", "[options]") {
@@ -211,7 +212,7 @@ TEST_CASE("options: the manual has every option of the group, within 100 columns
   }
 }
 
-TEST_CASE("options: sizes in bytes", "[options]") {
+TEST_CASE("options: sizes in bytes are read with their units", "[options]") {
   struct {
     const char* text;
     int64_t bytes;
@@ -252,7 +253,7 @@ TEST_CASE("options: sizes in bytes", "[options]") {
   }
 }
 
-TEST_CASE("options: the nearest name", "[options]") {
+TEST_CASE("options: the nearest name is found, or none", "[options]") {
   std::vector<std::string> names = {"port", "prompt", "prefix-cache", "placement", "pin"};
   CHECK(nearest_name("prot", names) == "port");
   CHECK(nearest_name("propmt", names) == "prompt");

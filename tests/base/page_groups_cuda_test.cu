@@ -10,7 +10,7 @@ namespace {
 
 using cuda::vmm::granularity;
 
-struct Words {  // one group's, on their way
+struct Words {  // the bytes of one group, on their way
   cuda::Stream stream;
   cuda::Memory host = cuda::Memory::pinned(granularity());
   void put(std::byte* to, int value) {
@@ -18,7 +18,7 @@ struct Words {  // one group's, on their way
     cuda::copy(to, host.data(), host.size(), stream);
     stream.wait();
   }
-  // The byte that all of the group's are; -1: they differ.
+  // The value that all bytes of the group have; -1: they differ.
   int get(const std::byte* from) {
     cuda::copy(host.data(), from, host.size(), stream);
     stream.wait();
@@ -29,7 +29,7 @@ struct Words {  // one group's, on their way
   }
 };
 
-TEST_CASE("cuda page groups: bytes stay with their group, wherever it is mapped", "[cuda][base]") {
+TEST_CASE("cuda page groups: bytes stay with their group wherever it is mapped", "[cuda][base]") {
   const size_t size = granularity();
   auto device = make_cuda_device();
   auto groups = device->make_page_groups({.group_bytes = size, .n_groups = 6}).value();
@@ -40,17 +40,17 @@ TEST_CASE("cuda page groups: bytes stay with their group, wherever it is mapped"
   REQUIRE(one->map(2 * size, 1, 3));  // groups 1, 2, 3
   for (int i = 0; i < 3; ++i) words.put(one->data() + size_t(2 + i) * size, 10 + i);
   CHECK(one->calls.maps == 3);
-  // Group 2 at a second address, and a write through it.
+  // Group 2 gets a second address, and is written through it.
   REQUIRE(other->map(0, 2, 1));
   CHECK(words.get(other->data()) == 11);
   words.put(other->data(), 77);
   CHECK(words.get(one->data() + 3 * size) == 77);
-  // One copy over the border of two groups.
+  // One copy crosses the border of two groups.
   cuda::copy(words.host.data(), one->data() + 2 * size + size / 2, size, words.stream);
   words.stream.wait();
   CHECK(words.host.as<unsigned char>()[0] == 10);
   CHECK(words.host.as<unsigned char>()[size - 1] == 77);
-  // Away from the first range; what was not mapped there is no matter.
+  // Everything leaves the first range. Parts that were not mapped do not matter.
   one->unmap(0, 8);
   CHECK(one->calls.unmaps == 1);
   CHECK(words.get(other->data()) == 77);
@@ -64,7 +64,7 @@ TEST_CASE("cuda page groups: bytes stay with their group, wherever it is mapped"
   CHECK(words.get(other->data()) == 77);
 }
 
-TEST_CASE("cuda page groups: a size that the card does not map is refused", "[cuda][base]") {
+TEST_CASE("cuda page groups: a size that the card cannot map is refused", "[cuda][base]") {
   auto device = make_cuda_device();
   for (size_t bytes : {size_t{0}, size_t{4096 + 512}, granularity() + granularity() / 2}) {
     auto groups = device->make_page_groups({.group_bytes = bytes, .n_groups = 1});
@@ -75,7 +75,7 @@ TEST_CASE("cuda page groups: a size that the card does not map is refused", "[cu
   }
 }
 
-TEST_CASE("cuda page groups: more than the card has is an error, and all is given back", "[cuda][base]") {
+TEST_CASE("cuda page groups: more memory than the card has is an error, and all of it is given back", "[cuda][base]") {
   auto device = make_cuda_device();
   const size_t free = cuda::open().value().free_bytes;
   const size_t size = (free / 64 + granularity()) / granularity() * granularity();
@@ -83,7 +83,8 @@ TEST_CASE("cuda page groups: more than the card has is an error, and all is give
   REQUIRE_FALSE(groups);
   CHECK(groups.error().code == ErrorCode::unavailable);
   CHECK(groups.error().message.find("out of device memory: 100 page groups") == 0);
-  CHECK(device->make_page_groups({.group_bytes = size, .n_groups = 20}).ok());  // of 64: others may be at work
+  CHECK(
+      device->make_page_groups({.group_bytes = size, .n_groups = 20}).ok());  // of 64, because others may use the card
 }
 
 }  // namespace

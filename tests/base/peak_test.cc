@@ -49,8 +49,9 @@ struct ScopedVariable {
 }  // namespace
 
 #if defined(__x86_64__)
-// What is timed does what its count of operations says, and reads all that it is given.
-TEST_CASE("peak: loops of every width, emulated where the processor has none", "[base][peak]") {
+// A timed loop does as many operations as it counts, and reads all that it is given.
+TEST_CASE("peak: loops of every width do the work they count, emulated where the processor lacks the instructions",
+          "[base][peak]") {
   if (!cpu_has(Isa::avx2)) SKIP_TEST("no AVX2 here");
   constexpr size_t kBytes = kPeakRows * kPeakRowBytes;
   Buffer from(kBytes), to(kBytes);
@@ -65,7 +66,7 @@ TEST_CASE("peak: loops of every width, emulated where the processor has none", "
   float read = 0;
   for (const PeakKernels& row : rows) {
     const int lanes = row.needs == Isa::avx2 ? 8 : 16;
-    // Chain i goes from i to 2: after one step the first lanes of all are (i + 2) / 2, and 12 of them 45.
+    // Chain i goes from i to 2: after one step the first lanes are (i + 2) / 2, and 12 of them add up to 45.
     CHECK(sink([&](float* to_sink) { CHECK(row.fma(1, to_sink) == 12 * lanes * 2); }) == 45);
     const float all = sink([&](float* to_sink) { row.read(from.data(), kBytes, to_sink); });
     if (&row == &rows[0]) read = all;
@@ -74,7 +75,7 @@ TEST_CASE("peak: loops of every width, emulated where the processor has none", "
     row.copy(to.data(), from.data(), kBytes);
     CHECK(std::memcmp(to.data(), from.data(), kBytes) == 0);
   }
-  // Every byte counts.
+  // Every byte changes the result.
   from.data()[kBytes - 1] ^= std::byte(0x80);
   for (const PeakKernels& row : rows)
     CHECK(sink([&](float* to_sink) { row.read(from.data(), kBytes, to_sink); }) != read);
@@ -93,14 +94,14 @@ TEST_CASE("a damaged peak file is an error, not a peak", "[base][peak]") {
     REQUIRE_FALSE(peak_from_json(text).ok());
 }
 
-TEST_CASE("the kept peak is used on this machine and replaced when it is another's", "[base][peak]") {
+TEST_CASE("a kept peak is used on its own machine, and is replaced on another one", "[base][peak]") {
   testing::TempDir dir;
   const std::string folder = std::filesystem::absolute(dir.path).string();
   {
     ScopedVariable none("XDG_CACHE_HOME", ""), home("HOME", folder);
     CHECK(peak_cache_path() == folder + "/.cache/xpyd/peak.json");
     ScopedVariable nobody("HOME", "");
-    CHECK(peak_cache_path() == "");  // and never in the working directory
+    CHECK(peak_cache_path() == "");  // never in the working directory
   }
   ScopedVariable cache("XDG_CACHE_HOME", folder);
   REQUIRE(peak_cache_path() == folder + "/xpyd/peak.json");
@@ -113,7 +114,7 @@ TEST_CASE("the kept peak is used on this machine and replaced when it is another
   REQUIRE(measured.machine != others.machine);
   REQUIRE(measured.one.fma_gflops > 0);
   REQUIRE(measured.one.fma_gflops != others.one.fma_gflops);
-  // A file changed in one figure comes back with it: nothing was measured again.
+  // A file with one changed figure is returned with it, so nothing was measured again.
   Peak changed = measured;
   changed.one.copy_gbps = 123456;
   std::ofstream(peak_cache_path()) << to_json(changed);

@@ -13,7 +13,7 @@
 namespace xpyd::testing::stats_test {
 namespace {
 
-TEST_CASE("stats: percentiles are numpy's", "[stats]") {
+TEST_CASE("stats: percentiles equal numpy's", "[stats]") {
   // Expected values: numpy.percentile([...], p) of numpy 2.4, default method.
   std::vector<double> five = {1, 2, 4, 8, 16};
   struct {
@@ -27,7 +27,7 @@ TEST_CASE("stats: percentiles are numpy's", "[stats]") {
   CHECK(percentile({}, 50) == 0);
 }
 
-TEST_CASE("stats: summary", "[stats]") {
+TEST_CASE("stats: a summary has numpy's mean, deviation and percentiles", "[stats]") {
   Summary s = summarize({8, 1, 16, 2, 4});
   CHECK(s.count == 5);
   CHECK(s.mean == Approx(6.2));
@@ -44,7 +44,7 @@ TEST_CASE("stats: summary", "[stats]") {
   CHECK(none.p99 == 0);
 }
 
-TEST_CASE("progress: silent where there is no terminal", "[stats]") {
+TEST_CASE("progress: nothing is written where there is no terminal", "[stats]") {
   int pipe_fds[2];
   REQUIRE(pipe(pipe_fds) == 0);
   VirtualClock clock;
@@ -60,7 +60,7 @@ TEST_CASE("progress: silent where there is no terminal", "[stats]") {
   close(pipe_fds[0]);
 }
 
-TEST_CASE("row hash: a sum over pairs that sees every bit, place and length", "[base]") {
+TEST_CASE("row hash: a sum over pairs sees every bit, place and length", "[base]") {
   Random random(3);
   for (size_t n : {size_t{1}, size_t{2}, size_t{3}, size_t{64}, size_t{513}}) {
     std::vector<float> row(n);
@@ -88,7 +88,7 @@ TEST_CASE("row hash: a sum over pairs that sees every bit, place and length", "[
   CHECK(row_hash(nans, 1) != row_hash(nans + 1, 1));
 }
 
-TEST_CASE("row hash: one value on every machine; the chain keeps the order", "[base]") {
+TEST_CASE("row hash: a value is the same on every machine, and the chain keeps the order", "[base]") {
   const float row[] = {1, -2, 0.5f};
   CHECK(row_hash(row, 3) == 0x73e15b0e2a9344d4u);
   CHECK(chain_hash(chain_hash(0, 1), 2) != chain_hash(chain_hash(0, 2), 1));

@@ -12,7 +12,7 @@
 
 namespace xpyd::testing::thread_team_test {
 
-TEST_CASE("run calls the body once for each rank and waits for all", "[base][thread_team]") {
+TEST_CASE("run() calls the body once for each rank and waits for all", "[base][thread_team]") {
   for (int n : {1, 2, 3, 8}) {
     ThreadTeam team(n);
     REQUIRE(team.size() == n);
@@ -25,7 +25,7 @@ TEST_CASE("run calls the body once for each rank and waits for all", "[base][thr
   }
 }
 
-TEST_CASE("barrier separates phases, with more threads than cores too", "[base][thread_team]") {
+TEST_CASE("barrier() separates phases, also with more threads than cores", "[base][thread_team]") {
   for (int n : {1, 2, 3, 8}) {
     ThreadTeam team(n);
     std::vector<int> phase(static_cast<size_t>(n), 0);
@@ -43,7 +43,7 @@ TEST_CASE("barrier separates phases, with more threads than cores too", "[base][
   }
 }
 
-TEST_CASE("members that parked wake up, and so does an owner that waited long", "[base][thread_team]") {
+TEST_CASE("parked members wake up, and so does an owner that has waited long", "[base][thread_team]") {
   ThreadTeam team(3);
   int sum = 0;
   for (int round = 0; round < 20; ++round) {
@@ -74,7 +74,7 @@ TEST_CASE("a team pins its threads to the cpus asked for", "[base][thread_team]"
   REQUIRE(ran_on == cpus);
 }
 
-TEST_CASE("share cuts n into ranges that cover it once, in multiples of the grain", "[base][thread_team]") {
+TEST_CASE("share() cuts n into ranges that cover it once, in multiples of the grain", "[base][thread_team]") {
   for (int n : {0, 1, 5, 16, 100})
     for (int size : {1, 2, 3, 7})
       for (int grain : {1, 4, 8}) {

@@ -1,4 +1,4 @@
-// Admission rules against a future that is played out: the same numbers, step by step.
+// Admission rules against the same sequences played to their end, step by step.
 #include "batch/policies/admission.h"
 
 #include "allocator/kv_memory.h"
@@ -13,7 +13,7 @@
 namespace xpyd::testing::admission_test {
 namespace {
 
-// One sequence, played: its tokens with KV after each step.
+// One sequence as it is played: its tokens with KV after each step.
 struct Played {
   int prompt, choices, output, computed, step = 0;
   bool in_place = true;  // its prompt's KV is there
@@ -21,8 +21,8 @@ struct Played {
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Blocks that n sequences hold at the worst moment, everybody decoding in every step; those whose
-// prompt is missing compute it in the first (`prompts_alone`: before it).
+// Returns the blocks that the sequences hold at the worst moment, if all decode in every step. A sequence without its
+// prompt's KV computes it in the first step, or before it if `prompts_alone`.
 int peak_blocks(std::vector<Played> all, int block, bool prompts_alone) {
   int peak = 0;
   auto look = [&] {
@@ -58,7 +58,7 @@ int peak_blocks(std::vector<Played> all, int block, bool prompts_alone) {
   return peak;
 }
 
-TEST_CASE("peak_tokens admits exactly those whose common peak fits", "[batch]") {
+TEST_CASE("peak_tokens admits exactly the sequences whose common peak fits", "[batch]") {
   Random random(11);
   const AdmissionRule& rule = *find_admission_rule("peak_tokens");
   int full = 0, refused = 0;
@@ -115,7 +115,7 @@ TEST_CASE("peak_tokens admits exactly those whose common peak fits", "[batch]") 
   CHECK(refused > 1000);
 }
 
-TEST_CASE("longest holds everybody's longest output, prompt only prompts", "[batch]") {
+TEST_CASE("longest holds each sequence's longest output, and prompt holds prompts alone", "[batch]") {
   SequenceView runs{.n_tokens = 20, .n_computed = 19, .n_limit = 101, .n_blocks = 2};
   SequenceView comes{.n_tokens = 30, .n_limit = 81};
   Scheduled going[] = {{&runs, 1}}, next[] = {{&comes, 30}, {&comes, 30}};
@@ -125,13 +125,13 @@ TEST_CASE("longest holds everybody's longest output, prompt only prompts", "[bat
                      .capacity_blocks = 12,
                      .block_tokens = 16,
                      .step_tokens = 64};
-  CHECK(find_admission_rule("longest")->admits(view) == 1);  // 100 tokens: 5 more; 80 tokens: 5
+  CHECK(find_admission_rule("longest")->admits(view) == 1);  // 100 tokens: 5 more blocks; 80 tokens: 5
   view.available_blocks = 9;
   CHECK(find_admission_rule("longest")->admits(view) == 0);
   CHECK(find_admission_rule("prompt")->admits(view) == 2);
   view.available_blocks = 3;
   CHECK(find_admission_rule("prompt")->admits(view) == 1);
-  view.running = {};  // nobody would end to make room: it starts
+  view.running = {};  // nothing would end and make room, so it starts
   view.available_blocks = 2;
   CHECK(find_admission_rule("longest")->admits(view) == 1);
   comes.choices = 4;  // 80 tokens behind one full block: 1 + 4 * 4
@@ -147,7 +147,7 @@ struct Outcome {
   int64_t preemptions = 0, steps = 0;
 };
 
-// Requests of known length, one batch of arrivals after another, into a pool that cannot hold all.
+// Requests of known length arrive a few at a time, into a pool that cannot hold all.
 Outcome serve(const std::string& scheme, const std::string& policy, const std::string& rule, int step_tokens,
               uint64_t seed) {
   ModelConfig config = tiny_config();

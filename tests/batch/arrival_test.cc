@@ -1,5 +1,5 @@
-// A prompt begins with the first layer of KV that comes from a tier, and each layer waits for its own: in virtual time,
-// where a link and a model take what they are said to take.
+// A prompt begins with the first layer of KV that comes from an offload tier, and each layer waits for its own KV. Time
+// is virtual, and a link and a model take the time that they are given.
 #include <algorithm>
 #include <vector>
 
@@ -17,7 +17,7 @@ namespace {
 constexpr int kLayers = 8, kBlock = 16, kPrefix = 16 * kBlock;
 
 struct Stand {
-  // Seconds of one layer of kPrefix tokens on the link and of a step in the model.
+  // Seconds of one layer: kPrefix tokens on the link, and a step in the model.
   Stand(double load_s, double compute_s, bool by_layer, const char* policy = "chunked",
         const DrafterRow* drafter = nullptr)
       : link(clock, load_s / double(size_t(kPrefix) * shape().token_bytes() / kLayers)),
@@ -55,7 +55,7 @@ struct Stand {
   void submit(uint64_t id, int first, int tokens, int output = 1) {
     engine->submit(sequence(id, first, tokens, output));
   }
-  // Seconds until it has ended.
+  // Runs until the request has ended, and returns the seconds.
   double run(uint64_t id) {
     const double began = clock.seconds;
     while (recorder->choice(id).ends == 0) engine->step();
@@ -74,10 +74,10 @@ struct Stand {
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
 };
 
-// Looking for it now and then: 50 us between steps, 20 us in one.
+// The engine looks for KV now and then: every 50 us between steps, and every 20 us in one.
 constexpr double kLooks = kLayers * 20e-6 + 100e-6;
 
-TEST_CASE("arrival: the first token comes after the longer of loading and computing, and a layer of the other",
+TEST_CASE("arrival: the first token comes after the longer of loading and computing, and one layer of the other",
           "[engine][tier_layers]") {
   for (const double load_s : {10e-3, 20e-3, 5e-3})
     for (const bool by_layer : {true, false}) {
@@ -96,7 +96,7 @@ TEST_CASE("arrival: the first token comes after the longer of loading and comput
       CHECK(stand.recorder->choice(2).cached_tokens == kPrefix);
       const OffloadStats s = stand.memory->stats().tiers;
       CHECK(s.host_hit_tokens == kPrefix);
-      // What was waited for, before the step and in it.
+      // The time waited, before the step and in it.
       const double waited = took - kLayers * kCompute;
       CHECK(s.load_wait_seconds <= waited + kLooks);
       CHECK(s.load_wait_seconds >= waited - kLooks);
@@ -104,7 +104,7 @@ TEST_CASE("arrival: the first token comes after the longer of loading and comput
     }
 }
 
-TEST_CASE("arrival: others compute until the first layer is there; two come one after the other",
+TEST_CASE("arrival: other sequences compute until the first layer is there, and two loads come one after the other",
           "[engine][tier_layers]") {
   constexpr double kLoad = 20e-3, kCompute = 1e-3;
   Stand stand(kLoad, kCompute, true);
@@ -122,7 +122,7 @@ TEST_CASE("arrival: others compute until the first layer is there; two come one 
   CHECK(tokens() >= 1 + size_t(.8 * kLoad / (kLayers * kCompute)));
   CHECK(stand.recorder->choice(11).ends == 0);
   stand.run(11);
-  // A step that began before the first layer was there, and the others' time.
+  // A step that began before the first layer was there, and the time of the other sequences.
   CHECK(stand.clock.seconds - began <= kLayers * kLoad + kCompute + kLooks + kLayers * kCompute);
   stand.run(12);
   CHECK(stand.clock.seconds - began <= 2 * kLayers * kLoad + kCompute + 2 * kLooks + kLayers * kCompute);
@@ -131,7 +131,7 @@ TEST_CASE("arrival: others compute until the first layer is there; two come one 
   stand.settle();
 }
 
-TEST_CASE("arrival: what a load takes is learnt from the link, however long its step computes",
+TEST_CASE("arrival: the time of a load is learnt from the link, however long its step computes",
           "[engine][tier_layers]") {
   constexpr double kLoad = 1e-3, kCompute = 20e-3;
   Stand stand(kLoad, kCompute, true);
@@ -149,8 +149,9 @@ TEST_CASE("arrival: what a load takes is learnt from the link, however long its 
   CHECK(told_s <= kLayers * kLoad + kCompute);  // noticed when a layer ends
 }
 
-// What was computed while it came is nothing, and nothing of it was reused.
-TEST_CASE("arrival: a layer that does not come is computed, and no token of it was cached", "[engine][tier_layers]") {
+// A step whose KV did not come counts as not computed, and none of its tokens counts as cached.
+TEST_CASE("arrival: a prompt with a layer that does not come is computed, and no token counts as cached",
+          "[engine][tier_layers]") {
   struct Lost final : KvArrival {
     bool wait(int layer) override { return layer < 3; }
     bool is_whole() override { return false; }
@@ -171,9 +172,9 @@ TEST_CASE("arrival: a layer that does not come is computed, and no token of it w
   stand.settle();
 }
 
-// A drafter that writes beside the sequence's KV, and finds nothing: what it had room for is trimmed. The process ended
-// where that was a sequence which goes on decoding while its KV still comes.
-TEST_CASE("arrival: nothing is drafted, and nothing trimmed, beside KV that still comes", "[engine][tier_layers]") {
+// The drafter writes beside the sequence's KV and finds nothing, so the room for its drafts is trimmed. The process
+// once ended when such a sequence went on decoding while its KV was still coming.
+TEST_CASE("arrival: beside KV that is still coming nothing is drafted, and nothing trimmed", "[engine][tier_layers]") {
   struct Silent final : Drafter {
     void draft(std::span<DraftWish> wishes) override { asked += int(wishes.size()); }
     bool in_place() const override { return true; }
@@ -192,7 +193,7 @@ TEST_CASE("arrival: nothing is drafted, and nothing trimmed, beside KV that stil
   stand.submit(1, 0, kPrefix + 1);
   stand.run(1);
   stand.settle();
-  stand.engine->submit(stand.sequence(2, 0, kPrefix + 1, 4, {.output = {7}}));  // one of four is out
+  stand.engine->submit(stand.sequence(2, 0, kPrefix + 1, 4, {.output = {7}}));  // one of four tokens is out already
   bool came_late = false;
   while (stand.recorder->choice(2).ends == 0) {
     const int before = drafter->asked;
@@ -201,7 +202,7 @@ TEST_CASE("arrival: nothing is drafted, and nothing trimmed, beside KV that stil
     if (tokens == 0 && stand.recorder->choice(2).tokens.size() == 1) came_late = drafter->asked == before;
   }
   CHECK(came_late);
-  CHECK(drafter->asked > 0);  // later there are some
+  CHECK(drafter->asked > 0);  // drafts are asked for later
   stand.settle();
 }
 

@@ -1,5 +1,5 @@
-// What no chunk policy may do, whatever waits; fixed and equal_time by hand; and equal_time beside the best of all
-// cuts.
+// Rules that every chunk policy keeps, whatever waits; fixed and equal_time by hand; and equal_time beside the best of
+// all cuts.
 #include "batch/chunking/chunk_policy.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct ChunkScene {
     for (size_t i = 0; i < prompts.size(); ++i)
       if (prompts[i].id == 0) prompts[i].id = i + 1;
   }
-  // Of each prompt in the next step, which is not taken yet.
+  // Returns the choice for the next step, without taking it.
   ChunkChoice choose(const char* policy) {
     view.prompts = prompts;
     ChunkChoice choice;
@@ -31,7 +31,7 @@ struct ChunkScene {
     choose_chunks(row ? *row : experiments::kChunkOracle, view, state, choice);
     return choice;
   }
-  // Takes it: the pieces of the prompts, in order, those of no tokens left out, and where each lies.
+  // Takes the next step. Returns the pieces of the prompts in order, with their places; empty pieces are left out.
   std::vector<ChunkPrompt> step(const char* policy) {
     const ChunkChoice choice = choose(policy);
     state = choice.state;
@@ -53,7 +53,7 @@ struct ChunkScene {
     for (const ChunkPrompt& p : pieces) shape.add_prompt(p.left, p.done);
     return seconds(view.cost, shape);
   }
-  // To the end: what P stages take.
+  // Plays to the end, and returns the time that P stages take.
   double makespan(const char* policy, std::vector<double>* waves = nullptr) {
     double sum = 0, longest = 0;
     while (!prompts.empty()) {
@@ -72,12 +72,12 @@ std::vector<int> tokens(const std::vector<ChunkPrompt>& pieces) {
 }
 using Tokens = std::vector<int>;
 
-TEST_CASE("chunks: fixed leaves everything as it is, until something is asked of it", "[chunks]") {
+TEST_CASE("chunks: fixed changes nothing until an option asks for it", "[chunks]") {
   ChunkScene scene({{.left = 5000}, {.left = 5}}, {.decodes = 3, .budget = 512, .block_tokens = 16});
   CHECK(scene.choose("fixed").step_tokens == 512);
   CHECK(scene.choose("fixed").most == Tokens{INT_MAX, INT_MAX});
   CHECK(chunk_minimum(*find_chunk_policy("fixed"), 0, 512, 16) == 0);
-  scene.view.base = 100;  // a request's chunk is one thing, the step's budget another
+  scene.view.base = 100;  // a request's chunk and the step's budget are two things
   CHECK(scene.choose("fixed").step_tokens == 512);
   CHECK(scene.choose("fixed").most == Tokens{100, 100});
   CHECK(chunk_minimum(*find_chunk_policy("equal_time"), 0, 512, 16) == 128);
@@ -91,7 +91,10 @@ TEST_CASE("chunks: a last piece that is too small joins the one before, or both 
   CHECK(tokens(scene.step("fixed")) == Tokens{55});
 }
 
-TEST_CASE("chunks: who gets a crumb of a wave waits for the next one, and a short prompt does not", "[chunks]") {
+TEST_CASE(
+    "chunks: a prompt that would get less than the minimum of a wave waits for the next one, and a short prompt does "
+    "not",
+    "[chunks]") {
   const ChunkView view{.budget = 100, .minimum = 20, .block_tokens = 10};
   CHECK(tokens(ChunkScene({{.left = 85}, {.left = 300}}, view).step("fixed")) == Tokens{85});
   CHECK(tokens(ChunkScene({{.left = 75}, {.left = 300}}, view).step("fixed")) == Tokens{75, 20});
@@ -101,7 +104,7 @@ TEST_CASE("chunks: who gets a crumb of a wave waits for the next one, and a shor
   CHECK(tokens(many.step("fixed")) == Tokens{50, 50, 30, 50, 20});
 }
 
-TEST_CASE("chunks: who predicts says when his cost has seen nothing like it", "[chunks]") {
+TEST_CASE("chunks: a policy that predicts says when its cost has seen nothing like the prompt", "[chunks]") {
   ChunkScene scene({{.done = 1000, .left = 1000}},
                    {.budget = 512, .minimum = 64, .cost = {1e-3, 1e-5, 0, 1e-9, 0, 0}, .steps_seen = 8});
   scene.view.longest_prefix = 1000, scene.view.longest_chunk = 256;
@@ -118,28 +121,28 @@ TEST_CASE("chunks: who predicts says when his cost has seen nothing like it", "[
   CHECK_FALSE(scene.choose("equal_time").extrapolates);
 }
 
-TEST_CASE("chunks: equal_time finds the number of waves", "[chunks]") {
-  // n waves of 100 tokens: n c + 100 b + (P - 1)(c + 100 b / n), least at n = sqrt(100 (P - 1) b / c).
+TEST_CASE("chunks: equal_time finds the number of waves that takes least time", "[chunks]") {
+  // n waves of 100 tokens take n c + 100 b + (P - 1)(c + 100 b / n), which is least at n = sqrt(100 (P - 1) b / c).
   ChunkView view{.budget = 100, .minimum = 5, .stages = 2, .cost = {1, 1, 0, 0, 0, 0}, .steps_seen = kGivenSteps};
   ChunkScene two({{.left = 100}}, view);
   CHECK(tokens(two.step("equal_time")) == Tokens{10});
-  CHECK(two.makespan("equal_time") == 9 * 11 + 11);  // what is left of it changes nothing
+  CHECK(two.makespan("equal_time") == 9 * 11 + 11);  // the rest of the prompt is cut in the same way
   CHECK(ChunkScene({{.left = 100}}, view).makespan("equal_time") == 121);
   view.stages = 5;  // n = 20
   CHECK(tokens(ChunkScene({{.left = 100}}, view).step("equal_time")) == Tokens{5});
   CHECK(ChunkScene({{.left = 100}}, view).makespan("equal_time") == 120 + 4 * 6);
-  view.stages = 1;  // nothing to fill: one wave
+  view.stages = 1;  // no pipeline to fill: one wave
   CHECK(tokens(ChunkScene({{.left = 100}}, view).step("equal_time")) == Tokens{100});
-  // Several prompts are one stream: the wave goes on with the next one while there is time.
+  // Several prompts are one stream: a wave goes on with the next prompt while there is time.
   view.stages = 2;
   CHECK(tokens(ChunkScene({{.left = 4}, {.left = 96}}, view).step("equal_time")) == Tokens{4, 6});
   ChunkScene late({{.left = 7}, {.left = 93}}, view);
-  late.state = {.head = 1, .wave_s = 11};               // chosen when nobody else was there
+  late.state = {.head = 1, .wave_s = 11};               // chosen when the prompt was alone
   CHECK(tokens(late.step("equal_time")) == Tokens{7});  // 3 of the next one would be less than the minimum
 }
 
-TEST_CASE("chunks: more prompts than a search looks at", "[chunks]") {
-  // Once the search never ended: from its last stops no wave of the minimum could begin.
+TEST_CASE("chunks: the search of equal_time ends with more prompts than it looks at", "[chunks]") {
+  // The search once never ended, because no wave of the minimum could begin at its last stops.
   for (int n : {1, 3, 15, 16, 17, 40})
     for (int minimum : {512, 2048, 3000}) {
       ChunkView view{.budget = 8192, .minimum = minimum, .block_tokens = 512, .stages = 8, .steps_seen = kGivenSteps};
@@ -177,7 +180,7 @@ TEST_CASE("chunks: the waves of equal_time take equally long", "[chunks]") {
   }
 }
 
-// Every way to cut the prompt at multiples of the block.
+// Tries every way to cut the prompt at multiples of the block, and returns the least time.
 double brute_force(const ChunkScene& scene, int done, int left, double sum, double longest) {
   if (left == 0) return sum + (scene.view.stages - 1) * longest;
   double best = 1e300;
@@ -197,7 +200,7 @@ struct Costs {
   StepCost::Terms terms() { return {up_to(1e-2), 1e-6 + up_to(1e-4), up_to(1e-7), up_to(1e-8), 0, 0}; }
 };
 
-TEST_CASE("chunks: dp_oracle finds what trying everything finds", "[chunks]") {
+TEST_CASE("chunks: dp_oracle finds the best of all cuts", "[chunks]") {
   Costs costs{Random(7)};
   for (int i = 0; i < 400; ++i) {
     const int block = 1 << costs.below(5);
@@ -220,8 +223,8 @@ TEST_CASE("chunks: dp_oracle finds what trying everything finds", "[chunks]") {
   }
 }
 
-// Random scenes, played to the end by every row.
-TEST_CASE("chunks: every prompt ends, in blocks, in order, without crumbs", "[chunks]") {
+// Every policy plays random scenes to their end.
+TEST_CASE("chunks: every prompt ends, in blocks and in order, without pieces below the minimum", "[chunks]") {
   Costs costs{Random(3)};
   for (const ChunkPolicy& policy : chunk_policies())
     for (int i = 0; i < 300; ++i) {
@@ -256,7 +259,7 @@ TEST_CASE("chunks: every prompt ends, in blocks, in order, without crumbs", "[ch
         int total = 0;
         for (size_t k = 0; k < pieces.size(); ++k) {
           const ChunkPrompt& p = pieces[k];
-          CHECK(p.id == before[k].id);  // nobody is overtaken
+          CHECK(p.id == before[k].id);  // no prompt is overtaken
           CHECK(p.left <= view.base);
           const bool ends = p.left == before[k].left;
           if ((policy.shapes || view.minimum > 0) && p.left < whole[p.id]) CHECK(p.left >= in_blocks);

@@ -1,5 +1,5 @@
-// The engine that plans steps while the model computes others (one that chooses tokens itself, or a pipeline's waves)
-// gives what the engine that waits gives: tokens, ends, hashes; and nothing is given away while it is in use.
+// An engine that plans steps while the model computes others (a model that chooses tokens itself, or a pipeline's
+// waves) gives the same tokens, ends and hashes as one that waits. It frees nothing that is in use.
 #include "batch/engine/engine.h"
 
 #include <array>
@@ -13,12 +13,11 @@
 namespace xpyd::testing::engine_test {
 namespace {
 
-// Requests of every kind: some end by their length, some by a stop token, some are aborted, some
-// need logits on the CPU.
+// Requests of every kind: they end by their length or by a stop token, are aborted, or need logits on the CPU.
 struct Load {
   std::vector<std::shared_ptr<Request>> requests;
-  std::map<int, uint64_t> aborts;  // before that turn, that request
-  std::map<int, int> arrivals;     // before that turn, so many requests have arrived
+  std::map<int, uint64_t> aborts;  // turn -> the request that is aborted before it
+  std::map<int, int> arrivals;     // turn -> the number of requests that have arrived before it
 };
 
 Load make_load(uint64_t seed) {
@@ -49,7 +48,7 @@ using Results = std::map<std::pair<uint64_t, int>, Recorder::Choice>;
 Results run(const Load& load, const TinySetup& setup) {
   TinyCluster tiny(setup);
   int submitted = 0;
-  // What ends in one turn may be noticed by the other instance in the next.
+  // An end in one turn may reach the other instance in the next.
   for (int turn = 0, still = 0; still < 3 || turn <= load.arrivals.rbegin()->first; ++turn) {
     if (auto due = load.arrivals.find(turn); due != load.arrivals.end())
       for (; submitted < due->second; ++submitted) REQUIRE(tiny.submit(load.requests[size_t(submitted)]).ok());
@@ -80,7 +79,7 @@ void compare(const Results& all, const Results& others, Counts& counts) {
     CHECK(mine.ends == 1);
     CHECK(theirs.ends == 1);
     if (mine.finish == FinishReason::abort || theirs.finish == FinishReason::abort) {
-      // Aborts meet a request at different tokens: as far as both go they agree.
+      // An abort meets a request at different tokens, so they are compared as far as both go.
       ++counts.aborted;
       for (size_t i = 0; i < std::min(mine.tokens.size(), theirs.tokens.size()); ++i)
         CHECK(mine.tokens[i] == theirs.tokens[i]);
@@ -98,7 +97,7 @@ void compare(const Results& all, const Results& others, Counts& counts) {
 TEST_CASE("planning ahead of the model, waves and chunk policies change no token, end or hash",
           "[engine][waves][chunks]") {
   struct Late {
-    int waves;  // of a pipeline; 0: a model that chooses, of which two steps are under way; -1: any
+    int waves;  // of a pipeline; 0: a model that chooses, with two steps under way; -1: by the seed
     const char* policy;
     long begun = 0, overlapped = 0;
   };
@@ -117,7 +116,7 @@ TEST_CASE("planning ahead of the model, waves and chunk policies change no token
       setup.step_tokens = 16 + seed % 5 * 16;
       setup.block_tokens = seed % 3 ? 16 : 4;
       setup.max_batch = 3 + seed % 7;
-      setup.pool_bytes = (seed / 3 % 2 ? 12 : 128) * 16 * 256;  // 12 blocks: preemptions
+      setup.pool_bytes = (seed / 3 % 2 ? 12 : 128) * 16 * 256;  // 12 blocks cause preemptions
       const auto plain = [&](const TinySetup& s, DeviceQueue&) {
         return Result<std::unique_ptr<Model>>(
             make_llama(tiny_weights(), team, std::max(s.step_tokens, s.max_batch), s.max_batch));
@@ -144,20 +143,20 @@ TEST_CASE("planning ahead of the model, waves and chunk policies change no token
   CHECK(counts.stopped > kSeeds * int(all.size()));
 }
 
-// Once: one ran, others waited with all the other blocks, which they shared, so that each needed one more;
-// prefill_first let them start, there was none, and nobody who waited gave any up.
-TEST_CASE("who waits with KV gives it up where nothing can move otherwise", "[engine]") {
+// One sequence once ran while others waited with all the other blocks, which they shared, so that each needed one more.
+// prefill_first let them start, no block was free, and none of them gave any up.
+TEST_CASE("a sequence that waits with KV gives it up where nothing can move otherwise", "[engine]") {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     TinySetup setup{.topology = "1P1D", .batching = "prefill_first", .stream_kv = StreamKv::request};
     setup.step_tokens = 16;
     setup.max_batch = 6;
     setup.pool_bytes = 12 * 16 * 256;
     INFO("seed " << seed);
-    run(make_load(seed), setup);  // ends
+    run(make_load(seed), setup);  // it ends
   }
 }
 
-// An engine by itself, over so many blocks of 16 tokens.
+// An engine by itself, with `n_blocks` blocks of 16 tokens.
 struct Alone {
   explicit Alone(int n_blocks, const char* chunk_policy = "fixed")
       : kv{.shape = kv_shape(tiny_config(), Dtype::f32),
@@ -170,7 +169,7 @@ struct Alone {
                 .step_tokens = 64,
                 .chunks = {.policy = find_chunk_policy(chunk_policy)}},
                clock, nullptr) {}
-  // One whose first `held` tokens have KV.
+  // A sequence whose first `held` tokens have KV.
   SequencePtr holding(uint64_t id, int tokens, int held, const ChoiceState& state) {
     const auto request = tiny_request(id, std::vector<int32_t>(size_t(tokens), int32_t(id)), 3);
     auto sequence = make_sequence(request, state, recorder, nullptr, nullptr);
@@ -196,8 +195,8 @@ struct Alone {
   Engine engine;
 };
 
-// Once: it was done anew in each turn.
-TEST_CASE("what a chunk policy has searched for a prompt is kept while it waits for memory", "[engine][chunks]") {
+// The search was once repeated in each turn.
+TEST_CASE("the result of a chunk policy's search is kept while its prompt waits for memory", "[engine][chunks]") {
   Alone alone(12, "equal_time");
   std::vector<ChunkState> before;
   alone.engine.watch_chunks([&](const ChunkView&, const ChunkState& b, const ChunkChoice&) { before.push_back(b); });
@@ -214,9 +213,9 @@ TEST_CASE("what a chunk policy has searched for a prompt is kept while it waits 
   CHECK(before[0].wave_s > 0);
 }
 
-// Engine::adopt() promised to take any sequence whose KV is in place, and took the prompt of one
-// that was not marked as started for one of its own: it counted it, and said it was cached.
-TEST_CASE("engine: a prompt computed elsewhere was counted as this engine's, and as cached", "[engine]") {
+// Engine::adopt() takes any sequence whose KV is in place. It once took the prompt of a sequence that was not marked as
+// started for one of its own: it counted the prompt, and said that it was cached.
+TEST_CASE("engine: an adopted prompt is counted neither as this engine's nor as cached", "[engine]") {
   Alone alone(64);
   alone.engine.adopt(alone.holding(1, 40, 40, {.output = {5}}));
   alone.run();
@@ -226,9 +225,9 @@ TEST_CASE("engine: a prompt computed elsewhere was counted as this engine's, and
   CHECK(alone.engine.stats().prompt_tokens == 0);
 }
 
-// One that held memory before its turn stood before one that was adopted with its KV. It gave that memory up and did
-// not fit any more, and the adopted one behind it was never asked for its own: both waited for ever.
-TEST_CASE("engine: one adopted behind one that holds memory early runs before it", "[engine]") {
+// A sequence that held memory early stood before an adopted one. It gave that memory up and did not fit any more, and
+// the adopted one behind it was never asked for its own. Both waited for ever.
+TEST_CASE("engine: a sequence that is adopted behind one that holds memory early runs before it", "[engine]") {
   Alone alone(10);
   auto early = alone.holding(1, 130, 16, {});  // wants 9 blocks of 10, and has one
   early->early = early->probed = true;

@@ -1,5 +1,5 @@
-// The text of an output: whole UTF-8, and stop strings; and rules of single tokens through whole clusters: the output
-// obeys them, and is the same with drafts, on one instance or two, and with logprobs.
+// The text of an output: whole UTF-8, and stop strings. Rules of single tokens through whole clusters: the output obeys
+// them, and is the same with drafts, on one instance or two, and with logprobs.
 #include "batch/output_text.h"
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 namespace xpyd::testing::output_text_test {
 namespace {
 
-// One token per byte, id = byte: byte-level BPE without merges, the smallest tokenizer that can split UTF-8 and stop
-// strings anywhere. Byte-level vocabularies write byte b as a printable character (GPT-2's table).
+// One token a byte, with the byte as its id: byte-level BPE without merges, the smallest tokenizer that can split UTF-8
+// and stop strings anywhere. Byte-level vocabularies write byte b as a printable character (GPT-2's table).
 const Tokenizer& byte_tokenizer() {
   static const auto tokenizer = [] {
     std::string vocab;
@@ -55,7 +55,7 @@ Fed feed(const std::string& text, const Request& request, bool may_stop = true) 
   return fed;
 }
 
-TEST_CASE("text passes at once, and UTF-8 only whole", "[batch]") {
+TEST_CASE("text passes at once, and UTF-8 characters pass only whole", "[batch]") {
   Request request;
   Fed fed = feed("a\xc3\xa9z", request);
   CHECK(fed.pieces == std::vector<std::string>{"a", "", "\xc3\xa9", "z"});
@@ -69,7 +69,7 @@ TEST_CASE("a stop string that forms over several tokens is held back and cut", "
   CHECK(fed.all == "ab STxSTO ");
   REQUIRE(fed.stop);
   CHECK(*fed.stop == "STOP");
-  CHECK(fed.pieces[4] == "");  // "T" of "ST": may still become STOP
+  CHECK(fed.pieces[4] == "");  // "T" of "ST" may still become STOP
   CHECK(feed("x\n\ny", request).all == "x");
   CHECK(feed("ends with STO", request).all == "ends with STO");
   request.include_stop_text = true;
@@ -77,13 +77,13 @@ TEST_CASE("a stop string that forms over several tokens is held back and cut", "
   CHECK(feed("ab STOPcd", request, false).all == "ab STOPcd");
 }
 
-TEST_CASE("stop strings that overlap themselves and each other", "[batch]") {
+TEST_CASE("stop strings may overlap themselves and each other", "[batch]") {
   Request request;
   request.stop = {"aab", "abc"};
   CHECK(feed("xaaab", request).all == "xa");
   CHECK(feed("xabc", request).all == "x");
   CHECK(feed("aaaaaa", request).all == "aaaaaa");
-  request.stop = {"\xc3\xa9!"};  // its first character must not be split when held back
+  request.stop = {"\xc3\xa9!"};  // its first character is not split when it is held back
   Fed fed = feed("\xc3\xa9?\xc3\xa9!", request);
   CHECK(fed.all == "\xc3\xa9?");
 }
@@ -151,7 +151,7 @@ void check_obeys(const Case& c, const Outcome& out) {
       if (!rules.bad_words.empty() && at > 0) CHECK(tokens[at] != tokens[at - 1]);
     }
     if (c.min_tokens == 0) continue;
-    // No end token among the first ones, and the text ends with the first one after them.
+    // No end token is among the first ones, and the text ends with the first one after them.
     const auto first = std::ranges::find_if(tokens, [&](int32_t t) { return std::ranges::count(c.stops, t) > 0; });
     CHECK(first - tokens.begin() >= c.min_tokens);
     if (first != tokens.end()) CHECK(first + 1 == tokens.end());
@@ -159,7 +159,7 @@ void check_obeys(const Case& c, const Outcome& out) {
   }
 }
 
-TEST_CASE("rules: outputs obey them, whatever runs them", "[batch][sampler]") {
+TEST_CASE("rules: outputs obey the rules of tokens, whatever runs them", "[batch][sampler]") {
   int64_t accepted = 0;
   for (const Case& c : cases())
     for (const float temperature : {0.0f, 1.0f}) {

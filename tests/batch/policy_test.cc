@@ -19,7 +19,7 @@ struct Scene {
   }
 };
 
-// n_output: 2: it has decoded; 1: its first token is of its prompt's step.
+// n_output 2: the sequence has decoded; 1: its first token comes from its prompt's step.
 SequenceView decoding(int tokens, int n_output = 2) {
   return {.n_tokens = tokens,
           .n_computed = tokens - 1,
@@ -35,20 +35,20 @@ SequenceView prompt(int tokens, int computed = 0, int held = 0, int choices = 1)
           .choices = choices,
           .n_held = held};
 }
-// … whose next token needs a block.
+// A decoding sequence whose next token needs a block.
 SequenceView at_edge(int tokens) {
   SequenceView s = decoding(tokens);
   s.n_blocks = (tokens - 1) / 16;
   return s;
 }
 
-TEST_CASE("policies: plans by hand", "[batch]") {
+TEST_CASE("policies: each plan equals the one made by hand", "[batch]") {
   using Runs = std::vector<ScheduledRun>;
   const SequenceView p5 = prompt(5), p30 = prompt(30);
-  const AdmissionRule* const longest = find_admission_rule("longest");  // 30 tokens: 80, 5 blocks
+  const AdmissionRule* const longest = find_admission_rule("longest");  // 30 tokens may become 80, which are 5 blocks
   const AdmissionRule* const only_prompt = find_admission_rule("prompt");
   struct {
-    const char *what, *policy;  // "": each of them
+    const char *what, *policy;  // "": every policy
     Scene scene;
     Runs runs, admits;
     std::vector<int> preempts = {};
@@ -138,7 +138,7 @@ TEST_CASE("policies: plans by hand", "[batch]") {
     }
 }
 
-// Whatever the scene, a plan keeps its promises.
+// The rules that a plan keeps in every scene.
 TEST_CASE("every policy's plan is sound on random scenes", "[batch]") {
   Random random(5);
   for (int round = 0; round < 20000; ++round) {

@@ -1,4 +1,4 @@
-// Speculative decoding: whatever is drafted, the output is that of decoding without drafts.
+// Speculative decoding: whatever is drafted, the output equals that of decoding without drafts.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -13,7 +13,7 @@
 namespace xpyd::testing::speculation_test {
 namespace {
 
-// The longest of the last n-grams that has stood before, at its last place, by looking everywhere.
+// Finds the longest of the last n-grams that has occurred before, at its last place, by looking everywhere.
 std::vector<int32_t> propose_slowly(const std::vector<int32_t>& tokens, int min, int max, int most) {
   const int size = int(tokens.size());
   for (int n = std::min(max, size - 1); n >= min; --n)
@@ -26,7 +26,7 @@ std::vector<int32_t> propose_slowly(const std::vector<int32_t>& tokens, int min,
   return {};
 }
 
-TEST_CASE("speculate: an index of n-grams finds what a search finds", "[speculate]") {
+TEST_CASE("speculate: an index of n-grams finds what a full search finds", "[speculate]") {
   Random random(3);
   for (int round = 0; round < 60; ++round) {
     const int alphabet = 2 + int(random.below(6)), min = 1 + int(random.below(3)), max = min + int(random.below(4));
@@ -45,7 +45,7 @@ TEST_CASE("speculate: an index of n-grams finds what a search finds", "[speculat
   }
 }
 
-// What each prompt is followed by, and drafts made of it of which some are wrong.
+// The token that follows each text. Drafts are made of it, and some are wrong on purpose.
 std::map<std::vector<int32_t>, int32_t>& known() {
   static std::map<std::vector<int32_t>, int32_t> next;
   return next;
@@ -90,7 +90,7 @@ RaggedRun plain_run(const TinySetup& setup) {
   return run;
 }
 
-TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity][shards]") {
+TEST_CASE("speculate: the hash is the same, whatever is drafted", "[speculate][parity][shards]") {
   struct Way {
     const char *topology, *transport, *disagg;
     int tp = 1, pp = 1, window = 0;
@@ -99,7 +99,7 @@ TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity][shard
                       {"1P1D", "handoff", "prefill_first"},      {"2P1D", "local", "decode_first"},
                       {"1C", "local", "prefill_first", 2, 1},    {"1P1D", "local", "prefill_first", 1, 2, 3},
                       {"1C", "local", "prefill_first", 2, 2, 1}, {"1P1D", "local", "prefill_first", 2}};
-  int ran = 0, seen = 0;  // every fifth of all
+  int ran = 0, seen = 0;  // every fifth combination runs
   for (Dtype kv_dtype : kKvDtypes) {
     known().clear();
     const RaggedRun plain = plain_run({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
@@ -109,7 +109,7 @@ TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity][shard
            {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}, {"prefill_first", 512}})
         for (const Way& way : ways) {
           if (++seen % 5 != 0) continue;
-          const int kind = ran % 5 < 3 ? 0 : ran % 5 - 2;  // told, n-grams, a multi-token head
+          const int kind = ran % 5 < 3 ? 0 : ran % 5 - 2;  // told drafts, n-grams, a multi-token head
           const bool slots = scheme == std::string("contiguous") || scheme == std::string("slots");
           TinySetup setup{.topology = way.topology, .scheme = scheme, .batching = batching, .transport = way.transport};
           setup.disagg = way.disagg;
@@ -139,8 +139,9 @@ TEST_CASE("speculate: one hash, whatever is drafted", "[speculate][parity][shard
   }
 }
 
-TEST_CASE("speculate: as many drafts as pay", "[speculate]") {
-  // A step of 10 ms for one token, 1 ms for each more: worth it while a draft is right more often than 1 in 10.
+TEST_CASE("speculate: a step has as many drafts as pay", "[speculate]") {
+  // A step takes 10 ms for one token and 1 ms for each more. A draft pays while it is right more often than 1 time in
+  // 10.
   const auto drafts = [](const DraftRecord& record, double token_s) {
     DraftRate rate{.tokens = 1, .seconds = 10e-3, .token_seconds = token_s, .credit = 100};
     return rate.take(record, 16);
@@ -149,19 +150,19 @@ TEST_CASE("speculate: as many drafts as pay", "[speculate]") {
   for (int i = 0; i < 200; ++i) right.saw(4, 4), wrong.saw(4, 0);
   CHECK(drafts(right, 1e-3) == 16);
   CHECK(drafts(wrong, 1e-3) == 0);
-  CHECK(drafts({}, 1e-3) == 2);  // 1/2 and 1/4 pay: 1.75 tokens in 12 ms, a third is right 1 time in 8
-  CHECK(drafts({}, 6e-3) == 1);  // half of them would have to be right, which one tells
+  CHECK(drafts({}, 1e-3) == 2);  // 1/2 and 1/4 pay: 1.75 tokens in 12 ms; a third draft is right 1 time in 8
+  CHECK(drafts({}, 6e-3) == 1);  // half of them would have to be right, which one draft tells
   CHECK(drafts({}, 11e-3) == 0);
   DraftRecord once;
   once.saw(1, 0);
   CHECK(drafts(once, 6e-3) == 0);
-  CHECK(drafts(right, 10e-3) == 0);  // as a step by itself
-  int steps = 0;                     // until who was wrong is tried again
+  CHECK(drafts(right, 10e-3) == 0);  // a draft costs as much as a step
+  int steps = 0;                     // until a drafter that was wrong is tried again
   for (; drafts(wrong, 1e-3) == 0; ++steps) wrong.saw(0, 0);
   CHECK(steps > 10);
   CHECK(steps < 100);
 
-  // Where nothing is right ever, a hundredth is lost and little more; then text that repeats itself is found out.
+  // If no draft is ever right, a hundredth is lost and little more. Text that repeats itself later is noticed.
   DraftCredit credit;
   DraftRecord record;
   double lost = 0;
@@ -196,8 +197,8 @@ TEST_CASE("speculate: as many drafts as pay", "[speculate]") {
   CHECK(run.hash == plain.hash);
 }
 
-// Sampling with penalties, several choices, stops and logprobs; prompts that come twice, so that what the first ones
-// have left is found.
+// Sampling with penalties, several choices, stops and logprobs. Prompts come twice, and the second ones find the
+// prefixes of the first.
 struct Answers {
   std::vector<Recorder::Choice> choices;
   int64_t hits = 0, accepted = 0, drafted = 0, preemptions = 0;
@@ -245,8 +246,9 @@ void check_equal(const Answers& got, const Answers& want) {
   }
 }
 
-TEST_CASE("speculate: sampling, penalties, choices, stops, a prefix cache and short memory do not see it",
-          "[speculate]") {
+TEST_CASE(
+    "speculate: drafts change nothing under sampling, penalties, choices, stops, a prefix cache and little memory",
+    "[speculate]") {
   const SpeculationOptions head{find_drafter("mtp"), 4}, ngrams{find_drafter("ngram"), 4, 1, 3};
   struct {
     const char *topology, *scheme;
@@ -285,8 +287,8 @@ TEST_CASE("speculate: sampling, penalties, choices, stops, a prefix cache and sh
 }
 
 TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]") {
-  // vllm#54360: a drafter that looks at the token behind gives up a block of every hit. Here a conversation of L tokens
-  // is found to floor((L - 1) / u) u of them, as without drafts.
+  // vllm#54360: a drafter that looks at the token behind a prefix gives up a block of every hit. Here floor((L - 1) /
+  // u) u of a conversation's L tokens are found, as without drafts.
   for (int block : {4, 16})
     for (const char* drafter : {"off", "ngram"}) {
       TinySetup setup{.topology = "1C", .block_tokens = block};
@@ -311,7 +313,7 @@ TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]"
     }
 }
 
-TEST_CASE("speculate: a request says how much is drafted", "[speculate]") {
+TEST_CASE("speculate: a request bounds its number of drafts", "[speculate]") {
   const auto drafted = [](int most) {
     TinySetup setup{.topology = "1C"};
     setup.speculation = told(8);
@@ -338,7 +340,7 @@ TEST_CASE("speculate: the room of rejected drafts is free after their step", "[s
   CHECK(instance->stats().draft_tokens > instance->stats().accepted_tokens);
 }
 
-TEST_CASE("speculate: a draft is accepted with its probability, and else another is drawn in proportion",
+TEST_CASE("speculate: a draft is accepted with its probability, and otherwise another token is drawn in proportion",
           "[speculate]") {
   const std::vector<float> logits = {1.0f, 0.2f, -0.5f, 2.0f, 0.0f, -3.0f, 1.5f, 0.7f};
   std::vector<double> p;

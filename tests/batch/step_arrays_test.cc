@@ -1,4 +1,4 @@
-// The arrays of a step, updated, against arrays that are made anew.
+// A step's arrays, updated from step to step, against arrays that are made anew.
 #include "batch/step_arrays.h"
 
 #include <map>
@@ -76,7 +76,7 @@ TEST_CASE("a step's arrays are right however steps follow one another", "[batch]
   }
 }
 
-TEST_CASE("persistent: a sequence keeps its row, and who leaves is replaced at once", "[batch]") {
+TEST_CASE("persistent: a sequence keeps its row, and a new one takes the row of one that leaves at once", "[batch]") {
   Scene scene;
   std::map<const Sequence*, int> row;
   auto step = [&] {
@@ -93,7 +93,7 @@ TEST_CASE("persistent: a sequence keeps its row, and who leaves is replaced at o
   auto before = row;
   scene.remove(1);
   scene.add(4);
-  step();  // the newcomer is where the second was
+  step();  // the new one takes the second one's row
   CHECK(scene.alive.back()->row == 1);
   for (const SequencePtr& s : scene.alive)
     if (s != scene.alive.back()) CHECK(row[s.get()] == before[s.get()]);
@@ -102,7 +102,7 @@ TEST_CASE("persistent: a sequence keeps its row, and who leaves is replaced at o
   for (const auto& [s, r] : row)
     if (r == 4) last = s;
   scene.remove(0);
-  step();  // nobody came: the last row closes the gap, all others stay
+  step();  // none is new: the last row closes the gap, and all others stay
   for (const SequencePtr& s : scene.alive) CHECK(s->row == (s.get() == last ? 0 : before[s.get()]));
 }
 

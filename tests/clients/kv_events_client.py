@@ -1,7 +1,7 @@
-"""Hears what `BIN serve` tells of its KV caches as a router of vLLM's would, with pyzmq and msgspec alone, and knows what
-the server will find before it is asked: python kv_events_client.py BIN [OPERATIONS]
+"""Subscribes to the KV cache events of `BIN serve` as a router of vLLM's does, with pyzmq and msgspec alone, and predicts
+the server's prefix hits before it asks: python kv_events_client.py BIN [OPERATIONS]
 
-Every check prints a line; the exit code is 0 only if all held.
+Every check prints a line. The exit code is 0 only if all held.
 """
 
 import http.client
@@ -22,7 +22,7 @@ END = (-1).to_bytes(8, "big", signed=True)
 passed, failed = [], []
 
 
-# The schema, as vLLM's own subscribers state it: arrays, the first element of an event is its name.
+# The schema as vLLM's own subscribers declare it: arrays, in which the first element of an event is its name.
 class Batch(msgspec.Struct, array_like=True):
     ts: float
     events: list[Union["BlockStored", "BlockRemoved", "AllBlocksCleared"]]
@@ -59,7 +59,7 @@ def check(what: str, held: bool, more: object = "") -> None:
 
 
 def free_ports(n: int) -> int:
-    """The first of n ports in a row on which nobody listens."""
+    """Returns the first of n consecutive ports on which nothing listens."""
     while True:
         first = random.randrange(20000, 32000)
         try:
@@ -92,7 +92,7 @@ class Server:
         return json.loads(text or "{}")
 
     def ask(self, *prompts: list[int]) -> int:
-        """Prompt tokens that it did not compute."""
+        """Returns the number of prompt tokens that the server did not compute."""
         usage = self.post("/v1/completions", {"prompt": prompts, "max_tokens": 1, "ignore_eos": True})["usage"]
         return usage["prompt_tokens_details"]["cached_tokens"]
 
@@ -102,7 +102,7 @@ class Server:
 
 
 class Subscriber:
-    """Knows blocks by (hash of the one before, tokens). One message in `drop` is not read at all."""
+    """Keeps blocks by (hash of the block before, tokens). One message in `drop` is ignored on purpose."""
 
     def __init__(self, port: int, replay_port: int, topic: str, drop: int = 0):
         context = zmq.Context.instance()
@@ -130,7 +130,7 @@ class Subscriber:
             self.take(int.from_bytes(sequence, "big"), payload)
 
     def listen(self, quiet_ms: int) -> None:
-        """Until nothing has come for so long."""
+        """Reads events until none has come for quiet_ms."""
         while self.events.poll(quiet_ms):
             topic, sequence, payload = self.events.recv_multipart()
             assert topic == self.topic, topic
@@ -167,7 +167,7 @@ class Subscriber:
                     before = name
 
     def finds(self, prompt: list[int]) -> int:
-        """Tokens of it; the last one is always computed."""
+        """Returns the number of its tokens that are cached. The last token is always computed."""
         before, at = None, 0
         while at + BLOCK < len(prompt) and (name := self.known.get((before, tuple(prompt[at:at + BLOCK])))) is not None:
             before, at = name, at + BLOCK
@@ -175,7 +175,7 @@ class Subscriber:
 
 
 def draw_prompt() -> list[int]:
-    """Few prefixes, which part ways often."""
+    """Draws from few prefixes that diverge often."""
     prompt = []
     while len(prompt) < random.randrange(1, 160):
         prompt += [10 + random.randrange(4)] * random.choice((3, BLOCK, 2 * BLOCK))
@@ -184,7 +184,7 @@ def draw_prompt() -> list[int]:
 
 def one_instance(binary: str, operations: int) -> None:
     port = free_ports(2)
-    # 64 blocks: what is told is soon taken back.
+    # The pool has 64 blocks, so stored blocks are soon removed.
     server = Server(binary, "--topology", "1C", "--kv-bytes", "4MiB", "--kv-events", f"tcp://127.0.0.1:{port}",
                     "--kv-events-replay", f"tcp://127.0.0.1:{port + 1}", "--kv-events-topic", "kv@here")
     subscriber = Subscriber(port, port + 1, "kv@here", drop=20)
@@ -198,7 +198,7 @@ def one_instance(binary: str, operations: int) -> None:
         subscriber.listen(0)
         if random.randrange(4) == 0:
             subscriber.listen(60)
-            subscriber.catch_up()  # the last one may be among those that were dropped
+            subscriber.catch_up()  # the last message may be among those that were dropped
             prompt = draw_prompt()
             expected, found = subscriber.finds(prompt), server.ask(prompt)
             done, looked, hits = done + 1, looked + 1, hits + (found > 0)

@@ -1,11 +1,11 @@
-"""What KV of fewer bits costs, in points of the standard tool: EleutherAI's lm-eval, `local-completions`.
+"""Measures the accuracy that quantised KV costs, with the standard tool: EleutherAI's lm-eval, `local-completions`.
 
     build/clients-venv/bin/python tests/clients/kv_points.py --bin build/release/xpyd --kv-dtype int4
 
-A server of the demo model with that KV; a multiple-choice task of facts that training never saw, each asked at the end
-of a text that states it among others, with four values of the text to choose from; lm-eval asks for the loglikelihood of
-each (echo, logprobs, max_tokens 1) and counts where the right one is the likeliest. Prints one line of JSON; `answers` says
-of each question whether it was right, 1 or 0, so that two KV types are compared question by question. `make check STAGE=clients`
+A server runs the demo model with that KV. The task is multiple choice over facts that training never saw. Each question stands
+at the end of a text that states its fact among others, and offers four values of the text. lm-eval asks for the loglikelihood
+of each value (echo, logprobs, max_tokens 1) and counts how often the right one is the likeliest. This prints one line of JSON.
+`answers` has 1 or 0 for each question, so that two KV types can be compared question by question. `make check STAGE=clients`
 makes the environment.
 """
 import argparse
@@ -34,12 +34,12 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 
 
-LETTERS = 3  # of a made-up word: a token each
+LETTERS = 3  # of a made-up word, with one token each
 
 
 def documents(count, facts, seed, letters=LETTERS):
-    """One question of each text. The values are words that were made up, which the model copies letter by letter and less
-    surely than its own: of its own (letters 0) it is right at any length, and no KV costs it a point."""
+    """Yields one question for each text. The values are made-up words, which the model copies letter by letter and less
+    surely than its own words. With its own words (letters 0) it is right at any length, and no KV type costs a point."""
     rng = random.Random(seed)
     while count > 0:
         known = data.Facts(rng, facts, may_ask=data.held_out, may_state=lambda kind, number: True)
@@ -61,14 +61,14 @@ def documents(count, facts, seed, letters=LETTERS):
 
 
 class Server:
-    """`BIN serve` of a folder on a free port; ends with the block."""
+    """`BIN serve` of a folder on a free port, for the duration of a with block."""
 
     def __init__(self, binary, *options):
         self.process = subprocess.Popen([binary, "serve", "--port", "0", *options], stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             if found := re.search(r"on http://127\.0\.0\.1:(\d+)", line):
                 self.url = f"http://127.0.0.1:{found.group(1)}"
-                # Its log must be read: a full pipe would stop it.
+                # The log must be read, because a full pipe would stop the server.
                 threading.Thread(target=self.process.stderr.read, daemon=True).start()
                 return
         raise SystemExit("kv_points: the server did not start")
@@ -101,7 +101,7 @@ def measure(binary, kv_dtype, questions, facts, seed, folder, letters=LETTERS):
             bootstrap_iters=0, verbosity="ERROR", log_samples=True)
     results = found["results"]["xpyd_facts"]
     samples = sorted(found["samples"]["xpyd_facts"], key=lambda sample: sample["doc_id"])
-    # Of the right answer: finer than how often it wins.
+    # The logprob of the right answer is a finer measure than how often it wins.
     right = [float(s["resps"][s["doc"]["answer"]][0][0]) for s in samples]
     return {"accuracy": results["acc,none"], "questions": len(rows), "right_logprob": sum(right) / len(right),
             "answers": "".join(str(int(s["acc"])) for s in samples), "lm_eval": lm_eval.__version__}

@@ -1,8 +1,8 @@
-"""The standard evaluation tool, a tokenizer loader, and the page's arithmetic against BIN:
+"""Checks the standard evaluation tool, a tokenizer loader, and the page's arithmetic against BIN:
 python lm_eval_client.py BIN
 
-lm-eval's loglikelihood task (tests/clients/kv_points.py) over the demo model must find nearly every fact, and the numbers that it
-sums must be those that the server gives for the same tokens asked for otherwise. Exit code 0 only if all held.
+lm-eval's loglikelihood task (tests/clients/kv_points.py) over the demo model must find nearly every fact. The logprobs that it
+sums must equal those that the server gives for the same tokens by other requests. The exit code is 0 only if all held.
 """
 import http.client
 import json
@@ -35,7 +35,7 @@ def post(url, body):
 def tokenizer(binary, folder):
     from transformers import AutoTokenizer
     os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")
-    with kv_points.Server(binary, "--kv-bytes", "16MiB") as server:  # no folder: the demo model
+    with kv_points.Server(binary, "--kv-bytes", "16MiB") as server:  # without a folder: the demo model
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
         connection.request("GET", "/v1/models")
         card = json.loads(connection.getresponse().read())["data"][0]
@@ -52,7 +52,7 @@ def tokenizer(binary, folder):
         check("echo with logprobs and prompt_logprobs agree",
               echo[0] is None and named[0] is None and
               all(e == n[str(i)]["logprob"] for e, n, i in zip(echo[1:-1], named[1:], ids[1:])))
-        # Token by token, as whoever has no echo would: the logprob of the next among the likeliest.
+        # Token by token, as without echo: the logprob of the next token among the likeliest.
         agree = 0
         for at in range(1, 9):
             one = post(server.url, {"prompt": ids[:at], "max_tokens": 1, "temperature": 0, "logprobs": 20, "return_token_ids": True})
@@ -66,7 +66,7 @@ def tokenizer(binary, folder):
 
 
 def page():
-    """gapsOf() of the page, in an engine of JavaScript: tokens of one read share their time, and none is 0.00 ms."""
+    """Runs the page's gapsOf() in a JavaScript engine. Tokens of one read share its time, and no gap is 0.00 ms."""
     from py_mini_racer import MiniRacer
     source = re.search(r"^function gapsOf\(reads\) \{.*?^\}", pathlib.Path("server/openai/page.html").read_text(), re.M | re.S).group(0)
     engine = MiniRacer()

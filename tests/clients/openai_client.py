@@ -1,7 +1,7 @@
 """Drives `BIN serve` with the openai package and raw HTTP: python openai_client.py BIN
 
-The model is ../shared/models/stories260k where that is there, else a folder of random weights that this
-script writes. Every check prints a line; the exit code is 0 only if all held.
+The model is ../shared/models/stories260k if it is there, otherwise a folder of random weights that this
+script writes. Every check prints a line. The exit code is 0 only if all held.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ STORIES = pathlib.Path("../shared/models/stories260k")
 
 
 def write_dummy_model(folder: pathlib.Path) -> None:
-    """config.json of a tiny Llama and a byte-level tokenizer.json with one token per byte."""
+    """Writes config.json of a tiny Llama, and a byte-level tokenizer.json with one token per byte."""
     vocab, extra = {}, 0x100
     for byte in range(256):
         own = 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE
@@ -64,11 +64,11 @@ class Server:
         return self
 
     def __exit__(self, *_):
-        self.process.kill()  # after a failure; otherwise it has ended
+        self.process.kill()  # matters after a failure; otherwise it has ended
         self.process.wait()
 
     def terminate(self):
-        """SIGTERM; the exit code and the rest of the log."""
+        """Sends SIGTERM. Returns the exit code and the rest of the log."""
         self.process.send_signal(signal.SIGTERM)
         try:
             rest = self.process.communicate(timeout=60)[1]
@@ -88,7 +88,7 @@ class Server:
         return reply, text
 
     def metric(self, name):
-        """Sum over all series of that name."""
+        """Returns the sum over all series of that name."""
         text = self.request("GET", "/metrics")[1]
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines()
                    if re.match(re.escape(name) + r"[{ ]", line))
@@ -241,7 +241,7 @@ async def concurrent(server, model):
 
 
 def sessions(client, model):
-    """The server keeps the conversation: what a turn adds is all that is sent."""
+    """The server keeps the conversation, and a client sends only what a turn adds."""
     generation = "new"
 
     def turn(text, **more):

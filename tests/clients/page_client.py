@@ -1,7 +1,6 @@
-"""Opens the page of `BIN serve` in Chromium, as a person at a desk and on a phone: python page_client.py BIN [FOLDER]
+"""Opens the page of `BIN serve` in Chromium, as on a desktop and on a phone: python page_client.py BIN [FOLDER]
 
-What it sees is left as pictures, too, where FOLDER is named. Every check prints a line; the exit code is 0 only if all
-held.
+With FOLDER it also saves screenshots there. Every check prints a line. The exit code is 0 only if all held.
 """
 
 import json
@@ -26,7 +25,7 @@ def check(what: str, held: bool, more: object = "") -> None:
 
 
 def until(page, expression: str) -> None:
-    """wait_for_function() would need what the page's policy of content forbids."""
+    """Polls, because wait_for_function() needs what the page's content security policy forbids."""
     for _ in range(600):
         if page.evaluate(expression):
             return
@@ -81,7 +80,7 @@ def look(browser, server: Server, name: str, width: int, height: int, scheme: st
     check(f"{name}: prefill above, decode below", "low" not in next(c for c, *_ in parts if "prefill" in c)
           and "low" in next(c for c, *_ in parts if "decode" in c), parts)
 
-    # While a long answer runs, pointer or finger goes over D's map until it meets it, as a person's would.
+    # While a long answer runs, pointer or finger moves over D's map until it meets the answer's blocks.
     running = threading.Thread(target=server.ask, args=(FACTS,), kwargs={"max_tokens": 2500, "ignore_eos": True})
     running.start()
     canvas = page.locator("canvas.map").last
@@ -118,7 +117,7 @@ def look(browser, server: Server, name: str, width: int, height: int, scheme: st
 
 
 def restarts(browser, binary: str) -> None:
-    """Workers as processes: counts alone. The server goes and comes back as another one: the page goes on."""
+    """With workers as processes the map shows counts alone. When the server goes and another one comes, the page continues."""
     server = Server(binary, 0, "--topology", "1P1D", "--processes")
     page = browser.new_page()
     said = []

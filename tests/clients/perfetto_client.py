@@ -1,7 +1,7 @@
-"""Has Perfetto's trace processor read what `BIN trace` makes of a live run's log: python perfetto_client.py BIN
+"""Lets Perfetto's trace processor read what `BIN trace` makes of a live run's log: python perfetto_client.py BIN
 
-The package is PyPI's; the processor itself is a binary that it fetches from elsewhere. Where that cannot be had, this says
-so, and the format is checked by `make test` alone ([trace]).
+The package comes from PyPI, but it fetches the processor itself, a binary, from elsewhere. Where that download fails, this
+script says so, and `make test` alone checks the format ([trace]).
 """
 
 import json
@@ -24,7 +24,7 @@ def main(binary: str) -> int:
         events = json.loads(trace.read_text())["traceEvents"]
         try:
             processor = TraceProcessor(trace=str(trace))
-        except Exception as e:  # whatever its download ends with
+        except Exception as e:  # whatever way the download fails
             print(f"perfetto: not checked, the trace processor cannot be had here: {type(e).__name__}")
             return 0
         spans = [e for e in events if e["ph"] == "X"]

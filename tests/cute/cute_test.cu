@@ -1,7 +1,7 @@
-// CuTe's layouts as the oracle of what attention kernels take from the PTX ISA: fragments of mma and wgmma, rows of
-// ldmatrix, the 128-byte swizzle, matrix descriptors. The kernels' own code runs on the interpreter over operands that
-// lie as CuTe says, and what it leaves is read as CuTe says; so the interpreter is checked with it. A wrong constant
-// makes a wrong product (`Plant`: for each).
+// CuTe's layouts are the oracle for what attention kernels take from the PTX ISA: fragments of mma and wgmma, rows of
+// ldmatrix, the 128-byte swizzle, and matrix descriptors. The kernels' own code runs on the interpreter over operands
+// in CuTe's layout, and its results are read in CuTe's layout. This checks the interpreter, too. A wrong constant makes
+// a wrong product (`Plant` has one for each).
 #include <random>
 
 #include "base/cuda/cuda_kernel_sm90.h"
@@ -10,7 +10,7 @@
 
 namespace xpyd::cuda {
 
-// The descriptors with which thread 0 asks for products.
+// The descriptors with which thread 0 requests products.
 struct Asked {
   std::vector<uint64_t> a, b;
 } asked;
@@ -48,12 +48,12 @@ enum class Plant {
   group_stride,     // 512 bytes between groups of 8 rows
   leading_stride,   // columns 64 and after, 1,024 bytes too early
   start,            // 16 bytes off
-  no_swizzle,       // what lies in shared memory, not swizzled
-  fragment_rows,    // rows l / 4 and l / 4 + 8 of a fragment changed
-  fragment_columns  // the two halves of a register changed
+  no_swizzle,       // the matrix in shared memory is not swizzled
+  fragment_rows,    // rows l / 4 and l / 4 + 8 of a fragment swapped
+  fragment_columns  // the two halves of a register swapped
 };
 
-std::vector<float> numbers(size_t n, unsigned seed) {  // small integers: sums are exact
+std::vector<float> numbers(size_t n, unsigned seed) {  // small integers, so that sums are exact
   std::mt19937 random(seed);
   std::vector<float> x(n);
   for (float& v : x) v = float(int(random() % 5) - 2);
@@ -92,7 +92,7 @@ uint64_t planted(uint64_t descriptor, Plant plant) {
   return descriptor;
 }
 
-// The interpreter wants an mbarrier before anything of sm_90a.
+// The interpreter requires an mbarrier before any other sm_90a operation.
 __device__ void begin(Carver& carver) {
   Shared<uint64_t> barrier = carver.take<uint64_t>(1);
   if (threadIdx.x == 0) {
@@ -108,7 +108,7 @@ __device__ void fill(const Shared<bf16>& to, const bf16* from, int n) {
   __syncthreads();
 }
 
-// --- flash_wgmma's scores and values, of one warpgroup.
+// --- Scores and values of flash_wgmma, for one warpgroup.
 
 template <int kDim>
 __global__ void scores_kernel(const bf16* queries, const bf16* keys, int group, Plant plant, float* out) {
@@ -140,8 +140,8 @@ __global__ void values_kernel(const uint32_t* weights, const bf16* values, Plant
 }
 
 struct Outcome {
-  int products = 0, descriptors = 0;  // wrong
-  std::string faults;                 // the interpreter's: a planted descriptor may point anywhere
+  int products = 0, descriptors = 0;  // wrong ones
+  std::string faults;                 // of the interpreter: a planted descriptor may point anywhere
 };
 
 template <class T>
@@ -223,7 +223,7 @@ Outcome values(Plant plant) {
   outcome.descriptors += asked.b.size() != kTile / 16;
   for (int step = 0; step < int(asked.b.size()); ++step) {
     uint64_t want = cute::descriptor(v, 0, 0, kTile, step);
-    // With one box beside the other, there is no next one, and the field says nothing.
+    // With a single box, there is no next box, and the field has no meaning.
     uint64_t unused = kDim == kBoxColumns ? uint64_t(0x3fff) << 16 : 0;
     outcome.descriptors += (asked.b[size_t(step)] & ~unused) != (want & ~unused);
   }
@@ -241,7 +241,7 @@ TEST_CASE("cute: flash_wgmma's descriptors, swizzle and fragments are CuTe's", "
     INFO(int(plant));
     CHECK(scores<128>(plant).descriptors > 0);
     CHECK(values<128>(plant).descriptors > 0);
-    CHECK((plant == Plant::leading_stride || scores<128>(plant).products > 0));  // K has none
+    CHECK((plant == Plant::leading_stride || scores<128>(plant).products > 0));  // K has no leading stride
     CHECK(values<128>(plant).products > 0);
   }
   CHECK(values<64>(Plant::group_stride).descriptors > 0);
@@ -254,7 +254,7 @@ TEST_CASE("cute: flash_wgmma's descriptors, swizzle and fragments are CuTe's", "
   }
 }
 
-TEST_CASE("cute: a box lies in shared memory as CuTe's swizzle says", "[cute]") {
+TEST_CASE("cute: a box lies in shared memory in CuTe's swizzle", "[cute]") {
   for (int row = 0; row < 128; ++row)
     for (int column = 0; column < 128; ++column) {
       int box = (column / 64 * 128 + row) * 64 + ((column / 8 % 8) ^ (row & 7)) * 8 + column % 8;
@@ -263,10 +263,10 @@ TEST_CASE("cute: a box lies in shared memory as CuTe's swizzle says", "[cute]") 
           (column < 64 && swizzled<64>(row, column / 8) + column % 8 != cute::row_major(64, row, column)))
         FAIL("row " << row << ", column " << column);
     }
-  CHECK(cute::element({128, 128, true}, 1, 0) != 64);  // it does swizzle
+  CHECK(cute::element({128, 128, true}, 1, 0) != 64);  // proof that it swizzles
 }
 
-// --- flash_mma's and split_mma's scores and values, of one warp.
+// --- Scores and values of flash_mma and split_mma, for one warp.
 
 template <int kDim>
 __global__ void warp_kernel(bool of_values, const uint32_t* a, const bf16* tile, float* out) {
@@ -278,7 +278,7 @@ __global__ void warp_kernel(bool of_values, const uint32_t* a, const bf16* tile,
     store_16(kept, swizzled<kDim>(i / (kDim / 8), i % (kDim / 8)), reinterpret_cast<const uint4*>(tile)[i]);
   __syncwarp();
   float s[1][kTokens / 8][4] = {};
-  if (of_values) {  // `a`: weights, as the scores lie
+  if (of_values) {  // `a`: weights in the layout of the scores
     Rows<kDim, 1> rows;
     rows.clear();
     for (int i = 0; i < kTokens / 2; ++i) s[0][i / 4][i % 4] = __uint_as_float(a[lane * (kTokens / 2) + i]);
@@ -294,7 +294,7 @@ __global__ void warp_kernel(bool of_values, const uint32_t* a, const bf16* tile,
   for (int i = 0; i < kTokens / 2; ++i) out[lane * (kTokens / 2) + i] = s[0][i / 4][i % 4];
 }
 
-// Block n of 8 columns, of a fragment of 16 x 8 blocks.
+// Block n of 8 columns in a fragment of 16 x 8 blocks.
 At block_at(int lane, int i) {
   At at = cute::mma_c(lane, i % 4);
   return {at.row, at.column + i / 4 * 8};

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdlib>
 
-// CuTe asks for a pointer's address in shared memory: of this one, that is said here.
+// CuTe asks for the shared-memory address of a pointer. It is set here for this one.
 namespace {
 alignas(1024) unsigned short shared[192 * 128];
 uint32_t shared_begin = 0;

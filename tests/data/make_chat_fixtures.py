@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What Jinja itself makes of chat templates: tests/data/chat_templates/cases.json, and the checks of the language in
-tests/data/jinja_cases.json.
+"""Writes what jinja2 renders for chat templates: tests/data/chat_templates/cases.json. Also serves make_jinja_fixtures.py,
+which writes tests/data/jinja_cases.json.
 
     python3 -m venv build/jinja-venv && build/jinja-venv/bin/pip install 'jinja2==3.1.6'
     build/jinja-venv/bin/python tests/data/make_chat_fixtures.py [--full FILE] [FOLDER...]
 
-The environment is the one of Hugging Face's apply_chat_template (transformers 5: utils/chat_template_utils.py). Every
-*.jinja in the folders (without any: tests/data/chat_templates) renders every conversation below. Of the outputs their
-FNV-1a hashes are kept, whole outputs only with --full, where a test that fails can be looked into:
+The environment is that of Hugging Face's apply_chat_template (transformers 5: utils/chat_template_utils.py). Every *.jinja in
+the folders (by default tests/data/chat_templates) renders every conversation below. The file keeps FNV-1a hashes of the outputs.
+With --full it keeps whole outputs, so that a failing test can be examined:
 
     XPYD_CHAT_CASES=FILE build/release/xpyd_tests '[chat]'
 """
@@ -134,10 +134,10 @@ def fnv(text):
 
 
 def render(template, variables):
-    """(the output, None) or (None, the error)."""
+    """Returns (output, None) or (None, error)."""
     try:
         return template.render(**variables), None
-    except Exception as error:  # TypeError and more: Python's own
+    except Exception as error:  # also Python's own, such as TypeError
         return None, "%s: %s" % (type(error).__name__, error)
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Small templates for every construct of Jinja's Template Designer Documentation that chat templates may use, and what
-jinja2 makes of them: tests/data/jinja_cases.json. Run as make_chat_fixtures.py, which has the environment.
+"""Writes tests/data/jinja_cases.json: small templates for every construct of Jinja's Template Designer Documentation that
+chat templates may use, and what jinja2 renders for them. Run it as make_chat_fixtures.py, which has the environment.
 """
 import json
 import os
@@ -153,7 +153,7 @@ x {%- if t -%}  y  {%- endif -%}  z {{- s -}}   w {%+ if t %} kept{% endif +%}
 {{ "1"|int }} {{ 1|int }} {{ "many"|int }} {{ {"a": {"b": [1, "x"]}}|tojson(indent=4) }}
 """
 
-# What jinja2 renders (or refuses for a reason of its own) and chat templates do not use: refused here.
+# jinja2 renders these (or refuses them for another reason), and chat templates do not use them. The server refuses them.
 REFUSED = r"""
 {{ a * f }}
 {{ 7 / 2 }}
@@ -341,8 +341,8 @@ REFUSED = r"""
 
 
 def split_cases():
-    """A line is a case; indented lines and those after them up to an "end" line, and lines in a row that begin a block of
-    white space, are joined by hand here: a case that has line breaks is marked by where it begins."""
+    """Yields the cases. A line is a case, except for the cases with line breaks: `joined` has how each of them begins, and
+    its number of lines."""
     lines = CASES.strip("\n").split("\n")
     joined = {"  {% if t %}": 4, "   {%+ if t %}": 3, '{{ "b" -}}': 5, "{% if t %}": 1}
     at = 0

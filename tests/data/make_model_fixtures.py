@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Random tiny models of each supported family, with the logits of Hugging Face transformers.
+"""Writes random tiny models of each supported family, with the logits of Hugging Face transformers.
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors
     venv/bin/python tests/data/make_model_fixtures.py          # rewrites tests/data/models/*
 
 Each folder holds a checkpoint as transformers saves it, and expected.safetensors with
 `tokens` [32] (whole numbers as F32) and `logits` [32, vocab], computed in float32 from the stored weights.
-The sizes are odd on purpose: nothing is a multiple of a vector or of a panel.
+The sizes are odd on purpose: none is a multiple of a vector or of a panel.
 """
 import json
 import os
@@ -27,14 +27,14 @@ CASES = [
      LlamaConfig(hidden_size=48, intermediate_size=100, num_hidden_layers=2, num_attention_heads=6,
                  num_key_value_heads=3, vocab_size=211, rms_norm_eps=1e-5, **COMMON),
      torch.float32, None, None),
-    # original_max_position_embeddings 16: wavelengths on both sides of, and inside, the smooth band
+    # original_max_position_embeddings 16 gives wavelengths inside the smooth band and on both sides of it
     ("llama31", LlamaForCausalLM,
      LlamaConfig(hidden_size=40, intermediate_size=72, num_hidden_layers=3, num_attention_heads=4,
                  num_key_value_heads=1, head_dim=20, vocab_size=203, tie_word_embeddings=True,
                  rope_parameters=dict(rope_type="llama3", rope_theta=5000.0, factor=8.0, low_freq_factor=1.0,
                                       high_freq_factor=4.0, original_max_position_embeddings=16), **COMMON),
      torch.bfloat16, None, None),
-    # the older spelling: rope_theta and rope_scaling.type
+    # the older spelling with rope_theta and rope_scaling.type
     ("llama_linear_bias", LlamaForCausalLM,
      LlamaConfig(hidden_size=36, intermediate_size=60, num_hidden_layers=2, num_attention_heads=6,
                  num_key_value_heads=2, head_dim=6, vocab_size=197, attention_bias=True, mlp_bias=True,
@@ -45,7 +45,7 @@ CASES = [
      MistralConfig(hidden_size=40, intermediate_size=90, num_hidden_layers=2, num_attention_heads=4,
                    num_key_value_heads=2, head_dim=12, vocab_size=223, sliding_window=8, **COMMON),
      torch.float32, "30KB", None),
-    # the window from layer 1 on
+    # the sliding window starts at layer 1
     ("qwen2", Qwen2ForCausalLM,
      Qwen2Config(hidden_size=32, intermediate_size=70, num_hidden_layers=3, num_attention_heads=4,
                  num_key_value_heads=2, vocab_size=229, tie_word_embeddings=True, use_sliding_window=True,
@@ -60,7 +60,7 @@ CASES = [
 
 
 def randomise(model):
-    """Weights large enough that attention is far from uniform and a wrong term shows."""
+    """Draws weights so large that attention is far from uniform, and a wrong term shows."""
     with torch.no_grad():
         for name, p in model.named_parameters():
             if name.endswith("bias"):
@@ -90,7 +90,7 @@ def main():
             with open(path, "w") as f:
                 json.dump({k: v for k, v in saved.items() if v is not None}, f, indent=2)
         tokens = torch.randint(0, config.vocab_size, (N_TOKENS,))
-        # Reloaded: `model.to(dtype)` has rounded the rotary frequencies too.
+        # The model is reloaded, because `model.to(dtype)` has also rounded the RoPE frequencies.
         model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         with torch.no_grad():
             logits = model(tokens[None]).logits[0]

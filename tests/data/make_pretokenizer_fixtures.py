@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the words that Hugging Face's tokenizers cuts strings into, for the pre-tokenizers of published models.
+"""Writes the words into which Hugging Face's tokenizers splits strings, for the pre-tokenizers of published models.
 
     python3 -m venv build/venv && build/venv/bin/pip install tokenizers
     build/venv/bin/python tests/data/make_pretokenizer_fixtures.py [OUT [STRINGS]]
 
 Writes tests/data/pretokenizers.json: {"strings": [...], "cases": [{"pre_tokenizer": as tokenizer.json has it, "words":
-[words of each string]}]}. The test takes another such file by XPYD_PRETOKENIZERS.  Written with tokenizers 0.23.3.
+[words of each string]}]}. XPYD_PRETOKENIZERS names another such file for the test.  Written with tokenizers 0.23.3.
 """
 import json
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains small tokenizers with Hugging Face's tokenizers and writes what they make of many strings.
+"""Trains small tokenizers with Hugging Face's tokenizers and writes how they encode and decode many strings.
 
     python3 -m venv build/venv && build/venv/bin/pip install tokenizers
     build/venv/bin/python tests/data/make_tokenizer_fixtures.py [FOLDER WITH stories260k's tokenizer.json]
@@ -148,7 +148,7 @@ def llama3():
                                       special_tokens=[(bos, tokenizer.token_to_id(bos))])])
     out = json.loads(tokenizer.to_str())
     out["model"]["ignore_merges"] = True
-    # Some words are reached by ignore_merges alone.
+    # Only ignore_merges produces some words.
     out["model"]["merges"] = [m for i, m in enumerate(out["model"]["merges"]) if i % 9 != 8]
     return out
 
@@ -178,7 +178,7 @@ def gpt2():
 
 
 def sentencepiece(n_merges, n_chars):
-    """vocab: <unk> <s> </s>, bytes, characters and merges; the caller adds what stands around the model."""
+    """Returns a model whose vocab is <unk> <s> </s>, bytes, characters and merges. The caller adds the parts around it."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("▁+[^▁]*|[^▁]+"), "isolated")
@@ -211,7 +211,7 @@ def llama2():
 
 
 def mistral():
-    """As Mistral v0.3 and newer conversions of Llama 2: Metaspace, prepended to the beginning only."""
+    """Like Mistral v0.3 and newer conversions of Llama 2: Metaspace, prepended only at the beginning."""
     out = sentencepiece(600, 80)
     out["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": False}
     out["decoder"] = SPM_DECODER
@@ -222,7 +222,7 @@ def mistral():
 
 
 def metaspace():
-    """No byte fallback, words split, Metaspace as the decoder, BOS and EOS."""
+    """Has no byte fallback, splits words, decodes with Metaspace, and adds BOS and EOS."""
     out = sentencepiece(500, 70)
     out["model"].update(byte_fallback=False)
     out["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
@@ -240,7 +240,7 @@ def line_of(raw):
 
 
 def text_of(text):
-    # Characters that editors and line readers take for line ends are escaped, too.
+    # Also escapes characters that editors and line readers take for line ends.
     out = json.dumps(text, ensure_ascii=False)
     return "".join(f"\\u{ord(c):04x}" if c in "\x7f\x85\u2028\u2029" else c for c in out)
 
@@ -251,7 +251,7 @@ def write(name, lines):
 
 
 def expect(name, path, raws, rng):
-    # Each property by a tokenizer of its own: its cache would not notice the change.
+    # Each setting needs its own tokenizer, because a tokenizer's cache would not notice the change.
     tokenizer, plain = Tokenizer.from_file(path), Tokenizer.from_file(path)
     plain.encode_special_tokens = True
     lines = []

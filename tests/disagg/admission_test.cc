@@ -11,7 +11,8 @@
 namespace xpyd::testing::admission_test {
 namespace {
 
-// A step takes 10 ms, 1 ms a sequence and 1 us a token of KV; TBT may be 50 ms, TTFT 2 s. The prompt has 5000 tokens.
+// A step takes 10 ms, and 1 ms more a sequence and 1 us more a token of KV. The objectives are 50 ms of TBT and 2 s of
+// TTFT.
 struct Case {
   model::StepCost cost{model::StepCost::Terms{0.010, 0, 0, 0, 0.001, 1e-6}};
   std::vector<DecodeView> decoding, coming;
@@ -34,7 +35,8 @@ struct Case {
   }
 };
 
-TEST_CASE("admission: none takes all; a TTFT beyond its objective is refused by all that look", "[admission]") {
+TEST_CASE("admission: none admits every request, and policies that predict TTFT refuse one above its objective",
+          "[admission]") {
   Case c;
   c.view.ttft_s = 2.5;
   CHECK_FALSE(c.arrives("none"));
@@ -50,7 +52,7 @@ TEST_CASE("admission: none takes all; a TTFT beyond its objective is refused by 
   for (const AdmissionPolicy& policy : admission_policies()) CHECK_FALSE(c.arrives(policy.name));
 }
 
-TEST_CASE("admission: who is idle refuses nobody for its queue or its steps", "[admission]") {
+TEST_CASE("admission: an idle server refuses no request for its queue or its step time", "[admission]") {
   Case c;
   c.view.ttft_s = 60, c.view.queue_s = 0, c.view.idle = true;
   c.view.objectives.tbt_s = 0.001;
@@ -59,32 +61,34 @@ TEST_CASE("admission: who is idle refuses nobody for its queue or its steps", "[
     CHECK_FALSE(c.arrives(policy));
     CHECK_FALSE(c.joins(policy));
   }
-  c.view.capacity_tokens = 4000;  // what does not fit does not fit
+  c.view.capacity_tokens = 4000;  // a request that does not fit is still refused
   CHECK(c.arrives("early").why == Refusal::room);
 }
 
-TEST_CASE("admission: Retry-After is when it would be taken", "[admission]") {
+TEST_CASE("admission: Retry-After is the time until the request would be admitted", "[admission]") {
   Case c;
   c.view.ttft_s = 2.5;
-  for (const auto& [queue_s, retry_s] : {std::pair{2.0, 0.5}, {0.25, 0.25}}) {  // then nobody is there
+  for (const auto& [queue_s, retry_s] :
+       {std::pair{2.0, 0.5}, {0.25, 0.25}}) {  // or until the queue is empty, if that is sooner
     c.view.queue_s = queue_s;
     CHECK(c.arrives("early").retry_s == retry_s);
   }
   c.view.ttft_s = 1;
-  // Steps of 10 + n + K / 1000 ms, at most 50: of seven with 5000 each and this one, two must have ended.
+  // A step of n sequences with K tokens of KV takes 10 + n + K / 1000 ms, at most 50. Seven sequences have 5000 tokens
+  // each, so two of them must end before this request joins.
   for (int i = 0; i < 7; ++i) c.decoding.push_back({.joins_s = 90.0 + i, .context = 5000});
   CHECK(c.arrives("early").why == Refusal::tbt);
-  CHECK(c.arrives("early").retry_s == 11);  // 91 + 20 s of its like, from 100 on
+  CHECK(c.arrives("early").retry_s == 11);  // 91 + the mean of 20 s, counted from 100
   c.decoding[6].ends_s = 103;
   CHECK(c.arrives("early").retry_s == 10);
   c.view.capacity_tokens = 35000;
   CHECK(c.arrives("early").why == Refusal::room);
   CHECK(c.arrives("early").retry_s == 10);
-  for (DecodeView& s : c.decoding) s.joins_s = 10;  // overdue: at any moment
+  for (DecodeView& s : c.decoding) s.joins_s = 10;  // an overdue sequence may end at any moment
   CHECK(c.arrives("early").retry_s <= 3);
 }
 
-// Steps ten times as slow as its prior: a cold start on a busy machine.
+// Its steps take ten times as long as the prior says, as after a cold start on a busy machine.
 struct SlowProbe final : InstanceProbe {
   InstanceStats said;
   SlowProbe() { said.steps = 40; }
@@ -107,7 +111,7 @@ struct Ends final : EventSink {
   TokenEvent last;
 };
 
-TEST_CASE("admission: after a slow start an idle server refused everybody", "[admission]") {
+TEST_CASE("admission: an idle server admits requests again after a slow start", "[admission]") {
   VirtualClock clock;
   clock.seconds = 100;
   Starts bus;
@@ -127,7 +131,7 @@ TEST_CASE("admission: after a slow start an idle server refused everybody", "[ad
   info.capacity_blocks = 1000, info.block_tokens = 16, info.max_batch = 64;
   conductor.joined(info, probe);
   uint64_t id = 0;
-  // Refused: the event says so. Else: it is placed.
+  // Returns the request's last event: a refusal, or none if the request is placed.
   const auto ask = [&] {
     auto sink = std::make_shared<Ends>();
     auto request = std::make_shared<Request>();
@@ -148,32 +152,34 @@ TEST_CASE("admission: after a slow start an idle server refused everybody", "[ad
     conductor.receive(to, TokenOf{attempt, 0, last});
     ++probe->said.steps;
   };
-  // Nobody is there: taken, ten times, though each is said to take too long.
+  // An idle server admits ten requests in turn, although each is predicted to take too long.
   for (size_t i = 0; i < 10; ++i) {
     CHECK(ask().finish == FinishReason::none);
     REQUIRE(bus.started.size() == i + 1);
     end(i);
     clock.seconds += 0.1;
   }
-  // Behind another one, while steps are fresh, it is refused, and told when nobody will be there.
+  // While steps are fresh, a request behind another one is refused. It may come back when the server is idle.
   CHECK(ask().finish == FinishReason::none);
   const TokenEvent refused = ask();
   CHECK(refused.finish == FinishReason::refused);
   CHECK(refused.retry_s >= 10 * prompt_s);
   CHECK(refused.retry_s < 12 * prompt_s);
   end(10);
-  // Without a step for a minute the prediction is the prior's: three are within the objective, and four are not.
+  // After a minute without a step the prior predicts. By it three requests are within the objective, and four are not.
   clock.seconds += 60;
   CHECK(ask().finish == FinishReason::none);
   CHECK(ask().finish == FinishReason::none);
-  ++probe->said.steps;  // it confirms what was fitted
+  ++probe->said.steps;  // a step confirms the fitted cost
   CHECK(ask().finish == FinishReason::refused);
   clock.seconds += 60;
   CHECK(ask().finish == FinishReason::none);
   CHECK(ask().finish == FinishReason::refused);
 }
 
-TEST_CASE("admission: late wastes the prefill, early looks at D now, in flight at who is on the way", "[admission]") {
+TEST_CASE(
+    "admission: late refuses after the prefill, early by D's batch now, early_in_flight also by sequences on their way",
+    "[admission]") {
   Case c;
   for (int i = 0; i < 5; ++i) c.decoding.push_back({.joins_s = 95, .context = 5000});
   CHECK_FALSE(c.joins("late"));  // 10 + 6 + 30 ms
@@ -191,11 +197,12 @@ TEST_CASE("admission: late wastes the prefill, early looks at D now, in flight a
   CHECK(c.arrives("early_in_flight").predicted == Approx(0.054));  // 10 + 8 + 36
 }
 
-TEST_CASE("admission: predicted adds who comes before, and takes away who will have ended", "[admission]") {
+TEST_CASE("admission: predicted adds the sequences that join first, and leaves out those that have ended by then",
+          "[admission]") {
   Case c;
-  for (int i = 0; i < 4; ++i) c.decoding.push_back({.joins_s = 81, .context = 5000});   // end at 101 by t_d
-  for (int i = 0; i < 4; ++i) c.coming.push_back({.joins_s = 101, .context = 4000});    // join before 101.5
-  for (int i = 0; i < 4; ++i) c.coming.push_back({.joins_s = 101.6, .context = 4000});  // after
+  for (int i = 0; i < 4; ++i) c.decoding.push_back({.joins_s = 81, .context = 5000});   // the mean ends them at 101
+  for (int i = 0; i < 4; ++i) c.coming.push_back({.joins_s = 101, .context = 4000});    // they join before 101.5
+  for (int i = 0; i < 4; ++i) c.coming.push_back({.joins_s = 101.6, .context = 4000});  // they join after 101.5
   CHECK_FALSE(c.arrives("predicted"));                                                  // 10 + 5 + 21
   c.options.factor = 2;                                                                 // they end at 121: 10 + 9 + 41
   CHECK(c.arrives("predicted").predicted == Approx(0.060));
@@ -206,13 +213,14 @@ TEST_CASE("admission: predicted adds who comes before, and takes away who will h
   c.options = {.decode = DecodeSeconds::oracle};
   for (DecodeView& s : c.decoding) s.ends_s = 130;
   CHECK(c.arrives("predicted").predicted == Approx(0.060));
-  for (DecodeView& s : c.decoding) s.ends_s = 101.5;  // gone when it joins
+  for (DecodeView& s : c.decoding) s.ends_s = 101.5;  // they have ended when it joins
   CHECK_FALSE(c.arrives("predicted"));
-  c.options.factor = 1.01;  // 20.705 s from 81 on
+  c.options.factor = 1.01;  // 81 + 20.5 * 1.01 = 101.705
   CHECK(c.arrives("predicted").predicted == Approx(0.060));
 }
 
-TEST_CASE("admission: probabilistic refuses by saturation^5, and only what may be shed", "[admission]") {
+TEST_CASE("admission: probabilistic refuses in proportion to saturation^5, and refuses sheddable requests alone",
+          "[admission]") {
   Case c;
   std::vector<InstanceView> instances(2);
   instances[0] = {.queued = 1, .available_tokens = 900, .capacity_tokens = 1000};  // max(.2, .125)
@@ -226,7 +234,8 @@ TEST_CASE("admission: probabilistic refuses by saturation^5, and only what may b
   CHECK_FALSE(c.arrives("probabilistic"));
 }
 
-TEST_CASE("admission: reserve counts everybody at his longest, and refuses nothing late", "[admission]") {
+TEST_CASE("admission: reserve counts every sequence at its longest, and refuses nothing after the prefill",
+          "[admission]") {
   Case c;
   c.view.objectives.tbt_s = 1;
   for (int i = 0; i < 9; ++i) c.decoding.push_back({.context = 5000, .at_longest = 10000});
@@ -234,7 +243,7 @@ TEST_CASE("admission: reserve counts everybody at his longest, and refuses nothi
   c.coming.push_back({.context = 4000, .at_longest = 4501});
   CHECK(c.arrives("reserve").why == Refusal::room);
   CHECK(c.arrives("reserve").predicted == 100001);
-  CHECK_FALSE(c.arrives("early_in_flight"));  // 45000 + 4000 + 5000 have room now
+  CHECK_FALSE(c.arrives("early_in_flight"));  // 45000 + 4000 + 5000 fit now
   CHECK_FALSE(c.joins("reserve"));
   CHECK(find_admission_policy("reserve")->joins == nullptr);
   CHECK(find_admission_policy("no") == nullptr);

@@ -1,5 +1,5 @@
-// --disagg append_cost: when D computes a conversation's next turn itself, which D is asked, and that a client cannot
-// tell who it was.
+// --disagg append_cost: when D computes a conversation's next turn itself, which D is asked, and that a client sees no
+// difference.
 #include <map>
 
 #include "disagg/conductor/order.h"
@@ -14,7 +14,8 @@ using Tokens = std::vector<int32_t>;
 
 const DisaggPolicy& append_cost() { return *find_disagg_policy("append_cost"); }
 
-// A turn of 1,000 tokens after 9,000 that both sides have. P: 1,000 x .1 ms and D's first step; D: the same and a step.
+// A turn of 1,000 tokens after 9,000 that both sides have cached. Either side computes it in 100 ms. KV from P crosses
+// in 100 ms, and D's step takes 10 ms.
 DisaggView next_turn() {
   return {.tokens = 10000,
           .cached_decode = 9000,
@@ -27,8 +28,8 @@ DisaggView next_turn() {
           .chunk_tokens = 1000};
 }
 
-// Each row changes what the row before has left.
-TEST_CASE("append_cost: the share of the first token's time that is saved, less the share that TBT loses",
+// Each row changes the view that the row before has left.
+TEST_CASE("append_cost: a turn is appended if it saves a greater share of TTFT than it costs of TBT",
           "[order][append]") {
   constexpr auto kLocal = DisaggOrder::local, kPush = DisaggOrder::push;
   DisaggView view = next_turn();
@@ -37,16 +38,15 @@ TEST_CASE("append_cost: the share of the first token's time that is saved, less 
     void (*change)(DisaggView&);
     DisaggOrder order;
   } kRows[] = {
-      {[](DisaggView&) {}, kLocal},                   // what crosses shows: 210 ms by P, 110 ms by D
-      {[](DisaggView& v) { v.overlap = 1; }, kPush},  // a wire that hides all of it leaves nothing to save,
-      {[](DisaggView& v) { v.prefill_queued_tokens = 1; }, kLocal},  // to the last digit
-      // 1,000 tokens queue at P: .1 of .21 s is saved, .476. 20 decodes that last 5 s, each with .1 s of such a turn:
-      // .4.
+      {[](DisaggView&) {}, kLocal},                   // without overlap: 210 ms by P, 110 ms by D
+      {[](DisaggView& v) { v.overlap = 1; }, kPush},  // a transfer that is hidden entirely leaves nothing to save
+      {[](DisaggView& v) { v.prefill_queued_tokens = 1; }, kLocal},  // one queued token does
+      // 1,000 tokens queue at P, so D saves .1 of .21 s: .476. Each of 20 decodes of 5 s loses .1 s: .4.
       {[](DisaggView& v) { v.prefill_queued_tokens = 1000, v.decode_sequences = 20; }, kLocal},
       {[](DisaggView& v) { v.decode_sequences = 24; }, kPush},
       {[](DisaggView& v) { v.decode_life_s = 10; }, kLocal},
-      {[](DisaggView& v) { v.decode_queued_tokens = 900; }, kPush},  // D's own queue is waited for, too
-      // Nobody's next turn is not appended, however long P's queue.
+      {[](DisaggView& v) { v.decode_queued_tokens = 900; }, kPush},  // D's own queue counts, too
+      // Without cached KV at D, or before a decode has ended there, nothing is appended, however long P's queue is.
       {[](DisaggView& v) { v = next_turn(), v.prefill_queued_tokens = 1 << 20; }, kLocal},
       {[](DisaggView& v) { v.decode_life_s = 0; }, kPush},
       {[](DisaggView& v) { v.decode_life_s = 5, v.cached_decode = 0; }, kPush},
@@ -62,33 +62,34 @@ TEST_CASE("append_cost: the share of the first token's time that is saved, less 
   CHECK(decide({.append_tbt_weight = 0.9}) == kLocal);
 }
 
-TEST_CASE("append_cost: who is asked first", "[order][append]") {
+TEST_CASE("append_cost: the D with the most cached tokens and enough room is asked first", "[order][append]") {
   std::vector<InstanceView> all(5);
   const auto asked = [&] { return append_cost().appends_at({.instances = all, .prompt_tokens = 1000}); };
   for (InstanceView& d : all) d = {.role = Role::decode, .sequences = 2, .available_tokens = 5000};
   all[0].role = Role::prefill, all[0].cached_tokens = 990;
   all[4].role = Role::colocated, all[4].cached_tokens = 990;
-  CHECK(asked() == -1);  // no D has anything
+  CHECK(asked() == -1);  // no D has any
   all[3].cached_tokens = 64;
   CHECK(asked() == 3);
   all[1].cached_tokens = 640;
   CHECK(asked() == 1);
-  all[2].host_tokens = 656;  // its tier counts
+  all[2].host_tokens = 656;  // its host tier counts
   CHECK(asked() == 2);
   all[2].available_tokens = 999;  // no room
   CHECK(asked() == 1);
   all[3].cached_tokens = 640;
   CHECK(asked() == 1);  // the first of equals
   all[3].sequences = 1;
-  CHECK(asked() == 3);  // … but for who decodes less
+  CHECK(asked() == 3);  // … except one that decodes fewer sequences
   for (const DisaggPolicy& row : disagg_policies())
     CHECK((row.appends_at != nullptr) == (std::string(row.name) == "append_cost"));
 }
 
-// ---- In virtual time.
+// ---- The whole cluster, in virtual time.
 
-// Sessions side by side, whose later turns come while P has much to do that needs no D.
-TEST_CASE("append_cost: next turns are appended at the D that has them, and nobody can tell", "[order][append]") {
+// Sessions run side by side. Their later turns come while P has many prompts that need no D.
+TEST_CASE("append_cost: the D that has a conversation's KV appends its next turns, and tokens do not change",
+          "[order][append]") {
   constexpr int kSessions = 5, kTurns = 4, kAnswer = 9, kBlock = 16;
   for (const char* topology : {"1P1D", "1P3D"}) {
     INFO(topology);
@@ -113,7 +114,7 @@ TEST_CASE("append_cost: next turns are appended at the D that has them, and nobo
         for (size_t s = 0; s < said.size(); ++s) {
           const Tokens answer = scene.recorder->choice(first + s).tokens;
           said[s].insert(said[s].end(), answer.begin(), answer.end());
-          // At a D that has all that was said, but for the answer's last token and what fills no block.
+          // The D has all that was said, except the answer's last token and a last block that is not full.
           CHECK(scene.cached(first + s) == std::max(0, turn * (20 + kAnswer) - 1) / kBlock * kBlock);
         }
       }

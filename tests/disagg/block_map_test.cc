@@ -1,4 +1,4 @@
-// The map of blocks that the page draws: exact where it can be known, and nothing where nobody looks.
+// The map of blocks that the page draws. It is exact, and it exists only while somebody looks.
 #include "disagg/block_map.h"
 
 #include <map>
@@ -14,7 +14,7 @@ int held(const BlockMap& map, uint64_t request) {
   return blocks;
 }
 
-TEST_CASE("block map: every block is in one cell, and a block counts once for a request", "[disagg][page]") {
+TEST_CASE("block map: every block is in one cell, and counts once for each request", "[disagg][page]") {
   std::vector<KvState> states(2500, KvState::free);
   states[2] = states[3] = KvState::active, states[4] = KvState::cached, states[2499] = KvState::in_transfer;
   const BlockMap map = map_blocks(states, {{3, 9}, {2499, 8}, {2, 9}, {3, 9}, {3, 7}});
@@ -34,8 +34,8 @@ TEST_CASE("block map: every block is in one cell, and a block counts once for a 
   CHECK(map_blocks(states, many).holders.size() == kMapHolders);
 }
 
-// All that an instance says of its blocks is what its memory counts, whenever it is asked.
-TEST_CASE("block map: of instances at any moment it agrees with their memory", "[disagg][page]") {
+// An instance reports the same counts of blocks as its memory, at any moment.
+TEST_CASE("block map: the map of an instance agrees with its memory at any moment", "[disagg][page]") {
   for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
     for (const char* topology : {"1P1D", "1C"}) {
       INFO(scheme << " " << topology);
@@ -63,13 +63,13 @@ TEST_CASE("block map: of instances at any moment it agrees with their memory", "
             const auto& cell = map->cells[size_t(h.cell)];
             CHECK((h.blocks > 0 && h.blocks <= cell[int(KvState::active)] + cell[int(KvState::in_transfer)]));
           }
-          // Nothing is used that no request holds; under way between two memories both do.
+          // The request holds every used block. During a transfer it holds blocks of both memories.
           CHECK(held(*map, id) == kv.active + kv.in_transfer);
           holders += int(map->holders.size());
         }
         const ServicePicture picture = sim.conductor().picture();
         REQUIRE(picture.traces.size() == std::min<size_t>(id, 51));
-        sim.ticks(5200);  // it ends, and nobody looks any more
+        sim.ticks(5200);  // it ends, and nobody asks for the map any more
       }
       CHECK(sim.recorder->ended() == 24);
       CHECK(seen[KvState::active] > 0);
@@ -78,12 +78,13 @@ TEST_CASE("block map: of instances at any moment it agrees with their memory", "
     }
 }
 
-TEST_CASE("the last answers: 50 at most, the newest first, and each phase after the one before", "[disagg][page]") {
+TEST_CASE("the last answers: the page gets the newest 50 requests, newest first, each with its phases in order",
+          "[disagg][page]") {
   Scene sim("1P1D");
   sim.ticks(10);
   for (uint64_t id = 1; id <= 60; ++id) {
     sim.ask(id, 30, 6, int(id));
-    REQUIRE(sim.conductor().picture().traces[0].ended == 0);  // it is under way
+    REQUIRE(sim.conductor().picture().traces[0].ended == 0);  // under way
     sim.ticks(100);
   }
   const ServicePicture picture = sim.conductor().picture();

@@ -1,4 +1,4 @@
-// kv_fixture.h's rows in memory of a card: written and compared by its copies.
+// kv_fixture.h's rows in a card's memory. The card's copies write and compare them.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace xpyd::testing {
 
-// Writes or compares rows by the card's copies; 0: all are right.
+// Writes or compares rows, and returns how many are wrong.
 inline int rows_on_card(const KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, int begin, bool write) {
   cuda::Stream stream;
   cuda::Memory host = cuda::Memory::pinned(kTinyShape.row_bytes());

@@ -1,12 +1,11 @@
-// Deterministic chaos: the real conductor, instances, policies and wires on one thread under a virtual clock. A seed
-// decides the cluster, the load and the faults: messages that are late, instances that crash, stop and come back as
-// zombies, join, drain and leave, partitions, transfers that fail, arrive short or are changed, clients that go away.
-// The model's KV is checksums (checksum_model.h), so a token from foreign or stale KV is a wrong token.
+// Deterministic chaos: the real conductor, instances, policies and transports on one thread under a virtual clock. A
+// seed decides the cluster, the load and the faults. Messages are late. Instances crash, stop and come back as zombies,
+// join, drain and leave. Networks part, transfers fail, arrive short or are changed, and clients go away. The model's
+// KV is checksums (checksum_model.h), so foreign or stale KV gives a wrong token.
 //
 //   make check STAGE=chaos SEEDS=2000      seeds 1..2000
 //   make check STAGE=chaos SEED=77         that one alone, telling what happens
-//   TRANSCRIPTS=1 make check STAGE=chaos   a hash of each seed's messages and events: two builds that should do
-//                                          the same are compared so
+//   TRANSCRIPTS=1 make check STAGE=chaos   a hash of each seed's messages and events, to compare two builds
 
 #include <algorithm>
 #include <cmath>
@@ -34,16 +33,16 @@ bool telling() {
   return on;
 }
 
-// How often a transfer is late, fails, is dropped though it says that it is done, or is changed on its
-// way; and how long it takes to reach a peer.
+// How often a transfer is late, fails, is dropped although it reports done, or is changed; and the time to reach a
+// peer.
 struct TransportFaults {
-  double late = 0, most_s = 0;  // late: by at most that
+  double late = 0, most_s = 0;  // a late transfer takes at most most_s more
   double fail = 0, drop = 0, change = 0;
   double reach_s = 0;  // at most
 };
 
-// The local wire with such faults. A late transfer is on its way by itself, as bytes in a network
-// are, whatever becomes of its poster: it arrives when advance() says that its time has come.
+// The local transport with such faults. A late transfer goes on by itself, as bytes in a network do, whatever becomes
+// of its sender. It arrives when advance() finds that its time has come.
 class FaultyTransport final : public FlyingTransport {
  public:
   FaultyTransport(const TransportOptions& options, TransportFaults faults, Random& random,
@@ -72,7 +71,7 @@ class FaultyTransport final : public FlyingTransport {
   struct Fate {
     double at_s = 0;
     bool fails = false, dropped = false, changed = false;
-    std::vector<std::byte> bytes = {};  // of a write, as they arrive
+    std::vector<std::byte> bytes = {};  // bytes of a write, as they arrive
   };
   void posted(TransferId id, Flight& flight) override {
     Fate& fate = fates_[id];
@@ -83,12 +82,13 @@ class FaultyTransport final : public FlyingTransport {
     fate.changed = drawn >= 1 - faults_.change && !flight.plan.copies.empty();
     advance();
   }
-  void looked_at(Flight&) override { advance(); }  // whoever waits between two layers sees what time has brought
+  // A caller that waits between two layers sees the transfers that time has brought
+  void looked_at(Flight&) override { advance(); }
   void land(Flight& flight, Fate& fate) {
     flight.state = TransferState::done;
     if (fate.dropped) return;
     const bool write = flight.transfer.op == KvOp::write;
-    if (write) {  // the source is read as late as a wire may: it is the poster's until then
+    if (write) {  // the source is read as late as a transport may, and belongs to the sender until then
       for (const Copy& copy : flight.plan.copies)
         fate.bytes.insert(fate.bytes.end(), copy.source, copy.source + copy.bytes);
       if (fate.changed) fate.bytes[random_.below(fate.bytes.size())] ^= std::byte{0x20};
@@ -113,14 +113,14 @@ class FaultyTransport final : public FlyingTransport {
 class Sim final : public SimCluster {
  public:
   explicit Sim(uint64_t seed) : random_(seed * 7919 + 13), tiers_(seed * 31 + 5) {}
-  // What went wrong; empty: nothing.
+  // Returns the first thing that went wrong; empty if nothing did.
   std::string run();
   uint64_t transcript() const { return transcript_; }
-  const FetchStats& fetches() const { return fetches_; }  // of those that lived to the end
+  const FetchStats& fetches() const { return fetches_; }  // of instances that lived to the end
 
  private:
   struct Expected {
-    Tokens tokens;  // all that there can be
+    Tokens tokens;  // the whole answer
     int max_tokens = 0;
     bool aborted = false;
     std::vector<Tokens> got;
@@ -153,13 +153,13 @@ class Sim final : public SimCluster {
   Node* some_node();
 
   Random random_;
-  Random tiers_;  // draws the host tier
+  Random tiers_;  // draws the host tier's settings
   TempDir log_dir_;
   TransportFaults transport_;
   FetchStats fetches_;
   std::map<PeerId, FaultyTransport*> transports_;
   double lease_s_ = 0.4;
-  double late_s_ = 0.002;  // messages at most
+  double late_s_ = 0.002;  // of a message, at most
   double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, break_rate_ = 0, leave_rate_ = 0,
          abort_rate_ = 0;  // per s
   int max_batch_ = 4;
@@ -189,7 +189,7 @@ void Sim::wrong(const std::string& what) {
   if (wrong_.empty()) wrong_ = "at " + std::to_string(clock.seconds) + " s: " + what;
 }
 
-// Late at random.
+// A message is late at random.
 double Sim::when(InstanceId from, InstanceId to, const Message& message) {
   double at = clock.seconds + late_s_ * random_.uniform();
   auto cut = cut_until_s_.find(std::minmax(from, to));
@@ -206,7 +206,7 @@ double Sim::when(InstanceId from, InstanceId to, const Message& message) {
   return at;
 }
 
-// What the model will say, but for every third draft.
+// Drafts the tokens that the model will say, except every third one.
 struct KnowingDrafter final : Drafter {
   void draft(std::span<DraftWish> wishes) override {
     for (DraftWish& wish : wishes) {
@@ -256,7 +256,7 @@ void Sim::configure() {
   options.fetch_s_per_token = 1e-7;
   options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);
-  options.max_tries = options.max_crashes = 200;  // nobody here dies of a request
+  options.max_tries = options.max_crashes = 200;  // no request kills an instance here
   options.seed = random_.next();
   options.log = EventLog::create(log_dir_.path + "/log", 64 << 20, "{}").value();
 
@@ -273,10 +273,10 @@ void Sim::configure() {
   sim.checksum = chance(0.5);
   sim.far_caches = chance(0.5);
   if (sim.checksum) transport_.drop = sometimes(0.5, 0.3), transport_.change = sometimes(0.5, 0.3);
-  // (mooncake has prefixes fetched, whatever --kv-fetch says.)
+  // mooncake fetches prefixes, whatever --kv-fetch says.
   const bool reads = options.disagg_options.pull || options.fetch->fetches ||
                      options.placement->name == std::string("mooncake");
-  if (!reads) transport_.drop = sometimes(0.3, 0.3);  // counted where it arrives
+  if (!reads) transport_.drop = sometimes(0.3, 0.3);  // the receiver counts what arrives
   crash_rate_ = sometimes(0.6, 6);
   stop_rate_ = sometimes(0.5, 6);
   cut_rate_ = sometimes(0.4, 6);
@@ -289,13 +289,13 @@ void Sim::configure() {
     kv.tiers = {.host_bytes = size_t(double(kv.pool_bytes) * (0.3 + 4 * host)),
                 .block_tokens = kv.block_tokens,
                 .keep_arrivals = tiers_.uniform() < 0.5};
-    // A whole pool takes 0 to 0.2 s.
+    // Moving a whole pool takes 0 to 0.2 s.
     sim.tier_byte_s = 0.2 * tiers_.uniform() * tiers_.uniform() / double(kv.pool_bytes);
-    // Many requests at once that want the memory of few.
+    // Many requests at once compete for memory that holds few.
     if (tiers_.uniform() < 0.5) submit_rate_ = 0.3 + tiers_.uniform(), to_submit_ = 40 + int(tiers_.below(40));
     if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = break_rate_ = leave_rate_ = 0;
   }
-  // Who began first need not be done first.
+  // A prompt that begins first may end later.
   if (tiers_.uniform() < 0.3) sim.chunks = {find_chunk_policy("fixed"), 1 + int(tiers_.below(16))};
   tell(
       "%dP%dD%dC %s, host tier %zu, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream %d, batch "
@@ -323,7 +323,7 @@ void Sim::disturb() {
   const double now = clock.seconds;
   if (Node* node = some_node(); node && chance(crash_rate_ * kTick)) {
     tell("%s crashes", node->name.c_str());
-    crash(node->id, chance(0.5));  // not noticed: its lease runs out
+    crash(node->id, chance(0.5));  // if nobody notices, its lease runs out
   }
   if (Node* node = some_node(); node && chance(stop_rate_ * kTick)) {
     node->stopped_until_s = now + 3 * lease_s_ * random_.uniform();
@@ -352,8 +352,8 @@ void Sim::disturb() {
   }
 }
 
-// Who was declared gone finds its connection closed some time after it goes on; until then it
-// writes and talks as before.
+// An instance that was declared gone finds its connection closed some time after it goes on. Until then it writes and
+// sends as before.
 void Sim::notice_gone() {
   std::set<InstanceId> members;
   for (const InstanceInfo& info : conductor().members()) members.insert(info.id);
@@ -379,7 +379,7 @@ void Sim::keep_staffed() {
     if (node->zombie_turns < 0 && !node->leaving) --missing[node->role];
   for (auto [role, n] : missing)
     for (; n > 0; --n) {
-      // Sometimes another one takes its place in another role.
+      // Sometimes an instance of another role takes its place.
       const bool change = wanted_.size() > 4 && chance(0.2);
       add(change ? (role == Role::prefill ? Role::decode : Role::prefill) : role);
     }
@@ -404,7 +404,7 @@ void Sim::submit() {
   expected.ends.resize(size_t(request->n));
   const int n = request->n;
   const bool timed = request->deadline_s > 0;
-  expected.aborted = timed;  // may end early
+  expected.aborted = timed;  // it may end early
   expected_[id] = std::move(expected);
   if (conductor().submit(std::move(request), client_)) {
     expected_choices_ += uint64_t(n);
@@ -454,7 +454,7 @@ std::string Sim::run() {
     tick();
     if (n % 100 == 0) check_memory(false);
     if (!calm || !all_ended()) continue;
-    // What nobody owns any more is back within a lease (and a renewal's quarter, and the messages).
+    // Memory that nobody owns is free again within a lease, a quarter of one for its renewal, and the messages' delay.
     if (at_rest_s < 0) at_rest_s = clock.seconds;
     const bool restless = std::any_of(nodes.begin(), nodes.end(), [&](const auto& entry) {
       const Node& node = *entry.second;
@@ -491,7 +491,7 @@ std::string Sim::run() {
   return wrong_;
 }
 
-// What was decided while instances died and came is decided again as it was.
+// Decisions that were logged while instances died and joined come out the same in a replay.
 void Sim::check_log() {
   const std::string paths[] = {log_dir_.path + "/log"};
   forget_log();
@@ -532,7 +532,7 @@ TEST_CASE("chaos: each request ends once with the right tokens, and nothing leak
     fetched += sim.fetches().fetches, failed += sim.fetches().failed;
     if (std::getenv("TRANSCRIPTS")) std::printf("seed %d %016lx\n", seed, sim.transcript());
   }
-  if (last - first < 100 * step) return;  // too few to see all
+  if (last - first < 100 * step) return;  // too few to see every case
   INFO(fetched << " prefixes came from others, " << failed << " parts did not");
   CHECK((fetched > 0 && failed > 0));
 }

@@ -13,7 +13,7 @@ uint64_t fold(uint64_t h, uint64_t x) {
   return h ^ (h >> 29);
 }
 
-// What token number `position` leaves in one plane (layer, K or V); `prefix` chains the tokens.
+// The value that a token leaves in one plane (layer, K or V). `prefix` chains the tokens up to it.
 uint64_t row_of(uint64_t prefix, int plane) { return fold(prefix, uint64_t(plane) + 77); }
 
 int32_t token_of(uint64_t all) { return int32_t(all % uint64_t(checksum_config().vocab)); }
@@ -22,8 +22,8 @@ class ChecksumModel final : public SynchronousModel {
  public:
   const ModelConfig& config() const override { return checksum_config(); }
 
-  // Row of a token: the chain over the tokens up to it, and the plane's sum of that. So a token's
-  // rows follow from the row before, wherever that came from.
+  // A token's row is the chain over all tokens up to it, and the plane's checksum of that chain. So it follows from the
+  // row before it, wherever that row came from.
   void forward(const StepInput& step, float* logits) override {
     const int planes = 2 * config().n_layers;
     for (int layer = 0; layer < config().n_layers; ++layer) {

@@ -1,5 +1,5 @@
-// A model whose KV is checksums and whose tokens follow from all of them: what it says after a
-// prompt is known without it, and KV that is foreign, stale or missing makes it say something else.
+// A model whose KV is checksums and whose tokens follow from all of them. Its answer is known without running it, and
+// foreign, stale or missing KV changes the answer.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The whole path without HTTP: placement, prefill, transfer, decode, and everything that can end a request.
+// The whole path without HTTP: placement, prefill, transfer, decode, and each way in which a request can end.
 
 #include "disagg/instance/cluster.h"
 
@@ -23,7 +23,7 @@ Tokens prompt_of(int length, int salt = 0) {
   return prompt;
 }
 
-// What an undisturbed colocated run says.
+// The tokens of an undisturbed colocated run.
 const Tokens& oracle(const Tokens& prompt, int max_tokens) {
   static std::map<std::pair<Tokens, int>, Tokens> known;
   Tokens& tokens = known[{prompt, max_tokens}];
@@ -34,7 +34,7 @@ const Tokens& oracle(const Tokens& prompt, int max_tokens) {
   return tokens = tiny.recorder->choice(1).tokens;
 }
 
-// Every block is free or cached again, and the books are right.
+// Every block is free or cached again, and the conductor counts no load.
 void check_quiescent(TinyCluster& tiny) {
   CHECK(tiny.cluster->wait_idle(0));
   bool alone = !tiny.cluster->stats().shared_pool;
@@ -66,7 +66,7 @@ void ask(TinyCluster& tiny, uint64_t id, const Tokens& prompt, int max_tokens, i
   request->n = n;
   REQUIRE(tiny.submit(request).ok());
 }
-// It has ended once with the oracle's tokens, or with the first of them, where it may have been aborted.
+// Each choice has ended once with the oracle's tokens, or with a beginning of them if it may have been aborted.
 void check_choice(TinyCluster& tiny, uint64_t id, const Tokens& prompt, int max_tokens, int n = 1,
                   bool aborted = false) {
   const Tokens& all = oracle(prompt, max_tokens);
@@ -81,7 +81,7 @@ void check_choice(TinyCluster& tiny, uint64_t id, const Tokens& prompt, int max_
   }
 }
 
-TEST_CASE("the threshold of decode_first keeps short prompts on D, and D's prefix is not sent again",
+TEST_CASE("conditional_threshold keeps short prompts on D, and a prefix that D has cached is not sent again",
           "[cluster][order]") {
   TinySetup setup = in_order({"conditional_threshold", false, 25}, "1P1D");
   setup.step_tokens = 512;
@@ -95,13 +95,13 @@ TEST_CASE("the threshold of decode_first keeps short prompts on D, and D's prefi
   CHECK(serve(1, 25).steps == 0);
   const InstanceStats stats = serve(2, 60);
   CHECK(stats.transfers == 1);
-  CHECK(stats.transfer_bytes == (60 - 1 - 16) * int64_t(kTokenBytes));  // D's cache has one block of the first
-  CHECK(stats.generated_tokens == 1);                                   // sampled there, and nobody's
-  CHECK(serve(3, 70).transfers == 1);  // ten more now, with a cached prefix: D computes them itself
+  CHECK(stats.transfer_bytes == (60 - 1 - 16) * int64_t(kTokenBytes));  // D has one block of the first prompt
+  CHECK(stats.generated_tokens == 1);  // P samples a token, which is discarded because D computes the last prompt token
+  CHECK(serve(3, 70).transfers == 1);  // D has a cached prefix and computes the rest itself
   check_quiescent(tiny);
 }
 
-TEST_CASE("n choices share the prompt's KV and each is its own stream", "[cluster]") {
+TEST_CASE("n choices share the prompt's KV, and each is a stream of its own", "[cluster]") {
   for (const char* topology : {"1C", "1P1D"})
     for (const char* transport : {"local", "handoff"})
       for (const char* scheme : {"paged", "contiguous"}) {
@@ -126,7 +126,8 @@ TEST_CASE("n choices share the prompt's KV and each is its own stream", "[cluste
           CHECK(choice.ends == 1);
           CHECK(choice.tokens.size() == 9);
           distinct.insert(choice.tokens);
-          // Also where contiguous memory has no slot to fork into and choices compute the prompt again.
+          // Contiguous memory may have no slot to fork into. Its choices then compute the prompt again and say the
+          // same.
           CHECK(tight->recorder->choice(1, c).tokens == choice.tokens);
         }
         CHECK(distinct.size() == 5);
@@ -134,7 +135,7 @@ TEST_CASE("n choices share the prompt's KV and each is its own stream", "[cluste
       }
 }
 
-TEST_CASE("a shared pool full of prompts to be handed over does not stop D", "[cluster]") {
+TEST_CASE("a shared pool full of prompts that wait for their hand-over does not stop D", "[cluster]") {
   for (int n : {1, 8})
     for (const char* topology : {"1P1D", "2P1D"}) {
       INFO(topology << " n " << n);
@@ -150,7 +151,7 @@ TEST_CASE("a shared pool full of prompts to be handed over does not stop D", "[c
     }
 }
 
-TEST_CASE("a prefix hit is used, reported, kept apart by salt, and never changes a token", "[cluster]") {
+TEST_CASE("a prefix hit is used and reported, is kept apart by salt, and changes no token", "[cluster]") {
   TinyCluster tiny({.topology = "1P1D"});
   Tokens prompt = prompt_of(50);
   for (uint64_t id = 0; id < 3; ++id) {
@@ -161,15 +162,15 @@ TEST_CASE("a prefix hit is used, reported, kept apart by salt, and never changes
     CHECK(tiny.recorder->choice(id).cached_tokens == (id == 1 ? 48 : 0));
     check_choice(tiny, id, prompt, 5);
   }
-  // The second time D had the prefix as well: only the rest crossed.
+  // The second time D has the prefix as well, so only the rest crosses.
   InstanceStats prefill = tiny.cluster->stats().instances[0];
   CHECK(prefill.transfers == 3);
   CHECK(prefill.transfer_bytes == (50 + 2 + 50) * int64_t(kTokenBytes));
   CHECK(prefill.prompt_tokens == 50 + 2 + 50);
 }
 
-// (tests/disagg/chaos_test.cc aborts over the local wire, in every order.)
-TEST_CASE("abort at every moment frees everything of a shared pool and ends each choice once", "[cluster]") {
+// chaos_test.cc aborts over the local transport, in every order.
+TEST_CASE("an abort at any moment frees all blocks of a shared pool and ends each choice once", "[cluster]") {
   for (const char* topology : {"1P1D", "2P2D"})
     for (int moment = 0; moment < 14; ++moment) {
       INFO(topology << " turn " << moment);
@@ -185,7 +186,7 @@ TEST_CASE("abort at every moment frees everything of a shared pool and ends each
     }
 }
 
-TEST_CASE("the queue is bounded and what can never fit is refused at once", "[cluster]") {
+TEST_CASE("the queue is bounded, and a request that can never fit is refused at once", "[cluster]") {
   TinySetup setup{.topology = "1P1D", .max_batch = 4, .max_queue_bytes = 3 * (4096 + 4 * 20)};
   setup.pool_bytes = 64 * kTokenBytes;
   TinyCluster tiny(setup);
@@ -196,7 +197,7 @@ TEST_CASE("the queue is bounded and what can never fit is refused at once", "[cl
   tiny.run();
   CHECK(tiny.submit(tiny_request(4, prompt_of(20), 4)).ok());
   tiny.run();
-  Status huge = tiny.submit(tiny_request(5, prompt_of(60), 5));  // 65 tokens, the pool has 64
+  Status huge = tiny.submit(tiny_request(5, prompt_of(60), 5));  // 65 tokens; the pool has 64
   REQUIRE_FALSE(huge.ok());
   CHECK(huge.error().code == ErrorCode::invalid_argument);
   CHECK(tiny.submit(tiny_request(6, prompt_of(60), 4)).ok());
@@ -213,7 +214,8 @@ TEST_CASE("the queue is bounded and what can never fit is refused at once", "[cl
   check_quiescent(tiny);
 }
 
-TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle", "[cluster]") {
+TEST_CASE("instances as threads: each request ends once, with many clients, aborts and a stop in the middle",
+          "[cluster]") {
   for (const char* topology : {"1C", "1P1D", "2P2D"})
     for (const char* transport : {"local", "handoff"}) {
       INFO(topology << " " << transport);
@@ -234,7 +236,7 @@ TEST_CASE("instances as threads: many clients, aborts, and a stop in the middle"
         });
       for (std::thread& client : clients) client.join();
       REQUIRE(tiny.cluster->wait_idle(60));
-      for (uint64_t id = 500; id < 540; ++id) {  // alone, to threads that have gone to sleep or not
+      for (uint64_t id = 500; id < 540; ++id) {  // one at a time, to threads that may have gone to sleep
         REQUIRE(tiny.submit(tiny_request(id, prompt_of(30, int(id)), 3)).ok());
         REQUIRE(tiny.cluster->wait_idle(60));
       }
@@ -261,13 +263,14 @@ struct Log final : MessageBus {
   }
 };
 
-TEST_CASE("held post: a decode instance hears of a prompt behind the conductor's first token", "[held_post]") {
+TEST_CASE("held post: the conductor gets a prompt's first token before the decode instance hears of the prompt",
+          "[held_post]") {
   using Sent = std::vector<std::pair<InstanceId, std::string>>;
   Log log;
   HeldMessages bus(log);
   bus.send(1, kConductor, TokenOf{.index = 5});
   bus.hold();
-  bus.send(1, 2, ReserveKv{});  // before any token: D's answer is wanted while the step runs
+  bus.send(1, 2, ReserveKv{});  // before any token, because D's answer is wanted while the step runs
   CHECK(log.sent == Sent{{kConductor, "token 5"}, {2, "other"}});
   bus.send(1, kConductor, TokenOf{.index = 3});
   CHECK_FALSE(bus.has_answers());

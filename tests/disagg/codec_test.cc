@@ -21,26 +21,26 @@ static_assert(n_fields<AbortAttempt> == 1);
 static_assert(n_fields<KvDelivered> == 6);
 static_assert(n_fields<OffloadStats> == 20);
 
-// All members, as text.
+// All members of a message, as text.
 std::string print_message(const Message& message) {
   std::ostringstream out;
   std::visit(Put{out}, message);
   return out.str();
 }
 
-// Catches a field that codec_fields.h does not send: its default arrives.
+// A field that codec_fields.h does not send arrives with its default, and this test finds it.
 TEST_CASE("every field of every message arrives", "[disagg][control][codec]") {
   std::vector<Message> all = full_messages();
   for (const Message& message : all) {
     INFO("message " << message.index());
     std::string bytes = encode(7, 9, message, kSender);
-    // By the same clock, so that times and durations are unchanged.
+    // Both sides use the same clock, so times and durations are unchanged.
     auto same = decode(frame_type(message), bytes, kSender);
     if (!same) FAIL(same.error().message);
     CHECK(print_message(same.value().message) == print_message(message));
     CHECK(same.value().from == 7);
     CHECK(same.value().to == 9);
-    // And the filler has left no default, which could not be told from a field that was forgotten.
+    // The filler leaves no field at its default, because a default looks like a field that was not sent.
     Message blank = std::visit([](const auto& m) -> Message { return std::decay_t<decltype(m)>(); }, message);
     if (!std::visit(
             [](const auto& m) {
@@ -52,7 +52,7 @@ TEST_CASE("every field of every message arrives", "[disagg][control][codec]") {
   }
 }
 
-TEST_CASE("a time crosses as an age", "[disagg][control][codec]") {
+TEST_CASE("a time crosses as an age and arrives in the receiver's clock", "[disagg][control][codec]") {
   TokenOf message;
   message.event.token = 1;
   message.event.queued_s = kSender - 2;
@@ -84,10 +84,10 @@ TEST_CASE("a time crosses as an age", "[disagg][control][codec]") {
   got = decode(frame_type(report), encode(0, 0, report, kSender), kReceiver);
   REQUIRE(got.ok());
   CHECK(std::get<Report>(got.value().message).stats.heartbeat_s == kReceiver - 0.5);
-  CHECK(std::get<Report>(got.value().message).stats.step_seconds == 12);  // a duration
+  CHECK(std::get<Report>(got.value().message).stats.step_seconds == 12);  // a duration is unchanged
 }
 
-TEST_CASE("what is cut, added to or of another kind is refused", "[disagg][control][codec]") {
+TEST_CASE("a message that is cut, extended or of an unknown type is refused", "[disagg][control][codec]") {
   for (const Message& message : full_messages()) {
     INFO("message " << message.index());
     std::string bytes = encode(1, 2, message, kSender);
@@ -116,9 +116,9 @@ StartRequest ruled(const TokenRules& rules) {
   return start(request);
 }
 
-// tests/issues/lies_test.cc takes each number of each message beyond its range; these are beyond what a type or an
-// order says.
-TEST_CASE("what no honest peer sends is refused by name", "[disagg][control][codec]") {
+// tests/issues/lies_test.cc takes each number of each message beyond its range. These rows break the rules of a type or
+// of an order.
+TEST_CASE("a message that no honest peer sends is refused, and the error names the field", "[disagg][control][codec]") {
   const struct {
     Message message;
     const char* says;
@@ -142,22 +142,22 @@ TEST_CASE("what no honest peer sends is refused by name", "[disagg][control][cod
     INFO(says << ": " << error);
     CHECK((*says ? error.find(says) != std::string::npos : error == ""));
   }
-  // A count that its bytes cannot hold.
+  // A count that the bytes cannot hold.
   std::string bytes = encode(0, 0, KvRenewed{{1, 2, 3}}, 0);
   uint32_t huge = 0xffffffff;
   std::memcpy(bytes.data() + 8, &huge, 4);
   auto got = decode(frame_type(KvRenewed{}), bytes, 0);
   REQUIRE(!got.ok());
   CHECK(got.error().message.find("attempts: 4294967295 elements") != std::string::npos);
-  // An explanation with broken text still crosses.
+  // An explanation with broken UTF-8 still crosses.
   AttemptFailed failed{3, AttemptFailure::refused, "peer said \xff\xfe"};
   got = decode(frame_type(failed), encode(0, 0, failed, 0), 0);
   REQUIRE(got.ok());
   CHECK(std::get<AttemptFailed>(got.value().message).why == "peer said \xef\xbf\xbd\xef\xbf\xbd");
 }
 
-// Flipped bits and random bytes: never anything but a message or an error.
-TEST_CASE("no bytes make the codec do anything else", "[disagg][control][codec]") {
+// Messages with flipped bits and random bytes.
+TEST_CASE("any bytes decode to a message or to an error", "[disagg][control][codec]") {
   Random random(11);
   int taken = 0;
   for (const Message& message : full_messages()) {
@@ -168,7 +168,7 @@ TEST_CASE("no bytes make the codec do anything else", "[disagg][control][codec]"
       auto got = decode(frame_type(message), bytes, kSender);
       if (!got) continue;
       ++taken;
-      // What was taken can be passed on, and is then taken again.
+      // A message that was decoded can be passed on, and is decoded again.
       std::string again = encode(got.value().from, got.value().to, got.value().message, kSender);
       CHECK(decode(frame_type(message), again, kSender).ok());
     }
@@ -176,8 +176,8 @@ TEST_CASE("no bytes make the codec do anything else", "[disagg][control][codec]"
   CHECK(taken > 1000);
 }
 
-// Hidden: after a change of messages, `WRITE_SEEDS=1 xpyd_tests "[seeds]"` writes fuzz_wire's seeds.
-TEST_CASE("seeds of fuzz_wire", "[.seeds]") {
+// Hidden. After a change of messages, `WRITE_SEEDS=1 xpyd_tests "[seeds]"` writes the seeds of fuzz_wire.
+TEST_CASE("the seeds of fuzz_wire are written from every message", "[.seeds]") {
   if (!std::getenv("WRITE_SEEDS")) SKIP_TEST("WRITE_SEEDS is not set");
   const std::string dir = "tests/fuzz/corpus/wire/";
   std::filesystem::create_directories(dir);

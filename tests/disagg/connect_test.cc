@@ -1,6 +1,6 @@
-// The door of a wire. Nobody's loop waits for a peer: connect() of every wire with a handshake goes on beside other
-// work, towards peers that let us in and say nothing, or do not even let us in, and fails by its deadline. Strangers
-// who say nothing keep no peer out, and what those say who are no peers is closed and counted, and nobody else notices.
+// How a transport accepts peers. connect() of every transport with a handshake never blocks and fails by its deadline,
+// towards a peer that accepts and is silent and towards one that does not accept. Silent strangers keep no peer out.
+// Bytes that break the protocol close their connection and are counted, and nobody else notices.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -29,7 +29,7 @@
 namespace xpyd::testing::connect_test {
 namespace {
 
-// Where an address of a wire leads to: shm:@NAME, or KIND,HOST,PORT,… on this host.
+// Where a transport's address leads: shm:@NAME, or KIND,HOST,PORT,… on this host.
 struct Place {
   explicit Place(const std::string& address) {
     if (address.starts_with("shm:@")) {
@@ -46,7 +46,7 @@ struct Place {
       length = sizeof in;
     }
   }
-  // Where the port's digits begin, and how many there are.
+  // The place of the port's first digit, and the number of its digits.
   static std::pair<size_t, size_t> port_in(const std::string& address) {
     const size_t begin = address.find(',', address.find(',') + 1) + 1;
     return {begin, address.find(',', begin) - begin};
@@ -68,10 +68,10 @@ struct Sockets {
   std::vector<int> fds;
 };
 
-// Listens where an address of a wire leads to, and takes what comes without a word.
+// Listens where a transport's address leads, and never answers.
 class SilentPeer {
  public:
-  // `like`: a true address of that wire. `full`: there is no room at its door, either.
+  // `like` is a real address of that transport. If `full`, the backlog is full and nobody gets in.
   explicit SilentPeer(std::string like, bool full = false) : address(std::move(like)) {
     const bool local = address.starts_with("shm:@");
     if (local) address += "-silent";
@@ -81,7 +81,7 @@ class SilentPeer {
     REQUIRE(bind(sockets_.fds[0], place.at(), place.length) == 0);
     REQUIRE(::listen(sockets_.fds[0], full ? 0 : 64) == 0);
     REQUIRE(getsockname(sockets_.fds[0], place.at(), &place.length) == 0);
-    for (int i = 0; full && i < 4; ++i) {  // callers that nobody lets in
+    for (int i = 0; full && i < 4; ++i) {  // connections that are never accepted
       sockets_.fds.push_back(place.new_socket(SOCK_NONBLOCK));
       (void)!connect(sockets_.fds.back(), place.at(), place.length);
     }
@@ -95,7 +95,7 @@ class SilentPeer {
   Sockets sockets_;
 };
 
-// Every wire with a handshake that works here.
+// Every transport with a handshake that works here.
 void each_transport(const std::function<void(const TestedTransport&)>& test) {
   for (const TestedTransport& transport : tested_transports()) {
     if (transport.name == "local") continue;
@@ -104,10 +104,10 @@ void each_transport(const std::function<void(const TestedTransport&)>& test) {
   }
 }
 
-TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", "[transport]") {
+TEST_CASE("connect: connect() never blocks on a peer that listens and stays silent", "[transport]") {
   each_transport([](const TestedTransport& transport) {
     for (bool full : {false, true}) {
-      INFO((full ? "no room at the door" : ""));
+      INFO((full ? "the backlog is full" : ""));
       VirtualClock clock;
       clock.seconds = 100;
       const auto memory = transport.memory(1 << 16), theirs = transport.memory(1 << 16);
@@ -115,8 +115,8 @@ TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", 
           .regions = {{memory.get(), 1 << 16}}, .queue = &cpu_queue(), .clock = &clock, .self = 1, .connect_s = 3};
       auto here = transport.make(options).value();
       const SilentPeer silent(here->address(), full);
-      for (int round = 0; round < 2; ++round) {  // and it may be tried again
-        for (int i = 0; i < 100; ++i) {          // a wire that waits has no clock that moves
+      for (int round = 0; round < 2; ++round) {  // it may be tried again
+        for (int i = 0; i < 100; ++i) {  // a call that blocks would hang, because this clock does not move by itself
           const auto connected = here->connect(2, silent.address);
           REQUIRE(connected);
           REQUIRE(!connected.value());
@@ -129,7 +129,7 @@ TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", 
         CHECK(connected.error().message.find("does not answer") != std::string::npos);
         CHECK(!here->open(2, KvOp::write, {}));
       }
-      // Given up in the middle; another peer is reached meanwhile, and at last under this number.
+      // An attempt is given up in the middle. Another peer is reached meanwhile, and later under this number.
       REQUIRE(here->connect(2, silent.address));
       if (!transport.shares_process) continue;
       options.regions = {{theirs.get(), 1 << 16}};
@@ -146,7 +146,7 @@ TEST_CASE("connect: a peer that listens and is silent is waited for by nobody", 
   });
 }
 
-TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer out", "[transport]") {
+TEST_CASE("transport: silent strangers at a transport's port do not keep a peer out", "[transport]") {
   each_transport([](const TestedTransport& transport) {
     if (!transport.shares_process) return;
     RealClock clock;
@@ -158,7 +158,7 @@ TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer 
     Place door(here->address());
     for (int i = 0; i < 200; ++i) {
       const int fd = strangers.fds.emplace_back(door.new_socket(SOCK_NONBLOCK));
-      wait_until([&] { return connect(fd, door.at(), door.length) == 0 || errno != EAGAIN; });  // a full door
+      wait_until([&] { return connect(fd, door.at(), door.length) == 0 || errno != EAGAIN; });  // a full backlog
       pollfd inside{fd, POLLOUT, 0};
       CHECK(poll(&inside, 1, 60000) == 1);
     }
@@ -170,8 +170,8 @@ TEST_CASE("transport: silent strangers at the port of a wire do not keep a peer 
   });
 }
 
-// Sends, says that no more will come, and reads until the other side closes; what it said. A `hello` goes before: what
-// is sent then comes from one who is let in, if the key is right.
+// Sends `bytes` and returns what the other side says until it closes; with `end` false, closes without reading. A
+// `hello` is sent first: with the right key the bytes then come from an accepted peer.
 std::string say(Place& place, std::optional<Handshake> hello, const std::string& bytes, bool end = true) {
   const int fd = place.new_socket();
   REQUIRE(connect(fd, place.at(), place.length) == 0);
@@ -198,7 +198,7 @@ std::string say(Place& place, std::optional<Handshake> hello, const std::string&
   return heard;
 }
 
-// A poster and an owner that must go on working; and the owner's door.
+// A sender and an owner that must go on working, and the owner's address.
 struct Door {
   explicit Door(std::string_view name) {
     const TestedTransport& transport = *std::ranges::find(tested_transports(), name, &TestedTransport::name);
@@ -213,7 +213,7 @@ struct Door {
   void hears(const std::string& bytes, std::optional<Handshake> hello, size_t answer, int64_t counted) {
     CHECK(say(*place, std::move(hello), bytes).size() == answer);
     if (counted == 0) return;
-    refused += counted;  // the owner's thread counts when it sees
+    refused += counted;  // the owner's thread counts when it reads
     wait_until([&] { return owner->stats().refused >= refused; });
     CHECK(owner->stats().refused == refused);
   }
@@ -234,7 +234,7 @@ std::string noise(Random& random, uint64_t bytes) {
   return text;
 }
 
-TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and counted", "[transport]") {
+TEST_CASE("tcp: garbage, strangers and frames that break a rule are closed and counted", "[transport]") {
   using namespace tcp;
   Door door("tcp");
   const std::string token = parse_transport_address("tcp", door.owner->address()).value().token;
@@ -248,13 +248,13 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
   wrong_magic[2] ^= 1, wrong_token[31] = wrong_token[31] == '0' ? '1' : '0';
   for (const auto& [bytes, counted] : {std::pair<std::string, bool>{"", false},
                                        {"x", false},
-                                       {said.substr(0, 39), false},  // half of a hello: nothing to refuse
+                                       {said.substr(0, 39), false},  // half of a hello is not refused
                                        {"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n        ", true},
                                        {wrong_magic, true}})
     door.hears(bytes, {}, 0, counted);
   door.hears("", hello_of(wrong_token), 0, true);
   door.hears("", hello_of(token, "1", kTcpVersion + 1), 0, true);
-  (void)say(*door.place, hello_of(token, "one"), "");  // a name that no instance has
+  (void)say(*door.place, hello_of(token, "one"), "");  // a name that no instance can have
   door.hears("", hello_of(token), 0, false);
   (void)say(*door.place, {}, said.substr(0, 20), false);
 
@@ -291,27 +291,27 @@ TEST_CASE("tcp: garbage, strangers and frames against the rules are closed and c
   };
   for (const auto change : kNotAllowed)
     door.hears(frame(change), hello_of(token), sizeof(FrameHead), true);  // answered
-  // A post of two frames that are refused does not arrive with the last one.
+  // A transfer of two refused frames does not arrive with the last one.
   const int arrived = door.owner->arrived(door.key);
   const std::string first = frame([](Frame&f) { f.head.n_frames = 2; }),
                     last = frame([](Frame&f) { f.head.n_frames = 2, f.head.frame = 1; });
   door.hears(first + last, hello_of(token), 2 * sizeof(FrameHead), 2);
   CHECK(door.owner->arrived(door.key) == arrived);
-  // A seal that is none: the bytes came, the post did not.
+  // A frame that is cut before its end does not let the transfer arrive.
   for (size_t cut : {1, 48, 64, 90, 130}) door.hears(frame(kNotAllowed[0]).substr(0, cut), hello_of(token), 0, false);
   CHECK(door.owner->arrived(door.key) == arrived);
   Random random(6);
-  for (int round = 0; round < 200; ++round) {  // noise, with and without a hello
+  for (int round = 0; round < 200; ++round) {  // noise, with and without a handshake
     const std::string bytes = noise(random, random.below(3000));
     say(*door.place, round % 2 ? std::optional(hello_of(token)) : std::nullopt, bytes, round % 5 != 0);
   }
   door.still_works();
 }
 
-TEST_CASE("shm: garbage at its door is closed and counted", "[transport]") {
+TEST_CASE("shm: garbage at its socket is closed and counted", "[transport]") {
   Door door("shm");
   door.hears("", {}, 0, false);
-  door.hears("x", {}, 0, false);  // the beginning of a hello: nothing to refuse
+  door.hears("x", {}, 0, false);  // the beginning of a hello is not refused
   door.hears(std::string(16, 'y'), {}, 0, true);
   door.hears(std::string(5000, 'z'), {}, 0, true);
   Random random(6);

@@ -14,7 +14,7 @@
 namespace xpyd::testing::control_channel_test {
 namespace {
 
-// Moves only when told to, so that nothing in these tests waits for a timeout to pass.
+// Moves only when told to, so that no test waits for a timeout.
 class ManualClock final : public Clock {
  public:
   double now() override { return seconds_.load(); }
@@ -52,7 +52,7 @@ struct Rig {
   }
 };
 
-// A loop that stands still until it may go on, as its process would behind SIGSTOP.
+// Stops a loop until go_on(), as SIGSTOP would stop its process.
 class Stopped {
  public:
   explicit Stopped(ControlLoop& loop) {
@@ -72,7 +72,7 @@ class Stopped {
   bool over_ = false;
 };
 
-// A stranger's socket.
+// A socket that belongs to no member.
 struct Stranger {
   int fd = -1;
   explicit Stranger(const std::string& address) {
@@ -93,7 +93,7 @@ struct Stranger {
       bytes.remove_prefix(size_t(n));
     }
   }
-  // All that comes until the other side closes.
+  // Returns all bytes until the other side closes.
   std::string hear() {
     std::string all;
     char buffer[4096];
@@ -115,7 +115,7 @@ TEST_CASE("a channel carries frames both ways, in order", "[disagg][control]") {
     CHECK(rig.far.channel->address() == "decode D0");
     const std::string big(256 << 10, 'b');
     for (int i = 0; i < 1000; ++i) {
-      // Both directions at once, so that each has to wait for the other's kernel to take bytes.
+      // Both directions send at once, so that each waits for the other's kernel to take bytes.
       REQUIRE(near->send(16, std::to_string(i), i % 7 != 0));
       REQUIRE(rig.far.channel->send(17, i % 100 == 0 ? big : std::to_string(i)));
     }
@@ -127,7 +127,7 @@ TEST_CASE("a channel carries frames both ways, in order", "[disagg][control]") {
       CHECK(rig.near.frames[i].second == (i % 100 == 0 ? big : std::to_string(i)));
     }
     CHECK(rig.far.frames[1000].first == 18);
-    // What was sent before a close arrives before it.
+    // Frames that were sent before a close arrive before it.
     REQUIRE(near->send(16, "last words"));
     near->close("enough");
     CHECK(!near->send(16, "too late"));
@@ -167,7 +167,7 @@ TEST_CASE("many threads send on one channel", "[disagg][control]") {
   }
 }
 
-TEST_CASE("a callback may answer and close", "[disagg][control]") {
+TEST_CASE("a callback may answer on its channel and close it", "[disagg][control]") {
   Rig rig;
   rig.far.reply = [](End& end, std::string_view payload) {
     if (payload == "ping") end.channel->send(16, "pong");
@@ -184,7 +184,7 @@ TEST_CASE("a callback may answer and close", "[disagg][control]") {
   CHECK(rig.near.closed == "the peer left: as you wish");
 }
 
-TEST_CASE("a channel takes only members", "[disagg][control]") {
+TEST_CASE("a channel accepts members alone", "[disagg][control]") {
   Rig rig;
   ControlEndpoint other = rig.client;
   other.key = ClusterKey::random();
@@ -198,20 +198,20 @@ TEST_CASE("a channel takes only members", "[disagg][control]") {
   for (std::string words : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(1 << 20, '\x01')}) {
     Stranger stranger(rig.client.address);
     stranger.say(words);
-    CHECK(stranger.hear() == "");  // learns nothing, and is put out
+    CHECK(stranger.hear() == "");  // it learns nothing and is disconnected
   }
   CHECK(rig.far_loop->stats().refused == 4);
   CHECK(rig.far.opens == 0);
-  rig.connect();  // and all the while members may come
+  rig.connect();  // members may join all the while
 }
 
-TEST_CASE("a stranger has five seconds, and strangers have little room", "[disagg][control]") {
+TEST_CASE("a stranger has five seconds, and the number of strangers is bounded", "[disagg][control]") {
   ChannelLimits limits;
   limits.max_unknown_peers = 8;
   Rig rig("127.0.0.1:0", limits);
   {
     Stranger silent(rig.client.address);
-    // The accept must have happened before the clock moves: one that came later is in the queue's way.
+    // The accept must happen before the clock moves. A connection that comes later waits behind it.
     rig.connect();
     rig.clock.advance(5.01);
     CHECK(silent.hear() == "");
@@ -221,16 +221,16 @@ TEST_CASE("a stranger has five seconds, and strangers have little room", "[disag
     crowd.push_back(std::make_unique<Stranger>(rig.client.address));
     crowd.back()->say("\x10");
   }
-  for (int i = 0; i < 12; ++i) CHECK(crowd[i]->hear() == "");  // the oldest go
+  for (int i = 0; i < 12; ++i) CHECK(crowd[i]->hear() == "");  // the oldest are closed
   rig.near.opens = rig.far.opens = 0;
   rig.connect();
   CHECK(rig.far_loop->stats().refused >= 13);
 }
 
-TEST_CASE("a peer that falls silent is closed, and one that has nothing to say is not", "[disagg][control]") {
+TEST_CASE("a peer whose heartbeats stop is closed, and an idle peer is not", "[disagg][control]") {
   Rig rig;
   ChannelPtr near = rig.connect();
-  // 30 s of heartbeats alone: nobody closes. Steps are shorter than the silence that is allowed.
+  // Heartbeats alone keep a channel open for 30 s. Each step is shorter than the silence that is allowed.
   for (int i = 0; i < 30; ++i) {
     rig.clock.advance(1);
     for (const ChannelPtr& end : {near, rig.far.channel})
@@ -244,11 +244,11 @@ TEST_CASE("a peer that falls silent is closed, and one that has nothing to say i
   CHECK(rig.far.closed.find("silent for 3") != std::string::npos);
   CHECK(rig.far_loop->stats().silent == 1);
   stopped.go_on();
-  rig.near.wait_closed();  // it comes back and finds that it is no longer wanted
+  rig.near.wait_closed();  // it goes on and finds itself closed
   CHECK(!near->is_open());
 }
 
-TEST_CASE("a dial waits for nobody: a silent peer holds up no other", "[disagg][control]") {
+TEST_CASE("a dial waits for nobody: a silent peer delays no other one", "[disagg][control]") {
   Rig rig;
   End other;
   ControlLoop other_loop(rig.clock);
@@ -259,7 +259,7 @@ TEST_CASE("a dial waits for nobody: a silent peer holds up no other", "[disagg][
   rig.near_loop->dial(rig.client, 5, rig.near.on_open(), [&](Result<ChannelPtr> r) { silent.set_value(std::move(r)); });
   rig.near_loop->dial({bound.value(), rig.key, rig.client.self}, 5, rig.near.on_open(),
                       [&](Result<ChannelPtr> r) { open.set_value(std::move(r)); });
-  const Result<ChannelPtr> channel = open.get_future().get();  // while the first is not answered
+  const Result<ChannelPtr> channel = open.get_future().get();  // while the first dial has no answer
   REQUIRE(channel.ok());
   CHECK(channel.value()->is_open());
   rig.clock.advance(5.5);
@@ -270,7 +270,7 @@ TEST_CASE("a dial waits for nobody: a silent peer holds up no other", "[disagg][
                       [&](const Result<ChannelPtr>& r) { CHECK_FALSE(r.ok()); });
 }
 
-TEST_CASE("a peer that does not read is closed before it costs memory", "[disagg][control]") {
+TEST_CASE("a peer that does not read is closed before its queue exceeds the limit", "[disagg][control]") {
   ChannelLimits limits;
   limits.max_unsent_bytes = 4 << 20;
   Rig rig("127.0.0.1:0", limits);
@@ -290,15 +290,15 @@ TEST_CASE("a peer that does not read is closed before it costs memory", "[disagg
   rig.far.wait_closed();
 }
 
-// Held up, each would take until the next look at deadlines, if there is one: on a wire's channel there is none.
-TEST_CASE("a long message from another thread is not held up", "[disagg][control]") {
+// A delayed message would wait for the loop's next look at deadlines. On a transport's channel there is none.
+TEST_CASE("a long message from another thread is sent without delay", "[disagg][control]") {
   ChannelLimits limits;
   limits.heartbeat_s = limits.silence_timeout_s = std::numeric_limits<double>::infinity();
   Rig rig("127.0.0.1:0", limits);
   ChannelPtr near = rig.connect();
   std::promise<void> sent;
   rig.far.reply = [&](End&, std::string_view payload) {
-    if (payload.size() == 2) sent.get_future().wait();  // the socket fills
+    if (payload.size() == 2) sent.get_future().wait();  // the socket fills meanwhile
   };
   usleep(50000);  // both threads sleep
   near->send(16, "go");
@@ -310,7 +310,7 @@ TEST_CASE("a long message from another thread is not held up", "[disagg][control
 
 TEST_CASE("a forged frame ends the channel", "[disagg][control]") {
   Rig rig;
-  // A member by its key, whose frames somebody on the way adds to.
+  // The sender has the cluster's key, and somebody on the way repeats its frame.
   Stranger stranger(rig.client.address);
   Handshake handshake(Handshake::Side::initiator, rig.key, rig.client.self);
   std::string out;
@@ -335,7 +335,7 @@ TEST_CASE("a forged frame ends the channel", "[disagg][control]") {
   CHECK(rig.far_loop->stats().forged == 1);
 }
 
-TEST_CASE("where nobody listens connect() says so", "[disagg][control]") {
+TEST_CASE("connect() reports that nobody listens at an address", "[disagg][control]") {
   TempDir dir;
   Rig rig;
   ControlEndpoint endpoint = rig.client;
@@ -351,7 +351,7 @@ TEST_CASE("where nobody listens connect() says so", "[disagg][control]") {
   CHECK(parse_control_address("[::1]:80").ok());
 }
 
-TEST_CASE("without a key a channel stays on this host", "[disagg][control]") {
+TEST_CASE("an endpoint without a key stays on this host", "[disagg][control]") {
   Rig rig;
   ControlEndpoint open{"0.0.0.0:0", ClusterKey(), {NodeRole::conductor, "c"}};
   auto bound = rig.far_loop->listen(open, rig.far.on_open());

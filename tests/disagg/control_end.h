@@ -1,4 +1,4 @@
-// One end of a channel, as a test watches it.
+// One end of a channel, as a test sees it.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@
 
 namespace xpyd::testing {
 
-// What one end saw, of one channel after another. wait() returns when `condition` holds; a test
-// that hangs here fails by its limit.
+// Records what one end sees, of one channel after another. wait() returns when `condition` holds, and fails the test
+// after a minute.
 struct End {
   std::mutex mutex;
   std::condition_variable changed;
@@ -56,7 +56,7 @@ struct End {
   void wait_closed() {
     wait([&] { return closes > 0; });
   }
-  // Catch's assertions belong to the test's thread.
+  // Catch2's assertions may be used by the test's thread alone.
   static void CHECK_THREAD(bool holds) { XPYD_CHECK(holds); }
 };
 

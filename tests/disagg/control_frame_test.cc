@@ -1,4 +1,4 @@
-// Handshake, frames and what they are made of, as bytes, without sockets.
+// Handshakes, frames and their parts, as bytes without sockets.
 #include <sys/stat.h>
 
 #include <cstring>
@@ -33,7 +33,7 @@ std::string error_of(std::string_view bytes) {
   return status ? "" : status.error().message;
 }
 
-TEST_CASE("frames come out as they went in, however the bytes are cut", "[disagg][control]") {
+TEST_CASE("frames arrive as they were sent, however the bytes are cut", "[disagg][control]") {
   Frames sent{{16, ""}, {17, "a"}, {65535, std::string(70000, 'x')}, {16, std::string(1, '\0')}};
   FrameWriter writer(kKey);
   std::string bytes;
@@ -65,23 +65,23 @@ TEST_CASE("a frame that is changed, repeated, moved or left out is refused", "[d
       changed[byte] = char(changed[byte] ^ (1 << bit));
       uint32_t length;
       std::memcpy(&length, changed.data(), 4);
-      // A longer one waits for its bytes, and finds the code wrong when they come.
+      // A longer frame waits for its bytes. Its authentication code is wrong when they come.
       if (length <= kMaxFramePayloadBytes) changed.resize(length + 2 * kFrameOverheadBytes);
       FrameReader reader(kKey);
       Frames frames;
       Status status = feed(reader, changed, frames);
       CHECK(!status.ok());
       CHECK(frames.empty());
-      CHECK(!feed(reader, first, frames).ok());  // dead
+      CHECK(!feed(reader, first, frames).ok());  // the reader stays failed
     }
-  // Under another session's key.
+  // A frame under the key of another session.
   FrameWriter other(SipKey{1, 3});
   std::string foreign;
   other.append(foreign, 16, "first");
   CHECK(error_of(foreign).find("authentication") != std::string::npos);
 }
 
-TEST_CASE("a claimed length allocates nothing", "[disagg][control]") {
+TEST_CASE("a claimed length allocates no memory", "[disagg][control]") {
   uint32_t length = uint32_t(kMaxFramePayloadBytes) + 1;
   std::string bytes(kFrameHeaderBytes, '\0');
   std::memcpy(bytes.data(), &length, 4);
@@ -100,7 +100,7 @@ struct Pair {
   NodeIdentity worker{NodeRole::prefill, "P0@host", 78};
 };
 
-// Carries bytes until both are done or one has failed; `cut`: how many bytes at once.
+// Carries bytes, `cut` at a time, until both sides are done or one has failed. Returns the error.
 std::string shake(Handshake& initiator, Handshake& acceptor, size_t cut = 1000) {
   std::string to_acceptor, to_initiator;
   std::string_view none;
@@ -121,7 +121,7 @@ std::string shake(Handshake& initiator, Handshake& acceptor, size_t cut = 1000) 
   return initiator.done() && acceptor.done() ? "" : "not done";
 }
 
-TEST_CASE("a handshake tells both who is there and gives them the same keys", "[disagg][control]") {
+TEST_CASE("a handshake tells each side its peer and gives both the same keys", "[disagg][control]") {
   Pair pair;
   for (size_t cut : {1, 3, 1000}) {
     Handshake initiator(Handshake::Side::initiator, pair.key, pair.worker);
@@ -136,11 +136,11 @@ TEST_CASE("a handshake tells both who is there and gives them the same keys", "[
     Handshake again_i(Handshake::Side::initiator, pair.key, pair.worker);
     Handshake again_a(Handshake::Side::acceptor, pair.key, pair.conductor);
     REQUIRE(shake(again_i, again_a) == "");
-    CHECK(!same(initiator.send_key(), again_i.send_key()));  // of the session, not of the cluster
+    CHECK(!same(initiator.send_key(), again_i.send_key()));  // keys belong to a session, not to the cluster
   }
 }
 
-TEST_CASE("a handshake refuses another key, another version, another protocol and a replay", "[disagg][control]") {
+TEST_CASE("a handshake refuses another key, version or protocol, and a replay", "[disagg][control]") {
   Pair pair;
   const auto acceptor = [&] { return Handshake(Handshake::Side::acceptor, pair.key, pair.conductor); };
   NodeIdentity old = pair.worker;
@@ -169,7 +169,7 @@ TEST_CASE("a handshake refuses another key, another version, another protocol an
     CHECK(out.empty());
     CHECK(status.error().message.find(says) != std::string::npos);
   }
-  // What an initiator once said, said again: the acceptor's nonce is another now.
+  // The initiator's recorded bytes are sent again. The acceptor's nonce is another one now.
   Handshake a = acceptor(), again = acceptor();
   std::string recorded = hello;
   view = recorded;
@@ -182,7 +182,7 @@ TEST_CASE("a handshake refuses another key, another version, another protocol an
   CHECK(status.error().message == "handshake: the peer has another cluster key");
 }
 
-// A peer without the key that mirrors what it is told cannot pass for a member.
+// A peer without the key that mirrors all it receives cannot pass for a member.
 TEST_CASE("a handshake cannot be reflected", "[disagg][control]") {
   Pair pair;
   Handshake i(Handshake::Side::initiator, pair.key, pair.worker);
@@ -201,11 +201,11 @@ TEST_CASE("a handshake cannot be reflected", "[disagg][control]") {
   CHECK(!i.done());
 }
 
-TEST_CASE("a handshake takes at most 1 KiB and leaves what follows", "[disagg][control]") {
+TEST_CASE("a handshake takes at most 1 KiB and leaves the bytes that follow it", "[disagg][control]") {
   Pair pair;
   Handshake a(Handshake::Side::acceptor, pair.key, pair.conductor);
   Random random(5);
-  // Whatever a stranger says, for as long as it likes.
+  // A stranger sends any bytes for as long as it likes.
   for (int round = 0; round < 200; ++round) {
     Handshake target(Handshake::Side::acceptor, pair.key, pair.conductor);
     size_t taken = 0;
@@ -224,7 +224,7 @@ TEST_CASE("a handshake takes at most 1 KiB and leaves what follows", "[disagg][c
     CHECK(taken <= kMaxHandshakeBytes + 258);
     CHECK(!target.done());
   }
-  // The initiator's proof and its first frame in one packet.
+  // The initiator's proof and its first frame come in one packet.
   Handshake i(Handshake::Side::initiator, pair.key, pair.worker);
   std::string to_a, to_i;
   std::string_view none, view;
@@ -248,7 +248,7 @@ std::string hex(const Sha256& digest) {
   return out.str();
 }
 
-TEST_CASE("a ByteReader refuses what does not fit and names the field", "[disagg][control]") {
+TEST_CASE("a ByteReader refuses a value that does not fit, and names the field", "[disagg][control]") {
   const auto count = [](uint32_t n, const std::string& rest) {
     ByteWriter writer;
     writer.number(n);
@@ -265,7 +265,7 @@ TEST_CASE("a ByteReader refuses what does not fit and names the field", "[disagg
       {"", [](ByteReader& r) { r.number<uint8_t>("x"); }, "x: needs 1 bytes, 0 are left"},
       {"\2", [](ByteReader& r) { CHECK(!r.boolean("flag")); }, "flag: 2"},
       {"\x09", [](ByteReader& r) { r.number<uint8_t>("role", 0, 8); }, "role: 9, expected from 0 to 8"},
-      // The largest count there is, with four bytes behind it: nothing is allocated for it.
+      // The largest count, with four bytes behind it, allocates nothing.
       {count(0xffffffff, "abcd"), [](ByteReader& r) { CHECK(r.numbers<int64_t>("ids", 0xffffffff).capacity() == 0); },
        "ids: 4294967295 elements in 4 bytes"},
       {count(2, "abcdefg"), [](ByteReader& r) { r.numbers<int32_t>("ids", 9); }, "ids: 2 elements in 7 bytes"},
@@ -273,7 +273,7 @@ TEST_CASE("a ByteReader refuses what does not fit and names the field", "[disagg
       {count(2, "\xc3\x28"), [](ByteReader& r) { CHECK(r.utf8("name", 9).empty()); }, "name: not UTF-8"},
       {"ab", [](ByteReader& r) { r.number<uint8_t>("x"); }, "message: 1 bytes too many"},
       {nan.bytes(), [](ByteReader& r) { r.number<float>("p", 0.0f, 1.0f); }, "p: "},
-      // The first error stays, and reads after it give zeros.
+      // The first error stays, and later reads give zeros.
       {std::string(1, 5),
        [](ByteReader& r) {
          r.boolean("first");
@@ -346,7 +346,7 @@ TEST_CASE("a cluster key comes from a file that others cannot read", "[disagg][c
     CHECK((error() == "") == (*says == 0));
     if (*says) continue;
     const ClusterKey key = ClusterKey::from_file(path).value();
-    CHECK((key.bytes() == good && key.secret()));  // an editor's line end is not part of it
+    CHECK((key.bytes() == good && key.secret()));  // an editor's line end is not part of the key
   }
   REQUIRE(remove(path.c_str()) == 0);
   REQUIRE(mkfifo(path.c_str(), 0600) == 0);

@@ -1,5 +1,5 @@
-// KV that is delivered while its last posts are on their way; what the wire costs; and what the
-// conductor knows of caches that are far away.
+// KV that is delivered while its last transfers are on their way, the measured rate of a transport, what the conductor
+// knows of caches in other processes, and admission by reservation.
 
 #include <functional>
 #include <set>
@@ -9,14 +9,15 @@
 namespace xpyd::testing::delivery_test {
 namespace {
 
-TEST_CASE("delivery: posts may be on their way, and D takes the KV when it has counted them", "[disagg][delivery]") {
+TEST_CASE("delivery: transfers may still be on their way, and D takes the KV when it has counted them",
+          "[disagg][delivery]") {
   for (StreamKv grain : {StreamKv::layer, StreamKv::chunk, StreamKv::request}) {
     SimOptions options;
     options.stream_kv = grain;
     Scene scene("1P1D", options);
     scene.deliver_and_hold();
     const KvStats p = scene.kv("P0");
-    CHECK(p.in_transfer > 0);  // not free before the posts are done
+    CHECK(p.in_transfer > 0);  // blocks are not free before their transfers are done
     CHECK(scene.stats("P0").queue_prefill_sending == 1);
     scene.hand.let_go();
     scene.ticks(5);
@@ -28,8 +29,8 @@ TEST_CASE("delivery: posts may be on their way, and D takes the KV when it has c
 }
 
 TEST_CASE(
-    "delivery: posts that never come are waited for no longer than a lease; what has arrived is taken, however "
-    "long its window takes to close",
+    "delivery: D waits at most a lease for transfers that never come, and takes KV that has come although its "
+    "registration closes late",
     "[disagg][delivery]") {
   for (const bool arrives : {false, true}) {
     Scene scene("1P1D");
@@ -47,8 +48,8 @@ TEST_CASE(
   }
 }
 
-// What the two say to each other comes from another process: a place that cannot be is a failed
-// attempt, placed anew, and nobody reads beyond a list.
+// These messages come from another process. A place for KV that cannot exist is a failed attempt, which is placed anew,
+// and nothing reads beyond a list.
 class Misled final : public Scene {
  public:
   using Scene::Scene;
@@ -76,9 +77,9 @@ class Misled final : public Scene {
     Scene::send(from, to, std::move(message));
     if (early) Scene::send(early->from, early->to, std::move(early->message));
   }
-  std::function<void(KvPlace&)> wrong;  // changes the next place that is told
-  bool unasked = false;                 // room is promised before it is asked for
-  bool twice = false;                   // what is delivered is said again, of more posts
+  std::function<void(KvPlace&)> wrong;  // changes the next place that is sent
+  bool unasked = false;                 // room is granted before it is asked for
+  bool twice = false;                   // KvDelivered is sent again, with more transfers
   int refused = 0;
 };
 
@@ -94,8 +95,7 @@ const std::pair<const char*, void (*)(KvPlace&)> kWrongPlaces[] = {
     {"cached below 0", [](KvPlace& place) { place.cached_tokens = -1; }},
 };
 
-TEST_CASE("delivery: a place for KV that is none is a failed attempt, of a promise or of an offer",
-          "[disagg][delivery]") {
+TEST_CASE("delivery: an invalid place for KV, granted or offered, is a failed attempt", "[disagg][delivery]") {
   for (const auto& [disagg, pull] :
        {std::pair("prefill_first", false), {"decode_first", false}, {"prefill_first", true}})
     for (const auto& [what, wrong] : kWrongPlaces) {
@@ -107,7 +107,7 @@ TEST_CASE("delivery: a place for KV that is none is a failed attempt, of a promi
     }
 }
 
-TEST_CASE("delivery: what nobody asked for, and what is said again of one that is delivered, is not heard",
+TEST_CASE("delivery: a grant that nobody asked for and a repeated report of a delivery are ignored",
           "[disagg][delivery]") {
   for (const auto& [disagg, pull] :
        {std::pair("prefill_first", false), {"decode_first", false}, {"prefill_first", true}})
@@ -123,16 +123,16 @@ TEST_CASE("delivery: what nobody asked for, and what is said again of one that i
     }
 }
 
-TEST_CASE("delivery: a wire's rate is from post to done", "[disagg][delivery]") {
+TEST_CASE("delivery: a transport's rate counts each transfer from its start to its end", "[disagg][delivery]") {
   TransportRate rate;
   CHECK(rate.s_per_byte() == 0);
   rate.done(1, 2, 100);
   CHECK(rate.s_per_byte() == Approx(1e-2));
-  rate.done(1.5, 3, 100);  // of this one half a second is the first one's, too
+  rate.done(1.5, 3, 100);  // half a second of it overlaps the first one
   CHECK(rate.s_per_byte() == Approx(1e-2));
   for (int i = 0; i < 64; ++i) rate.done(10 + i, 10.5 + i, 100);
   CHECK(rate.s_per_byte() == Approx(5e-3));  // the first two are forgotten
-  // What an asynchronous wire takes is not free, though posting takes no time.
+  // An asynchronous transport takes time, although starting a transfer takes none.
   Scene scene("1P1D");
   scene.deliver_and_hold();
   scene.hand.let_go();
@@ -160,22 +160,22 @@ TEST_CASE("far caches: a prompt goes to the instance that reports its prefix", "
   for (const char* name : {"P0", "P1", "P2"}) CHECK(scene.conductor().known_blocks(scene.find(name)->id) == 15);
   for (uint64_t id = 4; id <= 6; ++id) {
     scene.serve(id, 60, 4, 7 - int(id));
-    CHECK(scene.cached(id) == 56);  // never the last token's block
+    CHECK(scene.cached(id) == 56);  // the last token's block is never taken from a cache
   }
   CHECK((hits("P0") == before[0] + 56 && hits("P1") == before[1] + 56 && hits("P2") == before[2] + 56));
 }
 
-// ---- Admission by reservation: a prompt begins when P's room and D's are held.
+// ---- Admission by reservation: a prompt begins when its blocks are reserved at P and at D.
 
-// Pools of 640 tokens in blocks of 16, of which four sequences of 48 and 100 tokens leave D less and less; steps of 16
-// tokens. Where such four decode for 60 ticks, D has no room for a prompt of 150.
+// Pools have 640 tokens in blocks of 16, and steps have 16 tokens. Four sequences of 48 + 100 tokens leave D less and
+// less. After 60 ticks D has no room for a prompt of 150.
 SimOptions reserving(bool reserve_blocks) {
   SimOptions options;
   options.conductor.reserve_blocks = reserve_blocks;
   return options;
 }
 
-// Prompts that begin, and rooms that D grants, as they are told.
+// Counts the prompts that begin before D has granted room.
 struct Watch {
   explicit Watch(Scene& of) : scene(of) {
     scene.due = [this](InstanceId, InstanceId, const Message& m) {
@@ -193,8 +193,9 @@ struct Watch {
   int early = 0;
 };
 
-TEST_CASE("reservation: no prompt is computed that D has no room for, and clients who leave meanwhile cost nothing",
-          "[disagg][reservation]") {
+TEST_CASE(
+    "reservation: with reserved blocks no prompt is computed before D has room, and clients that leave cost nothing",
+    "[disagg][reservation]") {
   for (const bool reserve_blocks : {false, true})
     for (const bool leave : {false, true}) {
       INFO(reserve_blocks << leave);

@@ -20,7 +20,8 @@ std::string written(const T& x) {
   return json.take();
 }
 
-TEST_CASE("decisions: any view comes back as it was, to the last bit, and is decided as it was", "[decisions]") {
+TEST_CASE("decisions: a view that is read from the log equals the one written, to the last bit, and decides the same",
+          "[decisions]") {
   Random random(11);
   for (const PlacementPolicy& policy : placement_policies()) {
     for (int trial = 0; trial < 100; ++trial) {
@@ -45,8 +46,8 @@ TEST_CASE("decisions: any view comes back as it was, to the last bit, and is dec
   }
 }
 
-// A member that is added to a view and not to its columns would be lost: it changes the size of the struct.
-TEST_CASE("decisions: the columns know every member", "[decisions]") {
+// A member that is added to a view but not to its columns would be lost. It changes the size of the struct.
+TEST_CASE("decisions: the columns have every member of the views", "[decisions]") {
   CHECK(sizeof(InstanceView) == 128);
   CHECK(sizeof(ClusterView) == 56);
   CHECK(sizeof(SequenceView) == 36);
@@ -122,7 +123,7 @@ void fill(EventLog& log, int n) {
   }
 }
 
-TEST_CASE("event log: every decision is taken again as it was; another policy's differences are counted",
+TEST_CASE("event log: a replay repeats every decision, and counts those that another policy decides differently",
           "[event_log]") {
   Logged log;
   fill(*log.log, 50);
@@ -137,18 +138,19 @@ TEST_CASE("event log: every decision is taken again as it was; another policy's 
   CHECK(regret > 0);
   CHECK(counts.at("place").regret_now == regret);
   counts = log.replayed({{{"place", "mooncake"}}});
-  CHECK(counts.at("place").differ > 20);  // of the 50 at random
+  CHECK(counts.at("place").differ > 20);  // of the 50 that are random
   CHECK(counts.at("place").differ <= 50);
   CHECK(counts.at("place").regret == regret);
   CHECK(counts.at("place").regret_now < regret);
   CHECK(int64_t(log.differences.size()) == counts.at("place").differ);
   CHECK(log.replayed({{{"chunk", "fixed"}}}).at("chunk").differ > 10);
   CHECK(log.replayed({{{"evict", "lfu"}}}).at("evict").differ > 10);
-  CHECK(log.replayed({{{"admit", "none"}}}).at("admit").differ > 5);  // who asks nobody refuses nobody
+  CHECK(log.replayed({{{"admit", "none"}}}).at("admit").differ > 5);  // `none` refuses nobody
   CHECK(log.try_replay({{{"place", "nobodys"}}}).error().message.find("nobodys") != std::string::npos);
 }
 
-TEST_CASE("event log: a decision that was changed differs; what is broken is an error with its line", "[event_log]") {
+TEST_CASE("event log: a changed decision differs in the replay, and a broken line is an error with its number",
+          "[event_log]") {
   Logged log;
   fill(*log.log, 3);
   log.log.reset();
@@ -176,7 +178,7 @@ TEST_CASE("event log: a decision that was changed differs; what is broken is an 
   CHECK_FALSE(replay({&absent, 1}, {}, [](auto&, auto&) {}).ok());
 }
 
-TEST_CASE("event log: what a killed process had begun to write is left out, and nothing else", "[event_log]") {
+TEST_CASE("event log: the line that a killed process had begun is left out, and nothing else", "[event_log]") {
   Logged log;
   fill(*log.log, 3);
   log.log.reset();
@@ -192,11 +194,11 @@ TEST_CASE("event log: what a killed process had begun to write is left out, and 
     CHECK(all == 6);
   }
   CHECK(plans == 3);
-  std::ofstream(log.path) << lines[0].substr(0, 5);  // the first line is not of a log
+  std::ofstream(log.path) << lines[0].substr(0, 5);  // not the first line of a log
   CHECK(log.try_replay().error().message.find(":1: ") != std::string::npos);
   std::ofstream(log.path) << "";
   CHECK(log.try_replay().error().message.find(":1: ") != std::string::npos);
-  // Of a run with several, one of a process that was killed before it had begun.
+  // One of several processes was killed before its first line was complete.
   const std::string other = log.path + ".pid7";
   fill(*EventLog::create(other, 1 << 20, "{}").value(), 3);
   const std::string both[] = {log.path, other};
@@ -208,12 +210,12 @@ TEST_CASE("event log: what a killed process had begun to write is left out, and 
   }
   std::ofstream(log.path) << "hello\n";
   CHECK_FALSE(replay(both, {}, [](auto&, auto&) {}).ok());
-  // From the start there is one, however early a process ends.
+  // A log has its first line from the start, however early its process ends.
   const auto open = EventLog::create(log.path, 1 << 20, "{}");
   CHECK(log.try_replay().ok());
 }
 
-TEST_CASE("event log: never longer than it may be, and it says what is left out", "[event_log]") {
+TEST_CASE("event log: a log stays within its limit and says how many lines it left out", "[event_log]") {
   Logged log(5000);
   fill(*log.log, 50);
   log.log.reset();
@@ -225,7 +227,7 @@ TEST_CASE("event log: never longer than it may be, and it says what is left out"
   CHECK(log.try_replay().ok());
 }
 
-TEST_CASE("event log: only a regular file is emptied for it", "[event_log]") {
+TEST_CASE("event log: a log replaces a regular file and nothing else", "[event_log]") {
   TempDir folder;
   const std::string path = folder.path + "/fifo";
   REQUIRE(mkfifo(path.c_str(), 0600) == 0);
@@ -250,20 +252,20 @@ class FullDisk {
   void (*signal_)(int);
 };
 
-TEST_CASE("event log: a full disk ends it, whose writers go on", "[event_log]") {
+TEST_CASE("event log: a full disk ends the log, and its writers go on", "[event_log]") {
   for (const bool room_again : {false, true}) {
     Logged log(1 << 30);
     {
       FullDisk disk(30000);
       fill(*log.log, 100);
-      if (room_again) disk.free();  // there is a hole by now
+      if (room_again) disk.free();  // the file has a hole by now
       fill(*log.log, 100);
       log.log.reset();
     }
     CHECK(std::filesystem::file_size(log.path) == 30000);
-    CHECK(log.replayed().at("place").decisions > 10);  // but for the line that is cut
+    CHECK(log.replayed().at("place").decisions > 10);  // all but the line that is cut
   }
-  // What fails only when it is closed.
+  // A write that fails only when the file is closed.
   Logged log(1 << 30);
   {
     FullDisk disk(100);

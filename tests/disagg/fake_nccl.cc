@@ -90,7 +90,7 @@ struct Call {
   size_t bytes;
 };
 
-// One rank of a communicator. Its socket is the network; `stop_` is what a kernel looks at.
+// One rank of a communicator. Its socket stands for the network, and its kernels watch `stop_`.
 class Comm {
  public:
   Comm(const NcclUniqueId& id, int rank, int listener) : rank_(rank) {
@@ -121,7 +121,7 @@ class Comm {
     }
   }
 
-  bool launching = false;  // the caller's
+  bool launching = false;  // of the calling thread
   std::function<void()> launch;
 
  private:
@@ -147,7 +147,7 @@ class Comm {
     }
   }
 
-  // False: aborted.
+  // Returns false if the communicator is aborted.
   bool wait(int fd, short events) {
     pollfd both[2] = {{stop_, POLLIN, 0}, {fd, events, 0}};
     while (poll(both, 2, -1) < 0) {
@@ -181,7 +181,7 @@ class Comm {
 
 struct Library {
   std::mutex mutex;
-  std::map<std::string, int> listeners;                // by name, of ids made here and not used
+  std::map<std::string, int> listeners;                // by name, of ids that were made here and are not used yet
   std::map<const void*, std::shared_ptr<Comm>> comms;  // not aborted
   std::atomic<bool> fail_joins{false};
   std::atomic<int> made{0};
@@ -246,7 +246,7 @@ int comm_get_async_error(NcclComm handle, int* result) {
   auto comm = library().find(handle);
   *result = library().fail_joins ? int(kNcclInvalidUsage) : comm->state();
   if (*result == kNcclSuccess && comm->launching) {
-    comm->launch();  // the next question finds it done
+    comm->launch();  // the next call finds it done
     comm->launching = false;
     *result = kNcclInProgress;
   }
@@ -258,7 +258,7 @@ std::atomic<int> reclaims = 0;
 int comm_abort(NcclComm handle) {
   auto comm = library().find(handle);
   comm->abort();
-  // As NCCL does since 2.28.
+  // NCCL goes on in a thread after an abort since 2.28.
   ++reclaims;
   std::thread([] {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -329,7 +329,7 @@ const NcclApi& fake_nccl() {
 std::unique_ptr<DeviceQueue> make_fake_stream() { return std::make_unique<FakeStream>(); }
 
 Result<std::unique_ptr<KvTransport>> make_fake_nccl_transport(const TransportOptions& options) {
-  static const auto queue = make_fake_stream();  // the instance's
+  static const auto queue = make_fake_stream();  // of the process
   TransportOptions ours = options;
   ours.queue = queue.get();
   return make_nccl_transport(ours, fake_nccl());

@@ -1,8 +1,8 @@
-// NCCL's point-to-point calls without a card: bytes go over a socket between two ranks, in one process or in two, on
-// streams that are threads. As strict as NCCL is careless: what the library answers with a hang or with wrong bytes
-// (sizes that do not match in order, a call on a communicator that is aborted, not ready or still enqueueing, calls
-// outside of a group) aborts the program here. An operation whose peer does not come, or has died, waits until it is
-// aborted; a communicator is not ready, and a group not enqueued, before it has been asked for its state.
+// NCCL's point-to-point calls without a card. Bytes go over a socket between two ranks, in one process or in two, on
+// streams that are threads. NCCL answers some mistakes with a hang or with wrong bytes, and this library aborts the
+// program instead: sizes that do not match in order, calls outside a group, and calls on a communicator that is
+// aborted, not ready or still enqueueing. An operation whose peer does not come or has died waits until it is aborted.
+// A communicator becomes ready, and a group is enqueued, only after its state has been asked for.
 #pragma once
 
 #include <memory>
@@ -13,17 +13,17 @@
 namespace xpyd::testing {
 
 const NcclApi& fake_nccl();
-// A DeviceQueue whose work is done by a thread of its own, over memory of the host.
+// A DeviceQueue over host memory. A thread of its own does its work.
 std::unique_ptr<DeviceQueue> make_fake_stream();
 
-// The nccl wire over these, with the queue in place of options.queue.
+// The nccl transport over these calls, with such a queue in place of options.queue.
 Result<std::unique_ptr<KvTransport>> make_fake_nccl_transport(const TransportOptions& options);
 
-// From now on communicators of this process break while they are being made, or no more.
+// From now on every communicator of this process breaks while it is made, or none does.
 void fail_fake_joins(bool fail);
-// Every communicator of this process that stands breaks, as when a network fails.
+// Breaks every communicator of this process, as a failing network does.
 void break_fake_comms();
-int fake_comms_made();  // by this process, so far
-int fake_reclaims();    // of aborted communicators that threads are still at
+int fake_comms_made();  // by this process so far
+int fake_reclaims();    // of aborted communicators that threads still work on
 
 }  // namespace xpyd::testing

@@ -13,7 +13,7 @@
 namespace xpyd::testing::fault_test {
 namespace {
 
-// Two ends over local, under a virtual clock; the poster's is faulty.
+// Two ends of the local transport under a virtual clock. The sender's end is faulty.
 struct Faulty {
   explicit Faulty(const FaultOptions& faults) : source(1 << 16), destination(1 << 16) {
     Random random(1);
@@ -33,7 +33,7 @@ struct Faulty {
     const MemoryRange all(destination);
     return owner->open(1, op, {&all, 1}).value();
   }
-  // The whole memory in pieces of 1 KiB, from end to end.
+  // The whole memory in pieces of 1 KiB.
   TransferPlan plan(KvOp op = KvOp::write) const {
     TransferPlan plan;
     for (size_t at = 0; at < source.size(); at += 1024, plan.bytes += 1024) {
@@ -65,13 +65,13 @@ struct Faulty {
 };
 
 TEST_CASE("fault: each fault does what its name says", "[transport]") {
-  SECTION("none") {
+  SECTION("none: every byte arrives") {
     Faulty f({.seed = 1});
     const RemoteKey key = f.open();
     CHECK(f.move(key) == TransferState::done);
     CHECK(f.differing_bits() == 0);
   }
-  SECTION("drop") {
+  SECTION("drop: a transfer stays in flight until its deadline or its cancellation") {
     Faulty f({.seed = 1, .drop = 1});
     const RemoteKey key = f.open();
     const TransferId id = f.post(key, 5);
@@ -84,7 +84,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
     CHECK(f.owner->arrived(key) == 0);
     CHECK((f.poster->stats().failed == 3 && f.counts().dropped == 3));
   }
-  SECTION("delay") {
+  SECTION("delay: transfers take the given time on average") {
     Faulty f({.seed = 1, .delay_s = 2});
     const RemoteKey key = f.open();
     double sum = 0;
@@ -96,7 +96,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
     }
     CHECK(sum / 200 > 1);
     CHECK(sum / 200 < 3);
-    // Into a window that is closed when it comes, and not in time.
+    // One transfer arrives when its registration is closed, the other one after its deadline.
     const TransferId late = f.post(key);
     const TransferId hurried = f.poster->post({2, KvOp::write, key, f.clock.seconds + 1e-9}, {});
     CHECK(f.owner->close(key));
@@ -105,12 +105,12 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
     CHECK(f.poster->poll(hurried) == TransferState::failed);
     CHECK(f.owner->stats().refused == 1);
   }
-  SECTION("reorder") {
+  SECTION("reorder: a transfer may arrive after a later one") {
     Faulty f({.seed = 3, .reorder = 0.5});
     const RemoteKey key = f.open();
     std::byte* there = f.poster->remote(2, 0);
     int overtaken = 0;
-    for (int i = 0; i < 200; ++i) {  // two posts to one place: the later one counts last
+    for (int i = 0; i < 200; ++i) {  // two transfers to one place: the last one to arrive counts
       const TransferPlan first{{{f.source.data(), there, 64}}, 64}, second{{{f.source.data() + 64, there, 64}}, 64};
       const TransferId a = f.poster->post({2, KvOp::write, key}, first),
                        b = f.poster->post({2, KvOp::write, key}, second);
@@ -122,7 +122,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
     CHECK(overtaken > 30);
     CHECK(overtaken < 120);
   }
-  SECTION("truncate") {
+  SECTION("truncate: a transfer reports done, and its end is missing") {
     Faulty f({.seed = 1, .truncate = 1});
     const RemoteKey key = f.open();
     CHECK(f.move(key) == TransferState::done);
@@ -132,7 +132,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
     CHECK(same < f.source.size());
     for (size_t i = same + 64; i < f.source.size(); ++i) CHECK(f.destination[i] == std::byte(0));
   }
-  SECTION("corrupt") {
+  SECTION("corrupt: one bit differs") {
     for (KvOp op : {KvOp::write, KvOp::read}) {
       Faulty f({.seed = 1, .corrupt = 1});
       const RemoteKey key = f.open(op);
@@ -144,7 +144,7 @@ TEST_CASE("fault: each fault does what its name says", "[transport]") {
   }
 }
 
-TEST_CASE("fault: a seed repeats itself, another does not", "[transport]") {
+TEST_CASE("fault: a seed repeats its faults, and another seed has others", "[transport]") {
   const auto run = [](uint64_t seed) {
     Faulty f({.seed = seed, .drop = 0.2, .reorder = 0.2, .truncate = 0.2, .corrupt = 0.2, .delay_s = 0.5});
     const RemoteKey key = f.open();
@@ -169,7 +169,8 @@ TEST_CASE("fault: a seed repeats itself, another does not", "[transport]") {
   CHECK(first != run(8));
 }
 
-TEST_CASE("--transport: a wire, or faults around one; errors say what was expected", "[transport]") {
+TEST_CASE("--transport: a transport or faults around one are parsed, and an error says what was expected",
+          "[transport]") {
   const auto plain = parse_transport("tcp");
   REQUIRE(plain.ok());
   CHECK(std::string(plain.value().row->name) == "tcp");

@@ -1,5 +1,5 @@
-// Prefixes that one instance gets from another: what is computed is less, and what is said the same, whatever becomes
-// of the holder, the wire and the time.
+// Prefixes that one instance fetches from another. Less is computed and the answers stay the same, whatever happens to
+// the holder, the transport and the time.
 
 #include "base/random.h"
 #include "disagg/pool/fetch_policy.h"
@@ -9,7 +9,7 @@
 namespace xpyd::testing::fetch_test {
 namespace {
 
-// A tick is a millisecond; the model's first cost is 1 ms a step and .1 ms a token: 48 tokens are worth 7.8 ms.
+// A tick is a millisecond. The model's first cost is 1 ms a step and .1 ms a token, so 48 tokens take 7.8 ms.
 SimOptions fetching(const char* policy, double s_per_token = 1e-6) {
   SimOptions options;
   options.conductor.placement = find_placement_policy("round_robin");
@@ -18,13 +18,13 @@ SimOptions fetching(const char* policy, double s_per_token = 1e-6) {
   options.checksum = true;
   return options;
 }
-// The same prompt at one instance after another.
+// Sends the same prompt to one instance after another.
 void ask_twice(Scene& scene) {
   scene.serve(1, 60, 4, 1);
   scene.ask(2, 60, 4, 1);
 }
 
-TEST_CASE("fetch: what another instance has is not computed, in any memory", "[disagg][fetch]") {
+TEST_CASE("fetch: a prefix that another instance has is fetched and not computed, in any memory", "[disagg][fetch]") {
   for (const char* scheme : {"paged", "slots", "vattention"}) {
     INFO(scheme);
     SimOptions options = fetching("always");
@@ -35,7 +35,7 @@ TEST_CASE("fetch: what another instance has is not computed, in any memory", "[d
     ask_twice(scene);
     scene.settle();
     const FetchStats reader = scene.stats("C1").fetch, holder = scene.stats("C0").fetch;
-    const int wanted = scheme == std::string("paged") ? 48 : 59;  // whole blocks of 16; all but the last token
+    const int wanted = scheme == std::string("paged") ? 48 : 59;  // whole blocks of 16, or all but the last token
     CHECK(reader.fetches == 1);
     CHECK(reader.tokens == wanted);
     CHECK(reader.failed == 0);
@@ -56,8 +56,8 @@ TEST_CASE("fetch: each of several holders sends a part", "[disagg][fetch]") {
   CHECK(scene.stats("C1").fetch.lent_tokens == 16);
 }
 
-// What D kept of its answers was the second replica: nothing was ever hot enough for a copy.
-TEST_CASE("fetch: what was fetched stays by the row of --replication, also where D had answered",
+// D's cached answers once counted as the second replica, so no prefix was ever hot enough for a copy.
+TEST_CASE("fetch: --replication decides whether a fetched prefix stays, also where D has answered before",
           "[disagg][fetch][replication]") {
   for (const auto& [policy, topology, reader, fetches] : {std::tuple{"side_effect", "2C", "C1", 1},
                                                           {"off", "2C", "C1", 12},
@@ -67,8 +67,9 @@ TEST_CASE("fetch: what was fetched stays by the row of --replication, also where
     SimOptions options = fetching("always");
     options.conductor.replication = find_replication_policy(policy);
     Scene scene(topology, options);
-    // 24 prompts, .8 s apart and a bit, at one instance and the other; the second one has it or gets it. The tenth is
-    // the first to find ten reads in ten seconds, less what has left the window: 8 of them are .8 a second.
+    // 24 prompts, a little more than .8 s apart, go to one instance and the other. The second one has the prefix or
+    // fetches it. The tenth prompt is the first to find .8 reads a second: ten reads, less those that have left the
+    // window.
     for (uint64_t id = 1; id <= 24; ++id) {
       scene.serve(id, 60, 4, 1);
       CHECK(scene.cached(id) == (id == 1 ? 0 : 48));
@@ -77,7 +78,8 @@ TEST_CASE("fetch: what was fetched stays by the row of --replication, also where
   }
 }
 
-TEST_CASE("heat: reads a second of the last window, whatever else is read", "[disagg][fetch][replication]") {
+TEST_CASE("heat: a prefix has its reads per second over the last window, whatever else is read",
+          "[disagg][fetch][replication]") {
   PrefixHeat heat;
   Random random(7);
   const uint64_t hot = random.next(), warm = random.next();
@@ -99,7 +101,7 @@ TEST_CASE("heat: reads a second of the last window, whatever else is read", "[di
   CHECK_FALSE(row->keeps({.reads_s = 8, .replicas = 2}));
 }
 
-TEST_CASE("fetch: prefill gets back what decode has", "[disagg][fetch]") {
+TEST_CASE("fetch: a prefill instance fetches back the prefix that a decode instance has", "[disagg][fetch]") {
   Scene scene("1P1D", fetching("always"));
   scene.serve(1, 60, 4, 1);
   scene.memory("P0").clear_prefix_cache();
@@ -108,7 +110,7 @@ TEST_CASE("fetch: prefill gets back what decode has", "[disagg][fetch]") {
   CHECK(scene.cached(2) == 48);
 }
 
-TEST_CASE("fetch: by cost, only what takes less time than to compute it", "[disagg][fetch]") {
+TEST_CASE("fetch: by cost, only a prefix that takes less time to fetch than to compute is fetched", "[disagg][fetch]") {
   for (const auto& [policy, s_per_token, fetches] :
        {std::tuple{"never", 1e-6, 0}, {"cost", 1e-6, 1}, {"cost", 1e-3, 0}, {"always", 1e-3, 1}}) {
     INFO(policy << " " << s_per_token);
@@ -124,7 +126,7 @@ TEST_CASE("fetch: by cost, only what takes less time than to compute it", "[disa
   CHECK(cost->fetches(view));
 }
 
-TEST_CASE("fetch: what takes too long is computed, and both sides let go", "[disagg][fetch]") {
+TEST_CASE("fetch: a prefix that takes too long to come is computed, and both sides release it", "[disagg][fetch]") {
   Scene scene("2C", fetching("cost"));
   scene.serve(1, 60, 4, 1);
   scene.hand.holds = true;
@@ -135,8 +137,9 @@ TEST_CASE("fetch: what takes too long is computed, and both sides let go", "[dis
   CHECK(scene.stats("C1").fetch.failed == 1);
   CHECK(scene.stats("C1").fetch.regret_s > 0);
   scene.settle();
-  CHECK(scene.stats("C0").fetch.expired == 0);  // it was told
-  // Prompt after prompt was begun so, and each was late, since what did not come told nothing of the wire.
+  CHECK(scene.stats("C0").fetch.expired == 0);  // the reader told it
+  // A fetch that does not come says nothing about the transport's rate, so each further prompt once tried again and was
+  // late.
   scene.serve(3, 60, 4, 2);
   scene.hand.holds = true;
   scene.ask(4, 60, 4, 2);
@@ -145,7 +148,8 @@ TEST_CASE("fetch: what takes too long is computed, and both sides let go", "[dis
   CHECK(scene.stats("C1").fetch.failed == 1);
 }
 
-TEST_CASE("fetch: a holder that dies, changed bytes, a reader that dies", "[disagg][fetch]") {
+TEST_CASE("fetch: a dead holder and changed bytes cost computing, and a loan to a silent reader expires",
+          "[disagg][fetch]") {
   {
     Scene scene("2C", fetching("always"));
     scene.ask(1, 60, 4, 1);
@@ -183,7 +187,7 @@ TEST_CASE("fetch: a holder that dies, changed bytes, a reader that dies", "[disa
     scene.hand.holds = true;
     scene.ask(2, 60, 4, 1);
     scene.ticks(5);
-    scene.due = [&](InstanceId from, InstanceId, const Message& m) {  // the holder hears nothing of it
+    scene.due = [&](InstanceId from, InstanceId, const Message& m) {  // the holder gets no renewal
       return from != kConductor && std::holds_alternative<KvRenewed>(m) ? -1 : scene.clock.seconds;
     };
     scene.ticks(500);

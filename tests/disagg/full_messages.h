@@ -1,4 +1,4 @@
-// One message of each kind with every member set, such as an honest member could say it.
+// One message of each kind with every member set, as an honest member could send it.
 #pragma once
 
 #include <memory>
@@ -10,9 +10,9 @@
 
 namespace xpyd::testing {
 
-inline constexpr double kSender = 5000, kReceiver = 123.5;  // "now", by two clocks
+inline constexpr double kSender = 5000, kReceiver = 123.5;  // "now" by the clocks of both sides
 
-// Fills every member with something that is not its default, all different as far as types allow.
+// Sets every member to a value that is not its default, all different as far as types allow.
 class Filler {
  public:
   template <class T>
@@ -21,13 +21,13 @@ class Filler {
     if constexpr (std::is_same_v<T, bool>) {
       x = !x;
     } else if constexpr (std::is_same_v<T, float>) {
-      x = 0.5f + float(next % 32) / 64;  // in the range of a probability, which some are
+      x = 0.5f + float(next % 32) / 64;  // within the range of a probability
     } else if constexpr (std::is_same_v<T, double>) {
-      x = kSender - next - 0.25;  // in the range of a time, which most are
+      x = kSender - next - 0.25;  // within the range of a time
     } else if constexpr (std::is_enum_v<T>) {
       x = T(1);
     } else if constexpr (std::is_same_v<T, int>) {
-      x = next % 2 + 3;  // in the range of a choice, which some are, and of two added
+      x = next % 2 + 3;  // within the range of a choice, and of the sum of two
     } else if constexpr (std::is_integral_v<T>) {
       x = T(0x1122334455660000) + T(next);
     } else if constexpr (std::is_same_v<T, std::string>) {
@@ -50,7 +50,7 @@ class Filler {
   int counter_ = 0;
 };
 
-// What must hold between fields.
+// Sets what must hold between fields.
 template <class M>
 void make_sound(M& m) {
   const auto one = [](ChoiceState& state) {
@@ -76,7 +76,7 @@ void for_each_kind(F f) {
   }
 }
 
-// One of each kind, every field set.
+// One message of each kind, with every field set.
 inline std::vector<Message> full_messages() {
   std::vector<Message> messages;
   for_each_kind([&]<size_t I>(std::in_place_index_t<I>) {

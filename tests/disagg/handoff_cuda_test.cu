@@ -1,6 +1,6 @@
-// The pool that a card exports, on the interpreter and on a card: what one member writes through
-// its mapping the other one reads through its own. (tests/simt/stack_test.cu has two processes,
-// and tools/gpu-report runs `xpyd --processes` over it.)
+// The pool that a card exports, on the interpreter and on a card. One member writes through its mapping, and the other
+// one reads the bytes through its own. Two processes use it in tests/simt/stack_test.cu and in tools/gpu-report (`xpyd
+// --processes`).
 #include "base/device/device_cuda.h"
 #include "disagg/transport/handoff/handoff_pool.h"
 #include "tests/catch.h"
@@ -9,7 +9,7 @@
 namespace xpyd::testing {
 namespace {
 
-TEST_CASE("cuda handoff: members with a mapping each of one exported pool hand a sequence over", "[cuda][handoff]") {
+TEST_CASE("cuda handoff: two members that each map one exported pool hand a sequence over", "[cuda][handoff]") {
   REQUIRE(cuda::open().ok());
   auto device = make_cuda_device();
   KvOptions options = tiny_options(4, 8);
@@ -25,7 +25,7 @@ TEST_CASE("cuda handoff: members with a mapping each of one exported pool hand a
   const KvHandle here = d_kv->handoff().adopt(handover, prompt, 0);
   REQUIRE(here != kNoKv);
   p_kv->handoff().discard(handover);
-  made.reset();  // the memory stays with who has it mapped
+  made.reset();  // the memory stays with the members that map it
   CHECK(rows_on_card(*d_kv, here, prompt, 0, false) == 0);
   p_kv.reset(), p.pool.reset();
   prompt.push_back(3);

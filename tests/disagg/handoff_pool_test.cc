@@ -15,7 +15,7 @@
 namespace xpyd::testing::handoff_pool_test {
 namespace {
 
-TEST_CASE("handoff pool: members of one file hand a sequence over, and outlive who made it", "[transport][handoff]") {
+TEST_CASE("handoff pool: members of one pool hand a sequence over, and outlive its maker", "[transport][handoff]") {
   const KvOptions options = tiny_options(4, 8);
   auto made = HandoffPool::create("paged", options, 2).value();
   JoinedPool p = join_handoff_pool(made->address(), "paged", options).value();
@@ -40,7 +40,7 @@ TEST_CASE("handoff pool: members of one file hand a sequence over, and outlive w
   CHECK(late.error().code == ErrorCode::unavailable);
 }
 
-TEST_CASE("handoff pool: who means another pool is told what differs", "[transport][handoff]") {
+TEST_CASE("handoff pool: a member that expects another pool is told what differs", "[transport][handoff]") {
   const KvOptions options = tiny_options(4, 8);
   auto made = HandoffPool::create("paged", options, 2).value();
   const std::pair<void (*)(KvOptions&), const char*> kOthers[] = {
@@ -74,9 +74,9 @@ TEST_CASE("handoff pool: who means another pool is told what differs", "[transpo
   CHECK(nobody.error().message.find("processes of one host") != std::string::npos);
 }
 
-// One that ends slowly has lost its lock and has its blocks: the next one is not told that all are
-// there, but waits for its place.
-TEST_CASE("handoff pool: the successor of one that ends slowly gets its place", "[transport][handoff]") {
+// A member that ends slowly has lost its lock and still has its blocks. Its successor waits for the place, and is not
+// told that all places are taken.
+TEST_CASE("handoff pool: the successor of a member that ends slowly gets its place", "[transport][handoff]") {
 #if defined(__SANITIZE_THREAD__)
   SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
 #endif
@@ -94,7 +94,7 @@ TEST_CASE("handoff pool: the successor of one that ends slowly gets its place", 
   }
   while (closed == 0 && waitpid(pid, nullptr, WNOHANG) != pid) std::this_thread::yield();
   REQUIRE(closed == 1);
-  // It ends when somebody has come to a place that is too many, and has left it.
+  // The member is killed when its successor has taken a place too many and has left it.
   std::atomic<bool> over = false;
   std::thread end([&, before = made->ledger().changes()] {
     while (made->ledger().changes() == before && !over) std::this_thread::yield();
@@ -108,7 +108,7 @@ TEST_CASE("handoff pool: the successor of one that ends slowly gets its place", 
   CHECK(waitpid(pid, nullptr, 0) == pid);
 }
 
-TEST_CASE("handoff pool: another user gets nothing", "[transport][handoff]") {
+TEST_CASE("handoff pool: a process of another user cannot join", "[transport][handoff]") {
 #if defined(__SANITIZE_THREAD__)
   SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
 #endif
@@ -130,7 +130,7 @@ TEST_CASE("handoff pool: another user gets nothing", "[transport][handoff]") {
   CHECK(made->ledger().count_free() == 16);
 }
 
-TEST_CASE("handoff pool: who may have no more files is told so, and does not ask for ever",
+TEST_CASE("handoff pool: a process without free descriptors is told so, and does not ask for ever",
           "[transport][handoff][issues]") {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   SKIP_TEST("UBSan wants a descriptor of its own, and ThreadSanitizer follows no threads of a forked process");

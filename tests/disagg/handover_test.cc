@@ -1,6 +1,6 @@
-// The two state machines of a hand-over (disagg/handover/states.h): that disagg/handover/states.md shows what
-// the tables say, and that a random walk of both sides, over a wire and a network that lose, double
-// and reorder, goes through every pair that can be, and leaves nothing behind.
+// The two state machines of a hand-over (disagg/handover/states.h). disagg/handover/states.md shows the tables of the
+// code. A random walk of both sides, over a transport and a network that lose, double and reorder, goes through every
+// pair of a state and an event that can occur, and leaves nothing behind.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -29,7 +29,7 @@ namespace {
 
 using namespace handover;
 
-// ---- The README's tables.
+// ---- The tables of states.md.
 
 using Words = std::vector<std::string>;
 
@@ -68,14 +68,14 @@ void check_readme(const Machine<State, Event, Action>& machine, const std::strin
     INFO(line);
     const std::vector<Words> row = cells(line);
     REQUIRE(row.size() >= 4);
-    REQUIRE(row[2].size() <= 1);  // none: it stays
+    REQUIRE(row[2].size() <= 1);  // none: the state stays
     for (const std::string& in : row[0])
       for (const std::string& when : row[1]) {
         const State state = named<State>(in, M::kStates);
         const Event event = named<Event>(when, M::kEvents);
         INFO(in << ", " << when);
         auto& step = unseen[size_t(state)][size_t(event)];
-        REQUIRE(step.can_be);  // or it is in two rows
+        REQUIRE(step.can_be);  // otherwise it is in two rows
         step.can_be = false;
         CHECK(name(step.next) == (row[2].empty() ? in : row[2][0]));
         CHECK(name(step.action) == (row[3].empty() ? "nothing" : row[3][0]));
@@ -88,7 +88,7 @@ void check_readme(const Machine<State, Event, Action>& machine, const std::strin
     }
 }
 
-// By any events.
+// By any number of events.
 bool leads_to(const auto& machine, auto from, auto to) {
   std::vector<decltype(from)> seen{from};
   for (size_t i = 0; i < seen.size(); ++i)
@@ -101,13 +101,13 @@ bool leads_to(const auto& machine, auto from, auto to) {
   return false;
 }
 
-TEST_CASE("handover: the README's drawing and tables are those of the code", "[disagg][handover]") {
+TEST_CASE("handover: the README's drawing and the tables of states.md are those of the code", "[disagg][handover]") {
   std::ifstream file("disagg/handover/README.md");
   const std::string readme{std::istreambuf_iterator<char>(file), {}};
   const size_t begin = readme.find("```\n            conductor"), end = readme.find("```", begin + 3);
   REQUIRE(end != readme.npos);
   const std::string drawing = readme.substr(begin, end - begin);
-  // One under another, and each is reached from the one before.
+  // The states stand one under another, and each is reached from the one before.
   size_t at = 0;
   std::optional<ReceiverState> before;
   for (ReceiverState state : {ReceiverState::remote_prefilling, ReceiverState::granted,
@@ -152,17 +152,17 @@ int impossible(const M& machine, auto begin, auto first) {
   return n;
 }
 
-TEST_CASE("handover: each pair of a state and an event is in the table, or ends in a CHECK", "[disagg][handover]") {
+TEST_CASE("handover: each pair of a state and an event is in the table or ends in a CHECK", "[disagg][handover]") {
   CHECK(impossible(kSenderTable, SenderState{}, SenderEvent{}) > 0);
   CHECK(impossible(kReceiverTable, ReceiverState{}, ReceiverEvent{}) > 0);
 }
 
-// ---- The walk.
+// ---- The random walk.
 
 constexpr double kLease = 0.4;
 constexpr InstanceId kP = 0, kD = 1;
 
-// The local wire. Its posts arrive when chance wills, or fail, or are lost.
+// The local transport. Its transfers arrive, fail or are lost at random.
 class RandomTransport final : public FlyingTransport {
  public:
   RandomTransport(const TransportOptions& options, bool zero_copy, Random& random)
@@ -182,13 +182,13 @@ class RandomTransport final : public FlyingTransport {
     const double fate = random_.uniform();
     if (!calm && fate >= 0.4) return;
     flight.state = fate < 0.1 ? TransferState::failed : TransferState::done;
-    if (fate >= 0.15) arrive(flight);  // else it fails, or is lost
+    if (fate >= 0.15) arrive(flight);  // else it fails or is lost
   }
   const bool zero_copy_;
   Random& random_;
 };
 
-// A memory that says of some sequences that a tier is loading them.
+// A memory that says at random that an offload tier is loading a sequence.
 class LoadingMemory final : public KvMemory, public KvLoader {
  public:
   LoadingMemory(std::unique_ptr<KvMemory> inner, Random& random)
@@ -228,7 +228,7 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   Random& random_;
 };
 
-// One instance's parts, whose turns the walk takes.
+// The parts of one instance. The walk decides when each of them runs.
 struct Side {
   Side(InstanceId self, KvOptions kv, std::shared_ptr<KvPool> pool, bool zero_copy, DisaggOrder order,
        VirtualClock& clock, MessageBus& bus, Random& random, Visits& visits)
@@ -313,17 +313,17 @@ class Walk final : public MessageBus {
   }
 
  private:
-  // What P's engine computes.
+  // A prompt that P's engine computes.
   struct Prompt {
     SequencePtr sequence;
-    int layers = -1;  // so many are computed; below 0: not begun
+    int layers = -1;  // layers that are computed; below 0: not begun
   };
   bool chance(double p) { return random_.uniform() < p; }
   template <class List>
   size_t one_of(const List& list) {
     return size_t(random_.below(list.size()));
   }
-  // One of the latest.
+  // One of the latest attempts, or the next one.
   AttemptId some_attempt() {
     const size_t n = requests_.size() + 1;
     return n - random_.below(std::min<size_t>(n, 6));
@@ -381,7 +381,7 @@ class Walk final : public MessageBus {
     prompts_.push_back({std::move(sequence)});
   }
 
-  // As an engine does (batch/engine/engine.cc): one prompt gets on, a layer at a time.
+  // One prompt gets on, a layer at a time, as in an engine (batch/engine/engine.cc).
   void compute_on() {
     if (prompts_.empty()) return;
     const size_t at = one_of(prompts_);
@@ -430,7 +430,7 @@ class Walk final : public MessageBus {
     }
   }
 
-  // One of those on their way arrives: any, and perhaps not for the last time; or none does.
+  // One of the messages under way arrives: any of them, perhaps not for the last time, perhaps not at all.
   void deliver() {
     if (mail_.empty()) return;
     const size_t at = chance(0.3) ? mail_.size() - 1 : one_of(mail_);
@@ -450,7 +450,7 @@ class Walk final : public MessageBus {
         },
         envelope.message);
   }
-  // A peer may say anything that its channel lets through.
+  // Sends a message that is false, and that its channel lets through.
   void lie() {
     const AttemptId attempt = some_attempt();
     if (attempt > requests_.size()) return;
@@ -482,7 +482,7 @@ class Walk final : public MessageBus {
       for (AttemptId attempt : of_d[kP]) sender_->renewed(kD, attempt);
   }
 
-  // Nobody says anything any more: what nobody owns is back within a lease.
+  // After the last message, memory that nobody owns is free within a lease.
   void calm_down() {
     p_->transport->calm = d_->transport->calm = true;
     while (!prompts_.empty()) end(0);
@@ -517,7 +517,7 @@ class Walk final : public MessageBus {
   std::vector<Envelope> mail_;
 };
 
-// What can be and was not visited, or was visited and cannot be; "": nothing.
+// Returns the pairs that can occur and did not, or did and cannot.
 template <class State, class Event, class Action>
 std::string amiss(const Machine<State, Event, Action>& machine,
                   const typename Machine<State, Event, Action>::Visits& visits) {
@@ -530,7 +530,8 @@ std::string amiss(const Machine<State, Event, Action>& machine,
   return text;
 }
 
-TEST_CASE("handover: a random walk of both sides goes through all that can be", "[disagg][handover]") {
+TEST_CASE("handover: a random walk of both sides visits every pair that can occur, and leaves nothing behind",
+          "[disagg][handover]") {
   Visits visits;
   const auto all = [&] { return amiss(kSenderTable, visits.sender) + amiss(kReceiverTable, visits.receiver); };
   for (uint64_t seed = 1; seed <= 500 || (seed <= 10000 && all() != ""); ++seed) {

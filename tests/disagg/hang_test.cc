@@ -1,6 +1,6 @@
-// Several instances with tensor ranks in one process, each waiting for its own: what a NCCL of several communicators
-// answers with a hang when threads enqueue their collectives in different orders (TurboMind's notes). Ranks here meet
-// at a barrier that belongs to their stage alone, so there is no order to agree upon; here every rank is held up at
+// Several instances with tensor ranks in one process, each waiting for its own ranks. NCCL with several communicators
+// hangs here when threads enqueue their collectives in different orders (TurboMind's notes). The ranks of this server
+// meet at a barrier that belongs to their stage alone, so there is no order to agree on. The test delays every rank at
 // random in each layer.
 #include <thread>
 
@@ -24,7 +24,7 @@ void hold_up(const AttentionArgs& args, ThreadTeam& team) {
 }
 constexpr AttentionVariant kHeldUp = {"held up", hold_up, Isa::portable, ""};
 
-// All instances are alike: tp x pp ranks each.
+// All instances are alike and have tp x pp ranks each.
 TinySetup setup_of(const char* topology, int tp, int pp, const char* transport) {
   TinySetup setup{.topology = topology, .transport = transport};
   setup.prefill_tp = setup.decode_tp = tp;
@@ -41,7 +41,7 @@ TinySetup setup_of(const char* topology, int tp, int pp, const char* transport) 
   return setup;
 }
 
-TEST_CASE("hang: instances with tensor ranks in one process, each rank held up at random, never wait for ever",
+TEST_CASE("hang: instances with tensor ranks in one process end every request, with each rank delayed at random",
           "[disagg][hang]") {
   const uint64_t expected = run_ragged({.topology = "1C"}).hash;
   int ended = 0;

@@ -1,4 +1,4 @@
-// KV events: their bytes, their order, what is kept of them, and that who hears them knows what the memory knows.
+// KV events: their bytes, their order, how much is kept, and that a subscriber knows what the memory caches.
 
 #include "disagg/pool/kv_events.h"
 
@@ -47,7 +47,7 @@ uint64_t number(const std::string& frame) {
   return n;
 }
 
-// Messages from that number on: sequence and payload. It ends as it says.
+// Returns the messages from that number on: sequence and payload. The last frames must mark the end.
 std::vector<std::pair<uint64_t, std::string>> replayed(ZmqSocket& socket, uint64_t from) {
   std::vector<std::pair<uint64_t, std::string>> all;
   REQUIRE(socket.send({"", sequence_text(from)}));
@@ -64,7 +64,7 @@ std::vector<std::pair<uint64_t, std::string>> replayed(ZmqSocket& socket, uint64
   }
 }
 
-TEST_CASE("kv_events: as vLLM packs them", "[disagg][kv_events]") {
+TEST_CASE("kv_events: events are packed as vLLM packs them", "[disagg][kv_events]") {
   const std::vector<int32_t> tokens{1, 2, 3, 4, 5, 6, 7, 8, 70000, 9};
   const CacheChange changes[] = {
       {.hash = 11, .n_tokens = 2, .tier = Tier::device, .first = true},
@@ -103,7 +103,7 @@ TEST_CASE("kv_events: an address that cannot be had is an error that names the o
       {{.endpoint = taken->endpoint()}, "Address already in use", false},
       {{.endpoint = kAny, .replay = taken->endpoint()}, "--kv-events-replay tcp://127.0.0.1:", false},
       {{.endpoint = kAny, .topic = std::string(64, 'k')}, "--kv-events-topic: expected less than 64 bytes"},
-      {{.endpoint = "tcp://192.0.2.1:7"}, "--kv-events tcp://192.0.2.1:7: ", false},  // of no machine
+      {{.endpoint = "tcp://192.0.2.1:7"}, "--kv-events tcp://192.0.2.1:7: ", false},  // an address of no machine
       {{.endpoint = "tcp://localhost:7"}, "names are not looked up", false},
   };
   for (const auto& c : cases) {
@@ -117,7 +117,8 @@ TEST_CASE("kv_events: an address that cannot be had is an error that names the o
   CHECK(check_kv_events({}).ok());
 }
 
-TEST_CASE("kv_events: three frames, numbered from 0, and again for who asks", "[disagg][kv_events]") {
+TEST_CASE("kv_events: a message has three frames and a number from 0 on, and is sent again on request",
+          "[disagg][kv_events]") {
   auto events = KvEvents::open({.endpoint = kAny, .replay = kAny, .topic = "kv-1", .rank = 4}).value();
   ZmqSocket mine = connected(ZMQ_SUB, events->endpoint(), "kv-1"),
             other = connected(ZMQ_SUB, events->endpoint(), "kv-2"), again = connected(ZMQ_DEALER, events->replay()),
@@ -128,7 +129,7 @@ TEST_CASE("kv_events: three frames, numbered from 0, and again for who asks", "[
   const auto says_last = [&](const std::string& payload) {
     return text_of(payload).ends_with(R"(["BlockRemoved",[)" + std::to_string(hash) + R"(],"CPU"]],4])");
   };
-  REQUIRE(until([&] {  // the subscription is on its way
+  REQUIRE(until([&] {  // the subscription takes a while
     events->removed(Tier::host, ++hash);
     while (mine.wait(50))
       if (first = mine.receive(); says_last(first[2])) return true;
@@ -136,7 +137,7 @@ TEST_CASE("kv_events: three frames, numbered from 0, and again for who asks", "[
   }));
   CHECK(first[0] == "kv-1");
   const uint64_t begin = number(first[1]);
-  CHECK(begin > 0);  // the first one was before it
+  CHECK(begin > 0);  // the first messages came before the subscription
   for (uint64_t n = 1; n <= 5; ++n) {
     events->removed(Tier::host, ++hash);
     REQUIRE(mine.wait(60'000));
@@ -146,7 +147,7 @@ TEST_CASE("kv_events: three frames, numbered from 0, and again for who asks", "[
     CHECK(says_last(frames[2]));
   }
   CHECK(!other.wait(0));
-  // Who asks for nonsense gets no answer, and harms nobody.
+  // A nonsense request gets no answer and harms nobody.
   for (const char* nonsense : {"", "1234567", "123456789"}) REQUIRE(liar.send({"", nonsense}));
   REQUIRE(liar.send({"12345678"}));
   REQUIRE(liar.send({"", "12345678", "12345678"}));
@@ -163,9 +164,9 @@ TEST_CASE("kv_events: three frames, numbered from 0, and again for who asks", "[
   CHECK(!liar.wait(0));
 }
 
-TEST_CASE("kv_events: what is kept has a bound, and who tells never waits", "[disagg][kv_events]") {
+TEST_CASE("kv_events: the history is bounded, and the memory never waits for a subscriber", "[disagg][kv_events]") {
   auto events = KvEvents::open({.endpoint = kAny, .replay = kAny}).value();
-  ZmqSocket deaf = connected(ZMQ_SUB, events->endpoint());  // it takes nothing
+  ZmqSocket deaf = connected(ZMQ_SUB, events->endpoint());  // it reads nothing
   ZmqSocket again = connected(ZMQ_DEALER, events->replay());
   const std::vector<int32_t> tokens(16, INT32_MAX);
   size_t all = 0;
@@ -182,7 +183,7 @@ TEST_CASE("kv_events: what is kept has a bound, and who tells never waits", "[di
     for (int i = 0; i < 20'000; ++i) events->stored(Tier::device, ++hash, std::nullopt, tokens);
     hear();
   }
-  events->removed(Tier::host, ++hash);  // the last that is told
+  events->removed(Tier::host, ++hash);  // the last event
   REQUIRE(until(hear));
   const auto kept = replayed(again, 0);
   size_t bytes = 0;
@@ -197,7 +198,8 @@ TEST_CASE("kv_events: what is kept has a bound, and who tells never waits", "[di
   CHECK(bytes > 60 << 20);
 }
 
-TEST_CASE("kv_events: what comes faster than it can be packed is forgotten, and said to be", "[disagg][kv_events]") {
+TEST_CASE("kv_events: events that come faster than they can be packed are dropped, and a cleared event says so",
+          "[disagg][kv_events]") {
   auto events = KvEvents::open({.endpoint = kAny, .replay = kAny}).value();
   ZmqSocket again = connected(ZMQ_DEALER, events->replay());
   const std::vector<int32_t> tokens(16, 7);
@@ -213,10 +215,10 @@ TEST_CASE("kv_events: what comes faster than it can be packed is forgotten, and 
   CHECK(cleared);
 }
 
-// Blocks by hash, of each tier.
+// Hashes of blocks, by tier.
 using Known = std::map<std::string, std::set<uint64_t>>;
 
-// A subscriber as anybody would write one. It is made to miss messages.
+// A subscriber as a user would write one. It misses messages on purpose.
 class Subscriber {
  public:
   Subscriber(const KvEvents& events, uint64_t seed)
@@ -225,7 +227,7 @@ class Subscriber {
     blocks_ = &blocks;
     while (events_.wait(0)) {
       const std::vector<std::string> frames = events_.receive();
-      if (dropped_ < 3 || random_.below(5) == 0) {  // how many come depends on how busy the machine is
+      if (dropped_ < 3 || random_.below(5) == 0) {  // at least three, however busy the machine is
         ++dropped_;
         continue;
       }
@@ -281,8 +283,7 @@ class Subscriber {
   int dropped_ = 0;
 };
 
-TEST_CASE("kv_events: who hears them, and asks for what was missed, knows what the memory finds",
-          "[disagg][kv_events]") {
+TEST_CASE("kv_events: a subscriber that asks for missed messages knows what the memory finds", "[disagg][kv_events]") {
   constexpr int kBlock = 4;
   for (uint64_t seed = 1; seed <= 3; ++seed) {
     Random random(seed);
@@ -313,7 +314,7 @@ TEST_CASE("kv_events: who hears them, and asks for what was missed, knows what t
         live.push_back(fill(*memory.kv, tokens, salt).handle);
       }
       if (turn % 50 != 0) continue;
-      // The memory is at rest: in a while all of it has been told.
+      // The memory is at rest, so all its events arrive in a while.
       const auto equal = [&] {
         subscriber.listen(blocks);
         subscriber.catch_up();

@@ -1,6 +1,5 @@
-// Waits in a circle over the memory of two instances (disagg/handover/kv_room.h has the rule that forbids them): those
-// that stopped other systems, and those that stopped this one. Each scene ends, with every answer right and every block
-// given back.
+// Circular waits over the memory of two instances: those that stopped other systems, and those that stopped this one.
+// The rule in disagg/handover/kv_room.h forbids them. Each scene ends with every answer right and every block free.
 
 #include "tests/disagg/scene.h"
 #include "tests/tiny_model.h"
@@ -10,7 +9,7 @@ namespace {
 
 constexpr int kBlock = 4;
 
-// Memories of so many blocks each.
+// Each memory has this many blocks.
 SimOptions small(SimOptions options, int blocks) {
   options.kv.block_tokens = kBlock;
   options.kv.pool_bytes = size_t(blocks * kBlock) * kv_shape(checksum_config(), Dtype::f32).token_bytes();
@@ -18,8 +17,8 @@ SimOptions small(SimOptions options, int blocks) {
   return options;
 }
 
-// P took D's memory chunk by chunk, and D's was full before any prompt was whole there.
-TEST_CASE("LMCache#1215: prompts that come in chunks have room for all of them, or none", "[kv_room]") {
+// P took D's memory chunk by chunk, and D was full before any prompt was whole there.
+TEST_CASE("LMCache#1215: a prompt that comes in chunks has room for all of them or none", "[kv_room]") {
   SimOptions options = small(in("prefill_first"), 10);
   options.stream_kv = StreamKv::chunk;
   options.step_tokens = 8;
@@ -28,8 +27,8 @@ TEST_CASE("LMCache#1215: prompts that come in chunks have room for all of them, 
   scene.settle();
 }
 
-// P held the KV of a prompt that waited for D's room, and D's room was another prompt's, which waited for P's.
-TEST_CASE("sglang#31473: who holds D's room does not wait for P's", "[kv_room]") {
+// P held the KV of a prompt that waited for room at D. Another prompt held that room and waited for room at P.
+TEST_CASE("sglang#31473: a prompt that holds room at D does not wait for room at P", "[kv_room]") {
   for (bool reserve_blocks : {false, true}) {
     SimOptions options = small(in("prefill_first"), 10);
     options.conductor.reserve_blocks = reserve_blocks;
@@ -43,8 +42,8 @@ TEST_CASE("sglang#31473: who holds D's room does not wait for P's", "[kv_room]")
   }
 }
 
-// What had come found no block for its next token, and what was still coming was not looked at behind it.
-TEST_CASE("vllm#57104: KV that comes is taken in behind one that waits for a block", "[kv_room]") {
+// KV that had arrived found no block for its next token, and KV that was still arriving behind it was not looked at.
+TEST_CASE("vllm#57104: arriving KV is taken in behind a sequence that waits for a block", "[kv_room]") {
   Scene scene("1P1D", small(in("prefill_first"), 12));
   scene.ask(1, 16, 30, 1);
   scene.until_sent<KvDelivered>();
@@ -57,11 +56,11 @@ TEST_CASE("vllm#57104: KV that comes is taken in behind one that waits for a blo
   scene.settle();
 }
 
-// One order for these and another for all others: P's KV waited for D's room, and that for P's.
-TEST_CASE("prompt logprobs beside D's room taken first, with little memory, stopped both instances",
+// Prompts with logprobs reserved in another order than the others: P's KV waited for room at D, and D's for room at P.
+TEST_CASE("prompts with and without prompt logprobs end beside each other under decode_first, with little memory",
           "[kv_room][prompt_logprobs]") {
   TinySetup setup{.topology = "1P1D", .disagg = "decode_first", .prefix_cache = false};
-  setup.pool_bytes = size_t{12} * 16 * 256;  // of either: two of these requests
+  setup.pool_bytes = size_t{12} * 16 * 256;  // each instance holds two of these requests
   setup.step_tokens = 16;
   TinyCluster tiny(setup);
   for (uint64_t id = 0; id < 8; ++id) {
@@ -74,7 +73,7 @@ TEST_CASE("prompt logprobs beside D's room taken first, with little memory, stop
   for (uint64_t id = 0; id < 8; ++id) CHECK(tiny.recorder->choice(id).finish == FinishReason::length);
 }
 
-TEST_CASE("a storm of prompts that tiers load, in memories of two", "[kv_room]") {
+TEST_CASE("a storm of prompts that offload tiers load ends, in memories of two prompts", "[kv_room]") {
   for (const char* order : {"prefill_first", "decode_first"})
     for (bool pull : {false, true})
       for (bool reserve_blocks : {false, true}) {

@@ -1,4 +1,4 @@
-// Logs of clusters that have served: what was decided is decided again as it was, and every reading of them tells what
+// Event logs of clusters that have served. A replay repeats every decision, and every reading of a log tells what
 // happened.
 #include <cmath>
 #include <map>
@@ -23,7 +23,7 @@ json trace_of(const Logged& logged) {
   return parse_json_file(file, {.max_bytes = 1 << 30, .max_values = 1 << 28}).value();
 }
 
-// Requests of some families, a few of several choices, on instances that are threads.
+// Requests of three families, half of them with two choices, on instances that are threads.
 void serve(TinySetup setup, int n, Logged& logged) {
   setup.log = std::exchange(logged.log, nullptr);
   setup.step_tokens = 32;
@@ -39,13 +39,14 @@ void serve(TinySetup setup, int n, Logged& logged) {
   }
   REQUIRE(tiny.cluster->start().ok());
   REQUIRE(tiny.cluster->wait_idle(60));
-  // Those that have sent see a moment later that all has arrived, and say so.
+  // A sender sees a moment later that all has arrived, and then says so.
   const auto sends = [](const auto& instance) { return instance->stats().queue_prefill_sending > 0; };
   while (std::ranges::any_of(tiny.cluster->instances(), sends)) tiny.clock.sleep(0.001);
   tiny.cluster->stop();
 }
 
-TEST_CASE("event log: runs over threads are decided again as they were, whatever the policies", "[event_log][live]") {
+TEST_CASE("event log: runs of instances as threads replay to the same decisions, whatever the policies",
+          "[event_log][live]") {
   const char* topologies[] = {"1C", "1P1D", "2P2D"};
   const char* orders[] = {"prefill_first", "conditional_cost", "decode_first", "conditional_threshold", "append_cost"};
   size_t i = 0;
@@ -71,8 +72,8 @@ TEST_CASE("event log: runs over threads are decided again as they were, whatever
     }
 }
 
-// Of each request's tokens, those that plans gave it; of each instance, its steps one after the other.
-TEST_CASE("event log: every request's chunks and every token are in it", "[event_log][live]") {
+// Plans give each request all its tokens, and the steps of each instance follow one another.
+TEST_CASE("event log: a log has every request's chunks and every token", "[event_log][live]") {
   for (const char* disagg : {"prefill_first", "decode_first"}) {
     Logged logged;
     TinySetup setup{.topology = "1P1D"};
@@ -80,7 +81,7 @@ TEST_CASE("event log: every request's chunks and every token are in it", "[event
     setup.prefix_cache = false;
     serve(setup, 14, logged);
     auto lines = logged.events();
-    std::map<uint64_t, int> planned;  // of prompts
+    std::map<uint64_t, int> planned;  // tokens of prompts
     for (const json& plan : lines.at("plan")) {
       const json answer = plan["answer"], none = json::array();
       size_t at = 0;
@@ -104,7 +105,7 @@ TEST_CASE("event log: every request's chunks and every token are in it", "[event
       CHECK(step["t"].get<double>() >= until_s[step["instance"]] - 1e-6);
       until_s[step["instance"]] = step["t"].get<double>() + step["seconds"].get<double>();
     }
-    std::set<uint64_t> crossed, had_more;  // who has a second token has it by KV that crossed
+    std::set<uint64_t> crossed, had_more;  // a request with a second token has it by KV that crossed
     for (const json& trace : lines.at("request"))
       if (trace["output"] > 1 && trace["prompt"] > 1) had_more.insert(trace.value("request", uint64_t(0)));
     for (const json& transfer : lines.at("transfer")) {
@@ -120,7 +121,7 @@ TEST_CASE("event log: every request's chunks and every token are in it", "[event
   }
 }
 
-TEST_CASE("explain: hand-computed lives", "[event_log][explain]") {
+TEST_CASE("explain: phases and held KV of a request trace are those computed by hand", "[event_log][explain]") {
   const auto seconds = [](const RequestTrace& trace) {
     std::vector<double> all;
     for (double s : attribute(trace)) all.push_back(std::round(s * 1000) / 1000);
@@ -132,7 +133,8 @@ TEST_CASE("explain: hand-computed lives", "[event_log][explain]") {
   trace.second = 105.4, trace.ended = 109;
   //                            schedule queue fetch prefill grant transfer wait first_decode
   CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0.15, 0.05, 0.1, 0.1});
-  // P: 3 s of 200 to 1000 tokens, .2 s of 1000; D: .05 s of 1000, 3.8 s of 1000 to 1100. A token has 1 MB.
+  // P holds 200 to 1000 tokens for 3 s, then 1000 for .2 s. D holds 1000 for .05 s, then 1000 to 1100 for 3.8 s. A
+  // token has 1 MB.
   CHECK(held_kv(trace).prefill == Approx(2e9));
   CHECK(held_kv(trace).decode == Approx(4.04e9));
   CHECK(attribution_line(trace) ==
@@ -149,32 +151,32 @@ TEST_CASE("explain: hand-computed lives", "[event_log][explain]") {
   CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0.2, 0.1, 0.1});
   trace.fetching = 100.7, trace.fetched = 101.5;  // while it waited
   CHECK(seconds(trace) == std::vector<double>{0.5, 0.7, 0.8, 3, 0, 0.2, 0.1, 0.1});
-  trace.fetched = 103;  // beyond its turn: none of it is counted twice
+  trace.fetched = 103;  // beyond its start: nothing is counted twice
   CHECK(seconds(trace) == std::vector<double>{0.5, 0.2, 1.3, 3, 0, 0.2, 0.1, 0.1});
-  trace.fetching = trace.fetched = trace.decoding = 0;  // D's log is not there
+  trace.fetching = trace.fetched = trace.decoding = 0;  // D's log is missing
   CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0.2, 0, 0.2});
   trace.joined = trace.granted = 0, trace.prefill = trace.decode;  // one instance for both
   CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0, 0.4});
   CHECK(held_kv(trace).prefill == 0);
   CHECK(held_kv(trace).decode == Approx(6e9));  // 3 s of 200 to 1000 tokens, 4 s of 1000 to 1100
-  trace.second = 0;                             // it had one token
+  trace.second = 0;                             // it has one token
   CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0, 0, 0.001});
-  // decode_first: KV is there before the first token.
+  // With decode_first the KV is there before the first token.
   trace = {.t = 10, .placed = 11, .started = 12, .prompt_done = 14, .joined = 15, .first = 17, .second = 18};
   trace.decoding = 16;
   CHECK(seconds(trace) == std::vector<double>{1, 1, 0, 2, 0, 1, 1, 2});
-  // Refused, and aborted in the queue.
+  // One request is refused, and one is aborted in the queue.
   trace = {.t = 10, .ended = 10.5};
   CHECK(seconds(trace) == std::vector<double>{0, 0, 0, 0, 0, 0, 0, 0});
   trace = {.t = 10, .placed = 11, .started = 12, .ended = 13};
   CHECK(seconds(trace) == std::vector<double>{1, 1, 0, 0, 0, 0, 0, 0});
 }
 
-// The Chrome trace event format: what viewers need of each event.
+// The Chrome trace event format: each event has what viewers need.
 void check_trace(const json& trace) {
   CHECK(trace["displayTimeUnit"] == "ms");
   REQUIRE(trace["traceEvents"].is_array());
-  std::set<std::pair<int, uint64_t>> named;  // 0 for a process itself
+  std::set<std::pair<int, uint64_t>> named;  // 0 for the process itself
   std::map<uint64_t, int> arrows;
   std::map<std::pair<int, uint64_t>, std::vector<std::pair<double, double>>> tracks;
   for (const json& event : trace["traceEvents"]) {
@@ -206,14 +208,14 @@ void check_trace(const json& trace) {
     }
   }
   for (const auto& [id, open] : arrows) CHECK(open == 0);
-  // On a track nothing overlaps: viewers would drop it.
+  // Spans of a track do not overlap, because viewers would drop them.
   for (auto& [track, spans] : tracks) {
     std::sort(spans.begin(), spans.end());
     for (size_t i = 1; i < spans.size(); ++i) CHECK(spans[i].first >= spans[i - 1].second - 1e-3);
   }
 }
 
-// The phases of each request are its time to the second token.
+// The phases of each request add up to its time to the second token.
 void check_lives(const Logged& logged) {
   int waited = 0;
   for (const RequestTrace& trace : logged.traces()) {
@@ -221,7 +223,7 @@ void check_lives(const Logged& logged) {
     const auto seconds = attribute(trace);
     const double last = trace.second > 0 ? trace.second : trace.first;
     if (last > 0) CHECK(std::accumulate(seconds.begin(), seconds.end(), 0.0) == Approx(last - trace.t).margin(1e-6));
-    if (trace.output < 2 || trace.prompt < 2) continue;  // decode_first: one token is computed on D
+    if (trace.output < 2 || trace.prompt < 2) continue;  // with decode_first one token is computed on D
     for (const int phase : {1, 3, 7}) CHECK(seconds[size_t(phase)] > 0);
     CHECK((trace.joined > 0 && trace.decoding > 0 && trace.granted > 0 && trace.granted <= trace.joined));
     CHECK((held_kv(trace).prefill > 0 && held_kv(trace).decode > 0));
@@ -230,7 +232,7 @@ void check_lives(const Logged& logged) {
   CHECK(waited > 0);
 }
 
-TEST_CASE("explain, trace: a live run's has instances, wires, requests, their phases, and counters",
+TEST_CASE("explain, trace: a live run has instances, transports, requests with their phases, and counters",
           "[event_log][explain][trace][live]") {
   for (const char* disagg : {"prefill_first", "decode_first"}) {
     Logged logged;
@@ -259,7 +261,7 @@ TEST_CASE("explain, trace: a live run's has instances, wires, requests, their ph
       CHECK(names[instance]["sequences"] == names[instance]["blocks"]);
       CHECK(names[instance][instance[0] == 'P' ? "prefill" : "decode"] > 0);
     }
-    // A prompt of which all but the last token is cached is a step of one token, like a decode.
+    // A prompt that is cached except for its last token is a step of one token, like a decode.
     CHECK(batches == names["P0"]["prefill"] + names["P0"]["decode"] + names["P0"]["mixed"]);
     for (const char* phase : {"queue", "prefill", "transfer", "decode"}) CHECK(names["requests"][phase] > 0);
     int transports = 0;
@@ -268,7 +270,7 @@ TEST_CASE("explain, trace: a live run's has instances, wires, requests, their ph
   }
 }
 
-// ---- The chunk policy inside an instance: what its plans were bound by, and what it is told of steps.
+// ---- The chunk policy inside an instance: what bounds its plans, and what it is told of steps.
 
 // Six prompts of 100 tokens and more, one behind the other.
 void serve_prompts(TinyCluster& tiny) {
@@ -283,7 +285,7 @@ void serve_prompts(TinyCluster& tiny) {
   REQUIRE(tiny.recorder->ended() == 6);
 }
 
-TEST_CASE("chunks: every decision is logged, is taken again as it was, and binds the plan", "[chunks][event_log]") {
+TEST_CASE("chunks: every decision is logged, replays to the same answer, and binds the plan", "[chunks][event_log]") {
   for (const ChunkPolicy& policy : chunk_policies()) {
     INFO(policy.name);
     Logged logged;
@@ -298,8 +300,8 @@ TEST_CASE("chunks: every decision is logged, is taken again as it was, and binds
       const bool fixed = std::string(policy.name) == "fixed";
       CHECK(decisions == (fixed ? 0 : decisions));
       if (!fixed) CHECK(decisions > 6 * 100 / 64);
-      CHECK(decisions < steps);  // steps of decodes alone are not asked about
-      // The first of them at least are predicted by a cost that has seen nothing.
+      CHECK(decisions < steps);  // steps that only decode need no decision
+      // At least the first decisions are predicted by a cost that has seen nothing.
       CHECK((stats.chunk_extrapolations > 0) == !fixed);
     }
     setup.log.reset();

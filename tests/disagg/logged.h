@@ -1,4 +1,4 @@
-// An event log in a folder of its own, and what is read from it.
+// An event log in a folder of its own, and its readings.
 #pragma once
 
 #include <fstream>
@@ -19,7 +19,7 @@ struct Logged {
   explicit Logged(int64_t bytes = 64 << 20) : log(EventLog::create(path, bytes, "{}").value()) {}
   TempDir folder;
   const std::string path = folder.path + "/log";
-  std::shared_ptr<EventLog> log;  // null it, and the file is whole
+  std::shared_ptr<EventLog> log;  // the file is whole once this is null
 
   std::vector<std::string> lines() const {
     std::ifstream file(path);
@@ -31,7 +31,7 @@ struct Logged {
     std::ofstream file(path);
     for (const std::string& line : all) file << line << "\n";
   }
-  // Of all lines, by what they are.
+  // All lines, by kind.
   std::map<std::string, std::vector<nlohmann::json>> events() const {
     std::map<std::string, std::vector<nlohmann::json>> all;
     REQUIRE(
@@ -49,7 +49,7 @@ struct Logged {
       differences.push_back(line + "\nnow " + now);
     });
   }
-  // Without another policy everything is decided again as it was.
+  // Replays the log. Without another policy every decision must be the same.
   std::map<std::string, Replayed> replayed(const ReplayOptions& options = {}) {
     auto counts = try_replay(options);
     INFO((counts ? "" : counts.error().message));

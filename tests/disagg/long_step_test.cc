@@ -1,7 +1,7 @@
-// Steps that take longer than a lease, as on a slow or crowded machine. Who is inside one lives,
-// and so does what it has promised, what it is asked meanwhile, and what was placed on it. (It was
-// once declared gone, with all its requests, which filled the first step of whoever came in its
-// place: on a starved machine 27,429 attempts failed over 258 requests.)
+// Steps that take longer than a lease, as on a slow or crowded machine. An instance inside one is alive. Its grants,
+// the messages that reach it meanwhile and the requests placed on it stay valid. (Such an instance was once declared
+// gone with all its requests, which filled the first step of the instance that replaced it: on a starved machine 27,429
+// attempts failed over 258 requests.)
 
 #include "tests/disagg/scene.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kLease = 0.4;  // seconds
 
-// The local wire, of which one instance's takes its time to reach anybody.
+// The local transport. One instance's takes long to reach its peers.
 class LateTransport final : public WrappedTransport {
  public:
   LateTransport(const TransportOptions& options, double reached_s)
@@ -27,7 +27,7 @@ class LateTransport final : public WrappedTransport {
 
 class SlowCluster final : public Scene {
  public:
-  // `late`: whose wire reaches its peers late.
+  // `late` is the instance whose transport reaches its peers late.
   SlowCluster(const char* topology, const char* disagg, bool pull, InstanceId late = -1)
       : Scene(topology, slow(disagg, pull, late)) {}
   void slow_down(Role role, double step_s) {
@@ -43,7 +43,7 @@ class SlowCluster final : public Scene {
     check_answers();
     renewed_ = 0;
     ticks(int(1000 * kLease));
-    CHECK(renewed_ == 0);  // nothing stands anywhere
+    CHECK(renewed_ == 0);  // no lease is left anywhere
   }
   void send(InstanceId from, InstanceId to, Message message) override {
     renewed_ += std::holds_alternative<KvRenewed>(message);
@@ -62,7 +62,7 @@ class SlowCluster final : public Scene {
   int renewed_ = 0;
 };
 
-TEST_CASE("long steps: nobody is given up for one, in any order", "[disagg][cluster][long_step]") {
+TEST_CASE("long steps: no instance is given up for a long step, in any order", "[disagg][cluster][long_step]") {
   for (const auto& [disagg, pull] : {std::pair("prefill_first", false),
                                      {"prefill_first", true},
                                      {"decode_first", false},
@@ -82,7 +82,7 @@ TEST_CASE("long steps: nobody is given up for one, in any order", "[disagg][clus
       }
 }
 
-TEST_CASE("what is asked of an instance whose wire still connects is not given up", "[disagg][cluster][long_step]") {
+TEST_CASE("an instance whose transport is still connecting keeps what it is asked", "[disagg][cluster][long_step]") {
   for (const bool pull : {false, true})
     for (const InstanceId late : {0, 1}) {  // P, D
       INFO("pull " << pull << ", late " << late);
@@ -93,7 +93,8 @@ TEST_CASE("what is asked of an instance whose wire still connects is not given u
     }
 }
 
-TEST_CASE("a conductor that was stopped gives nobody up for what it has not read", "[disagg][cluster][long_step]") {
+TEST_CASE("a stopped conductor gives up no instance for messages that it has not read",
+          "[disagg][cluster][long_step]") {
   for (const double leases : {0.5, 1.5, 10.0}) {
     SlowCluster cluster("1P2D", "prefill_first", false);
     cluster.ask_all(6, 20);
@@ -105,12 +106,12 @@ TEST_CASE("a conductor that was stopped gives nobody up for what it has not read
     CHECK(cluster.conductor().totals().left == 0);
     CHECK(cluster.conductor().totals().failed_attempts == 0);
     cluster.nodes.at(0)->stopped_until_s = cluster.clock.seconds + 2 * kLease;
-    cluster.ticks(int(1300 * kLease));  // and it still finds who is silent
+    cluster.ticks(int(1300 * kLease));  // it still finds a silent instance
     CHECK(cluster.conductor().totals().left == 1);
   }
 }
 
-TEST_CASE("long steps: who does not come out of one is given up, and counted by reason",
+TEST_CASE("long steps: an instance that does not end its step is given up, and its attempts are counted by reason",
           "[disagg][cluster][long_step]") {
   SlowCluster cluster("1P2D", "prefill_first", false);
   SimCluster::Node* stuck = cluster.find("D1");
@@ -122,7 +123,7 @@ TEST_CASE("long steps: who does not come out of one is given up, and counted by 
   cluster.ticks(int(1000 * (0.2 * kLongestTurnSeconds + kLease)));
   CHECK(cluster.conductor().members().size() == 2);
   const ConductorStats totals = cluster.conductor().totals();
-  CHECK(totals.failed_attempts == 2);  // the other two were D2's
+  CHECK(totals.failed_attempts == 2);  // the other two are D2's
   CHECK(totals.failed_by[size_t(AttemptFailure::instance_silent)] == 2);
   cluster.crash(1, false);
   cluster.settle();

@@ -1,6 +1,6 @@
-// NCCL itself under the suite (transport_test.cc), on a card: two processes that share it by distinct NCCL_HOSTID
-// values, which makes NCCL take them for two machines and use sockets. Memory is pinned host memory, which NCCL's
-// kernels and the suite both reach. On the interpreter there is no NCCL.
+// The transport suite (transport_test.cc) over NCCL itself, on a card. Two processes share the card by distinct
+// NCCL_HOSTID values, so NCCL takes them for two machines and uses sockets. Memory is pinned host memory, which NCCL's
+// kernels and the suite both reach. The interpreter has no NCCL.
 #include "base/device/device_cuda.h"
 #include "disagg/transport/nccl/nccl_api.h"
 #include "disagg/transport/transports.h"
@@ -15,7 +15,7 @@ struct OnCard {
   std::unique_ptr<DeviceQueue> queue = device->make_queue();
 };
 OnCard& on_card() {
-  static auto* card = new OnCard;  // for the life of the process: the driver goes before statics
+  static auto* card = new OnCard;  // never destroyed, because the driver goes before statics
   return *card;
 }
 
@@ -43,7 +43,8 @@ const RegisterTransport nccl_wire({.name = "nccl on a card",
                                    .environment = "NCCL_HOSTID",
                                    .missing = missing});
 
-TEST_CASE("nccl: two instances of one process on one card are refused, with the remedy", "[transport][nccl]") {
+TEST_CASE("nccl: two instances of one process on one card are refused, and the error names the remedy",
+          "[transport][nccl]") {
   if (!missing().empty()) SKIP_TEST(missing());
   for (const TestedTransport& transport : tested_transports()) {
     if (transport.name != "nccl on a card") continue;

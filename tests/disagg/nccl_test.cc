@@ -1,5 +1,5 @@
-// The nccl wire beside the suite (transport_test.cc, over functions of ours in NCCL's place): what it says where it
-// cannot work, what comes from outside as bytes, how posts are cut, and links whose communicators break.
+// The nccl transport beside the suite (transport_test.cc, over fake_nccl.h): its errors where it cannot work, bytes
+// from outside, how transfers are cut into groups, and communicators that break.
 
 #include <sched.h>
 
@@ -29,7 +29,7 @@ const TestedTransport& fake_transport() {
   throw std::runtime_error("the suite has no nccl wire");
 }
 
-// A poster and the owner of memory, connected.
+// A sender and the owner of memory, connected.
 struct Pair {
   Pair() {
     REQUIRE(poster->connect(kOwner, owner->address()) == "");
@@ -39,7 +39,7 @@ struct Pair {
                         owner = make_side_here(fake_transport(), kOwner);
 };
 
-TEST_CASE("nccl: over memory of the host it is refused, with what it takes", "[nccl]") {
+TEST_CASE("nccl: over host memory it is refused, and the error says what it needs", "[nccl]") {
   RealClock clock;
   const TransportOptions options{.queue = &cpu_queue(), .clock = &clock};
   const TransportRow* row = find_transport("nccl");
@@ -52,7 +52,7 @@ TEST_CASE("nccl: over memory of the host it is refused, with what it takes", "[n
   CHECK(made.error().message.find("CUDA=1") != std::string::npos);
 }
 
-TEST_CASE("nccl: a library that is not there, or is none, is named", "[nccl]") {
+TEST_CASE("nccl: a library that is absent or is not NCCL is named", "[nccl]") {
   auto none = load_nccl("libnccl-of-nobody.so.2");
   REQUIRE(!none);
   CHECK(none.error().code == ErrorCode::unavailable);
@@ -71,13 +71,13 @@ Message some_ask() {
   return message;
 }
 
-TEST_CASE("nccl: messages come through whole or not at all", "[nccl]") {
+TEST_CASE("nccl: a message arrives whole or is refused", "[nccl]") {
   for (auto kind : {Message::ask, Message::accepted, Message::refused, Message::go, Message::drop, Message::placed,
                     Message::lost, Message::renew}) {
     Message told{.kind = kind, .seq = 77};
     if (kind == Message::ask) told = some_ask();
     if (kind == Message::renew) {
-      CHECK(!read_message(to_bytes(told)));  // of no communicator
+      CHECK(!read_message(to_bytes(told)));  // a renewal without its communicator
       told.id.emplace();
       told.id->internal[0] = 'x', told.id->internal[127] = 'y';
     }
@@ -99,7 +99,7 @@ TEST_CASE("nccl: messages come through whole or not at all", "[nccl]") {
   }
 }
 
-TEST_CASE("nccl: asks that no poster makes are refused", "[nccl]") {
+TEST_CASE("nccl: a request that no sender makes is refused", "[nccl]") {
   const auto taken = [](std::vector<AddressRange> ranges, uint32_t group = 1, KvOp op = KvOp::read) {
     Message message = some_ask();
     message.asked->ranges = std::move(ranges), message.asked->group = group, message.asked->op = op;
@@ -110,7 +110,7 @@ TEST_CASE("nccl: asks that no poster makes are refused", "[nccl]") {
            {{0, kGroupBytes}, {0, 1}}, {{0, UINT64_MAX}}, {{UINT64_MAX - 5, 10}}, {{100, 0}}})
     CHECK(!taken(none));
   CHECK((!taken({}, 3) && !taken({}, 1, KvOp(2))));
-  // More ranges than there may be, which no writer writes.
+  // More ranges than the limit, which no writer writes.
   Message message = some_ask();
   message.asked->ranges.assign(kGroupParts, {1, 1});
   std::string bytes = to_bytes(message);
@@ -120,13 +120,13 @@ TEST_CASE("nccl: asks that no poster makes are refused", "[nccl]") {
   CHECK(read_message(bytes).error().message.find("ranges: 257 elements") == 0);
 }
 
-TEST_CASE("nccl: a post is cut into groups that NCCL takes", "[nccl]") {
+TEST_CASE("nccl: a transfer is cut into groups that NCCL takes", "[nccl]") {
   auto* from = reinterpret_cast<std::byte*>(size_t(1) << 40);
   auto* to = reinterpret_cast<std::byte*>(size_t(1) << 41);
   const auto cut = [](const std::vector<Copy>& copies) { return nccl::Transfer(1, {}, copies).groups; };
   CHECK(cut({}).size() == 1);
   CHECK(cut({{from, to, 0}})[0].empty());
-  // Neighbours on both sides are one call, on one side only they are two.
+  // Neighbours on both sides are one call. Neighbours on one side alone are two.
   auto joined = cut({{from, to, 10}, {from + 10, to + 10, 5}, {from + 15, to + 16, 1}});
   REQUIRE(joined.size() == 1);
   REQUIRE(joined[0].size() == 2);
@@ -162,7 +162,7 @@ TEST_CASE("nccl: a post is cut into groups that NCCL takes", "[nccl]") {
   }
 }
 
-TEST_CASE("nccl: a communicator that cannot be made is why there is no connection", "[nccl]") {
+TEST_CASE("nccl: a connection fails with the reason why its communicator cannot be made", "[nccl]") {
   auto poster = make_side_here(fake_transport(), kPoster), owner = make_side_here(fake_transport(), kOwner);
   fail_fake_joins(true);
   const std::string why = poster->connect(kOwner, owner->address());
@@ -173,7 +173,7 @@ TEST_CASE("nccl: a communicator that cannot be made is why there is no connectio
   CHECK(poster->connect(kOwner, owner->address()) == "");
 }
 
-TEST_CASE("nccl: a transport has ended when NCCL has given back what was aborted", "[nccl]") {
+TEST_CASE("nccl: a transport has ended only when NCCL has released its aborted communicators", "[nccl]") {
   { Pair(); }
   CHECK(fake_reclaims() == 0);
 }
@@ -207,7 +207,7 @@ TEST_CASE("nccl: a communicator that breaks is replaced", "[nccl]") {
     poster->fill(0, MiB, 1);
     owner->fill(0, MiB, 2);
     const RemoteKey next = owner->open(kPoster, KvOp::write, {{0, MiB}});
-    // Where the error is seen first by this post, it fails; the next one has a new communicator.
+    // If this transfer is the first to see the error, it fails. The next one has a new communicator.
     TransferState state = TransferState::failed;
     for (int i = 0; i < 100 && state != TransferState::done; ++i)
       state = settle(*poster, poster->post({kOwner, KvOp::write, next, 0}, {{0, 0, MiB}}));
@@ -219,8 +219,8 @@ TEST_CASE("nccl: a communicator that breaks is replaced", "[nccl]") {
   CHECK(failed > 0);
 }
 
-// The owner says that such a group is lost, though both ends run it whole.
-TEST_CASE("nccl: a window that is closed while groups run breaks no communicator", "[nccl]") {
+// The owner reports such a group as lost, although both ends run all of it.
+TEST_CASE("nccl: a registration that is closed while groups run breaks no communicator", "[nccl]") {
   Pair pair;
   auto &poster = pair.poster, &owner = pair.owner;
   const int made = fake_comms_made();
@@ -239,8 +239,8 @@ TEST_CASE("nccl: a window that is closed while groups run breaks no communicator
   CHECK(fake_comms_made() == made);
 }
 
-// A peer that knows the token and then says anything at all: refused, and no byte moves.
-TEST_CASE("nccl: a peer that talks nonsense is hung up on", "[nccl]") {
+// A peer that knows the token and then sends anything at all is refused, and no byte moves.
+TEST_CASE("nccl: a peer that sends nonsense is disconnected", "[nccl]") {
   Pair pair;
   auto &poster = pair.poster, &owner = pair.owner;
   owner->fill(0, kSideBytes, 2);

@@ -9,7 +9,7 @@
 namespace xpyd::testing::placement_test {
 namespace {
 
-TEST_CASE("topologies parse, and wrong ones say what is expected", "[disagg]") {
+TEST_CASE("a topology is parsed, and a wrong one is an error that says what is expected", "[disagg]") {
   CHECK(parse_topology("1C").value() == std::vector{Role::colocated});
   CHECK(parse_topology("2P1D").value() == std::vector{Role::prefill, Role::prefill, Role::decode});
   CHECK(parse_topology("1P1D2C").value().size() == 4);
@@ -22,7 +22,7 @@ TEST_CASE("topologies parse, and wrong ones say what is expected", "[disagg]") {
   }
 }
 
-TEST_CASE("random reaches every pair and only eligible ones", "[disagg]") {
+TEST_CASE("random reaches every eligible pair and no other", "[disagg]") {
   std::vector<InstanceView> instances(5);
   instances[1].role = instances[2].role = Role::prefill;
   instances[3].role = instances[4].role = Role::decode;
@@ -35,7 +35,7 @@ TEST_CASE("random reaches every pair and only eligible ones", "[disagg]") {
   CHECK(seen == std::set<std::pair<int, int>>{{0, 0}, {1, 3}, {1, 4}, {2, 3}, {2, 4}});
 }
 
-TEST_CASE("placement: whoever is eligible is chosen, by every rule, and nobody else", "[placement]") {
+TEST_CASE("placement: every rule chooses an eligible instance if there is one, and no other", "[placement]") {
   Random random(5);
   for (const PlacementPolicy& policy : placement_policies()) {
     INFO(policy.name);
@@ -74,7 +74,7 @@ TEST_CASE("placement: whoever is eligible is chosen, by every rule, and nobody e
   }
 }
 
-// Three prefill instances and one that decodes; the prompt has 1000 tokens.
+// Three prefill instances and one decode instance. The prompt has 1000 tokens.
 struct Case {
   std::vector<InstanceView> instances = {
       {.role = Role::prefill}, {.role = Role::prefill}, {.role = Role::prefill}, {.role = Role::decode}};
@@ -83,7 +83,7 @@ struct Case {
     view.instances = instances;
     return find_placement_policy(policy)->place(view, {.fetch_threshold = threshold});
   }
-  // The three prefill instances' views, but for their roles.
+  // Sets the views of the three prefill instances, except their roles.
   void set(InstanceView a, InstanceView b, InstanceView c) {
     const InstanceView all[] = {a, b, c};
     for (size_t i = 0; i < 3; ++i) instances[i] = all[i], instances[i].role = Role::prefill;
@@ -91,8 +91,8 @@ struct Case {
   InstanceView& operator[](size_t i) { return instances[i]; }
 };
 
-// Each published rule, by a case computed by hand from its source. A row changes what the row before it has left,
-// unless it is the first of its policy.
+// A case of each published rule, computed by hand from its source. A row changes what the row before has left, unless
+// it is the first of its policy.
 struct Row {
   const char* policy;
   void (*change)(Case&);
@@ -100,7 +100,7 @@ struct Row {
   double threshold = 1.5;
 };
 const Row kRows[] = {
-    // Queued tokens on P and sequences on D.
+    // Queued tokens on P, and sequences on D.
     {"least_loaded",
      [](Case& c) {
        c.set({.queued_tokens = 500}, {.queued_tokens = 100}, {.queued_tokens = 900});
@@ -109,28 +109,29 @@ const Row kRows[] = {
      },
      {1, 4}},
     {"least_loaded", [](Case& c) { c[1].queued_tokens = 600, c[3].sequences = 0; }, {0, 3}},
-    // Queued tokens and KV held.
+    // Queued tokens and KV in use.
     {"least_tokens",
      [](Case& c) { c.set({.queued_tokens = 60}, {.context_tokens = 50}, {.queued_tokens = 70}); },
      {1, 3}},
     {"least_tokens", [](Case& c) { c[1].queued_tokens = 20; }, {0, 3}},
-    // A hit against a queue.
+    // A hit is weighed against a queue.
     {"prefix_aware", [](Case& c) { c.set({.queued_tokens = 50, .cached_tokens = 80}, {}, {}); }, {0, 3}},
     {"prefix_aware", [](Case& c) { c[0].queued_tokens = 81; }, {1, 3}},
     {"round_robin", [](Case& c) { c.view.number = 0; }, {0, 3}},
     {"round_robin", [](Case& c) { c.view.number = 5; }, {2, 3}},
     {"round_robin", [](Case& c) { c.view.number = 7; }, {1, 3}},
-    // Algorithm 1 fetches, recomputes or stays: P0 holds 800 tokens and is busy for 2 s; P1 has 400 of them, P2 none.
+    // Algorithm 1 fetches, recomputes or stays. P0 holds 800 tokens and is busy for 2 s. P1 has 400 of them, and P2 has
+    // none.
     {"mooncake",
      [](Case& c) {
        c.set({.cached_tokens = 800, .queue_s = 2, .prefill_s = 0.2, .fetched_prefill_s = 0.2},
              {.cached_tokens = 400, .prefill_s = 0.6, .fetch_s = 0.3, .fetched_prefill_s = 0.2},
              {.prefill_s = 1.0, .fetch_s = 0.5, .fetched_prefill_s = 0.2});
      },
-     {1, 3, 0}},                                // .3 + .2 there: less than 2.2 and .7
-    {"mooncake", [](Case&) {}, {1, 3, -1}, 2},  // 800 / 400 is not above 2: .6; P2 fetches at .7
+     {1, 3, 0}},                                // P1 fetches: .3 + .2 is less than 2.2 and .7
+    {"mooncake", [](Case&) {}, {1, 3, -1}, 2},  // 800 / 400 is not above 2, so P1 computes in .6; P2 fetches in .7
     {"mooncake", [](Case& c) { c[1].prefill_s = 0.8; }, {2, 3, 0}, 2},  // 800 / 0 is above any threshold
-    {"mooncake", [](Case&) {}, {2, 3, 0}, 1e18},                        // … of the infinite kind, too
+    {"mooncake", [](Case&) {}, {2, 3, 0}, 1e18},                        // … even this one
     {"mooncake", [](Case& c) { c[0].queue_s = 0; }, {0, 3, -1}},        // the holder itself fetches nothing
     {"mooncake",
      [](Case& c) {
@@ -138,7 +139,7 @@ const Row kRows[] = {
        c[2].prefill_s = 0.1;
      },
      {2, 3, -1}},  // 0 / 0: nothing to fetch
-    // The product, and why one is added: 600 * 3, 1100 * 2, 500 * 4.
+    // Tokens to prefill times requests, one added to the requests: 600 * 3, 1100 * 2, 500 * 4.
     {"lmetric",
      [](Case& c) {
        c.set({.queued = 2, .queued_tokens = 500, .cached_tokens = 900}, {.queued = 1, .queued_tokens = 100},
@@ -152,7 +153,8 @@ const Row kRows[] = {
        c[1] = {.role = Role::prefill, .cached_tokens = 600};
      },
      {1, 3}},  // 400 * 1: both idle, and the better cache wins
-    // Blocks to prefill less credit, and blocks to decode; 10 tokens a block: 130 - 50, 100 - 10 - 15, 100 - 7.5 - 20.
+    // Blocks to prefill, less credit for cached ones, plus blocks to decode. At 10 tokens a block: 130 - 50, 100 - 10 -
+    // 15, 100 - 7.5 - 20.
     {"dynamo",
      [](Case& c) {
        c.view.block_tokens = 10;
@@ -162,12 +164,12 @@ const Row kRows[] = {
      {2, 3}},
     {"dynamo",
      [](Case& c) {
-       for (size_t i = 0; i < 3; ++i) c[i].role = Role::colocated;  // and context + prompt in blocks
+       for (size_t i = 0; i < 3; ++i) c[i].role = Role::colocated;  // context and prompt count in blocks, too
        c[2].context_tokens = 50;
      },
      {1, 1}},  // 72.5 + 105; 75 + 100
-    // Twice the match, less memory in use and waiting requests: 1.6 - .8 - 1, .64 - .5 - .25 = -.11, .32 - 0 - .5 =
-    // -.18.
+    // Twice the matched share, less memory in use and waiting requests: 1.6 - .8 - 1, .64 - .5 - .25 = -.11, .32 - 0 -
+    // .5 = -.18.
     {"dynamo_0_1",
      [](Case& c) {
        c.set({.queued = 4, .available_tokens = 20, .capacity_tokens = 100, .cached_tokens = 800},
@@ -178,14 +180,15 @@ const Row kRows[] = {
     // 1.6 - .8 - 1; .64 - .6 - .33 = -.29; .32 - .67 = -.35
     {"dynamo_0_1", [](Case& c) { c[0].queued = 3, c[1].available_tokens = 40; }, {0, 3}},
     {"dynamo_0_1", [](Case& c) { c[0].queued = c[1].queued = c[2].queued = 0; }, {0, 3}},  // .8, .04 and .32
-    // The holder, else the smallest tree, else the shortest queue: 70 - 10 is not above 64; .31 is above .3.
+    // The holder of a match above .3, else the smallest tree. If queues are unequal, the shortest one. Here 70 - 10 is
+    // not above 64, and .31 is above .3.
     {"sglang",
      [](Case& c) {
        c.set({.queued = 70, .indexed_tokens = 9000, .cached_tokens = 310}, {.queued = 10, .indexed_tokens = 500},
              {.queued = 20, .indexed_tokens = 400});
      },
      {0, 3}},
-    {"sglang", [](Case& c) { c[0].queued = 75; }, {1, 3}},  // 65 and 7.5 times
+    {"sglang", [](Case& c) { c[0].queued = 75; }, {1, 3}},  // unequal: 65 more, and 7.5 times as many
     {"sglang_library",
      [](Case& c) {
        c.set({.queued = 70, .indexed_tokens = 9000, .cached_tokens = 310}, {.queued = 10, .indexed_tokens = 500},
@@ -193,7 +196,8 @@ const Row kRows[] = {
      },
      {1, 3}},                                                       // 60 is above 32, 7 times is above 1.0001
     {"sglang_library", [](Case& c) { c[0].queued = 20; }, {2, 3}},  // .31 is not above .5
-    // Ten times the prefix, a little queue and memory: 10 + 0 + 0, 8.8 + .5 + 1, 0 + .5 + 1.
+    // Ten times the match as a share of the best, plus parts for queue and memory: 10 + 0 + 0, 8.8 + .5 + 1, 0 + .5 +
+    // 1.
     {"llm_d",
      [](Case& c) {
        c.set({.queued = 128, .capacity_tokens = 100, .cached_tokens = 500},
@@ -208,11 +212,15 @@ const Row kRows[] = {
        c.view.objectives = {1.0, 0.1};
        c.set({.queue_s = 0.9, .prefill_s = 0.4}, {.queue_s = 0.2, .prefill_s = 0.4}, {.prefill_s = 0.4});
      },
-     {1, 3}},                                                                     // the first one misses
-    {"llm_d_latency", [](Case& c) { c[1].queue_s = c[2].queue_s = 2; }, {0, 3}},  // nobody keeps it: who misses least
-    {"llm_d_latency", [](Case& c) { c[2].cached_tokens = 800; }, {2, 3}},         // .8 of it is there, 1.1 s longer
-    {"llm_d_latency", [](Case& c) { c[2].queue_s = 6.5; }, {0, 3}},               // 5.6 s longer
-    // Exploits above a half, else explores the least work and eviction.
+     {1, 3}},  // the first one misses its objective
+    {"llm_d_latency",
+     [](Case& c) { c[1].queue_s = c[2].queue_s = 2; },
+     {0, 3}},  // none keeps it: the one that misses least
+    {"llm_d_latency",
+     [](Case& c) { c[2].cached_tokens = 800; },
+     {2, 3}},  // .8 of the prompt is cached, at a queue 1.1 s longer
+    {"llm_d_latency", [](Case& c) { c[2].queue_s = 6.5; }, {0, 3}},  // its queue is 5.6 s longer
+    // Exploits a match above a half, else explores the least work and eviction.
     {"preble",
      [](Case& c) {
        c.set({.capacity_tokens = 9000, .recent_tokens = 9999, .cached_tokens = 501},
@@ -220,11 +228,11 @@ const Row kRows[] = {
              {.capacity_tokens = 9000, .indexed_tokens = 100, .recent_tokens = 600});
      },
      {0, 3}},
-    // 1: 100 + 1000 + 600 of 1000 must go; 2: 600 + 1000
+    // 1: 100 + 1000, and 600 of 1000 must be evicted; 2: 600 + 1000.
     {"preble", [](Case& c) { c[0].cached_tokens = 500; }, {2, 3}},
-    {"preble", [](Case& c) { c[1].indexed_tokens = 8400; }, {1, 3}},  // 400 must go
-    // The best match among those that are not much busier than the mean: 10/3, deviation 3.40: 8 is above 6.73; equal
-    // matches, fewer requests.
+    {"preble", [](Case& c) { c[1].indexed_tokens = 8400; }, {1, 3}},  // 400 must be evicted
+    // The best match among instances that are not much busier than the mean. The mean is 10/3 and the deviation 3.40,
+    // so 8 is above 6.73. Of equal matches the one with fewer requests is taken.
     {"aibrix",
      [](Case& c) {
        c.set({.queued = 8, .cached_tokens = 900}, {.queued = 2, .cached_tokens = 300}, {.cached_tokens = 300});
@@ -238,7 +246,7 @@ const Row kRows[] = {
      [](Case& c) { c.set({.queued = 6, .cached_tokens = 900}, {.queued = 4, .cached_tokens = 350}, {.queued = 2}); },
      {2, 3}},
     {"production_stack", [](Case& c) { c[1].cached_tokens = 550; }, {1, 3}},
-    // The most loaded that still keeps the objectives: 5.1 s, 3.3 s, 1.3 s.
+    // The most loaded instance that still keeps the objectives: 5.1 s, 3.3 s, 1.3 s.
     {"polyserve",
      [](Case& c) {
        c.set({.queue_s = 4.8, .prefill_s = 0.3}, {.queue_s = 3.0, .prefill_s = 0.3},
@@ -248,9 +256,9 @@ const Row kRows[] = {
      },
      {1, 4}},
     {"polyserve", [](Case& c) { c.view.objectives.ttft_s = 2; }, {2, 4}},
-    // Nobody: the quickest.
+    // None keeps them: the quickest.
     {"polyserve", [](Case& c) { c.view.objectives.ttft_s = 0.5, c[4].step_with_s = 0.05; }, {2, 3}},
-    // The least loaded of those within a tenth of the best match.
+    // The least loaded instance within a tenth of the best match.
     {"eldr",
      [](Case& c) {
        c.set({.queued = 9, .cached_tokens = 900}, {.queued = 3, .cached_tokens = 810}, {.cached_tokens = 790});
@@ -258,7 +266,7 @@ const Row kRows[] = {
      {1, 3}},
 };
 
-TEST_CASE("placement: each published rule, by hand", "[placement]") {
+TEST_CASE("placement: each published rule chooses what was computed by hand", "[placement]") {
   Case c;
   std::set<std::string> seen = {"random"};
   for (const Row& row : kRows) {
@@ -268,7 +276,7 @@ TEST_CASE("placement: each published rule, by hand", "[placement]") {
     CHECK(c.place(row.policy, row.threshold) == row.is);
   }
   CHECK(seen.size() == placement_policies().size());
-  // dynamo_0_1: two of .32 draw lots.
+  // dynamo_0_1: two instances have .32, and one is drawn.
   c = Case();
   c.set({.cached_tokens = 160}, {.available_tokens = 40, .capacity_tokens = 100, .cached_tokens = 320},
         {.cached_tokens = 160});
@@ -277,7 +285,7 @@ TEST_CASE("placement: each published rule, by hand", "[placement]") {
   CHECK(drawn == std::set{0, 2});
 }
 
-TEST_CASE("regret_ratio: lost over novel and lost", "[placement]") {
+TEST_CASE("regret_ratio: lost tokens are divided by novel and lost ones", "[placement]") {
   Case c;
   c[0].cached_tokens = 800, c[1].cached_tokens = 300;
   c.view.instances = c.instances;

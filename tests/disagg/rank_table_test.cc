@@ -1,5 +1,5 @@
-// The rank table beside the formulas of the notes that it comes from (reference: scheduling 3.1, corrected), and their
-// errata (3.2).
+// The rank table beside the formulas of the notes that it comes from (reference: scheduling 3.1, corrected by the
+// errata of 3.2).
 #include "disagg/handover/rank_table.h"
 
 #include <map>
@@ -12,8 +12,8 @@
 namespace xpyd::testing::rank_table_test {
 namespace {
 
-// PS prefill instances of PTP ranks, DS decode instances of DTP ranks; PTP divides DTP, which divides the heads.
-// Groups: P rank r of every P instance, and those ranks of every D instance that hold its heads. `kv_rank` counts
+// PS prefill instances of PTP ranks, and DS decode instances of DTP ranks. PTP divides DTP, and DTP divides the heads.
+// A group has P rank r of every P instance, and the ranks of every D instance that hold its heads. `kv_rank` counts
 // instances.
 struct Notes {
   int ps = 1, ds = 1, ptp = 1, dtp = 1;
@@ -25,7 +25,7 @@ struct Notes {
   int group_size() const { return ps + ds * tpm(); }
   int global_rank(int k, int r) const { return is_prefill(k) ? k * ptp + r : ps * ptp + (k - ps) * dtp + r; }
   int port(int k, int r) const { return 2 * group(k, r) + 1; }
-  // Heads of D rank r in the P rank of its group, in that rank's own numbers.
+  // The heads of D rank r within the P rank of its group, in that rank's own numbers.
   KvRange slice(int r, int n_kv_heads) const {
     const int part = r % tpm(), heads = n_kv_heads / dtp;
     return {part * heads, (part + 1) * heads};
@@ -36,7 +36,8 @@ KvShards shards(int tp, int pp = 1, int n_kv_heads = 8) {
   return {.n_layers = 4, .n_kv_heads = n_kv_heads, .tp = tp, .pp = pp};
 }
 
-TEST_CASE("rank table: where the notes have formulas, these, and slices are what the planner sends", "[shards]") {
+TEST_CASE("rank table: it follows the notes' formulas where there are any, and slices are what the planner sends",
+          "[shards]") {
   for (int ps : {1, 2, 3})
     for (int ds : {1, 2, 4})
       for (int ptp : {1, 2, 4})
@@ -65,8 +66,9 @@ TEST_CASE("rank table: where the notes have formulas, these, and slices are what
         }
 }
 
-// Fewer ranks of D than of P, stages, replicas: no formula. Who sends to whom is in one group, and nobody else is.
-TEST_CASE("rank table: any ranks and stages", "[shards]") {
+// There is no formula for fewer ranks of D than of P, for stages and for replicas. Ranks that exchange KV are in one
+// group, and no others are.
+TEST_CASE("rank table: for any ranks and stages, a group has exactly the ranks that exchange KV", "[shards]") {
   int groups = 0, silent = 0;
   for (int heads : {1, 2, 8})
     for (int ptp : {1, 2, 4, 8})
@@ -80,7 +82,7 @@ TEST_CASE("rank table: any ranks and stages", "[shards]") {
             const auto row = [&](int k, int r) -> const RankTable::Row& {
               return t.rows[size_t(k < ps ? k * p_ranks + r : ps * p_ranks + (k - ps) * d_ranks + r)];
             };
-            // Reachable from a rank of P by moves, in as many rounds as there are ranks.
+            // Ranks that a rank of P reaches by moves, in as many rounds as there are ranks.
             const std::vector<ShardMove> moves = map_shards(from, to).moves;
             for (int start = 0; start < p_ranks; ++start) {
               std::set<int> p = {start}, d;
@@ -106,10 +108,9 @@ TEST_CASE("rank table: any ranks and stages", "[shards]") {
             for (const auto& [group, ranks] : in_group) CHECK(*ranks.rbegin() == int(ranks.size()) - 1);
             groups = std::max(groups, t.n_groups);
           }
-  CHECK(groups == 24);  // of 8 heads, and layers 0, 1, and 2 with 3
-  CHECK(silent > 0);    // P ranks whose heads others send
+  CHECK(groups == 24);  // 8 heads, by layers 0, 1, and 2 with 3
+  CHECK(silent > 0);    // P ranks whose heads other ranks send
 }
 
-// Errata of the notes that a table can have: what is printed, and what is right.
 }  // namespace
 }  // namespace xpyd::testing::rank_table_test

@@ -1,5 +1,5 @@
-// The rdma wire: the suite (transport_test.cc) over it where there is a device, with either kind of
-// keys; and everywhere what comes from outside as bytes, and what is said where there is no device.
+// The rdma transport. Where there is a device, the suite (transport_test.cc) runs over it, with either kind of keys.
+// Bytes from outside, and the errors without a device, are tested everywhere.
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ std::string missing() {
   return made ? "" : made.error().message;
 }
 
-// All devices that are up: two rails in the virtual machine of `make check STAGE=rdma`.
+// All devices that are up: two NIC ports in the virtual machine of `make check STAGE=rdma`.
 const RegisterTransport rdma_wire({.name = "rdma",
                                    .make = [](const TransportOptions& options) { return make_rdma_transport(options); },
                                    .memory = plain_memory,
@@ -55,7 +55,7 @@ Message opened() {
   return message;
 }
 
-TEST_CASE("rdma: addresses", "[rdma]") {
+TEST_CASE("rdma: an address is parsed as it was printed, and a wrong one is refused", "[rdma]") {
   const std::string token = "00112233445566778899aabbccddeeff", address = "rdma,10.0.0.1,4711," + token;
   const TransportAddress there{"10.0.0.1", 4711, token, {{0x1000, 0x200}, {0x7000, 1}}};
   CHECK(to_text("rdma", there) == address + ",1000+200,7000+1");
@@ -73,7 +73,7 @@ TEST_CASE("rdma: addresses", "[rdma]") {
   }
 }
 
-TEST_CASE("rdma: messages come through whole or not at all", "[rdma]") {
+TEST_CASE("rdma: a message arrives whole or is refused", "[rdma]") {
   NicPortEnd end;
   end.mtu = 3, end.reads = 16, end.number = 0xabcdef, end.psn = 5, end.gid[3] = 9;
   const Offer offer{{end, end}, "no room"};
@@ -94,7 +94,7 @@ TEST_CASE("rdma: messages come through whole or not at all", "[rdma]") {
   CHECK(told->registration.ranges[1].begin == 8192);
   CHECK((told->registration.key(1, 0) == 3 && told->registration.key(1, 1) == 4));
 
-  // Cut anywhere, or one byte longer, they are refused.
+  // A message that is cut anywhere, or is one byte longer, is refused.
   for (const std::string& whole : {to_bytes(opened()), to_bytes(Message{Message::renew, {}, 1, {end}}),
                                    to_bytes(Message{Message::sync, {}, 3, {}})}) {
     for (size_t n = 0; n < whole.size(); ++n) CHECK(!read_message(whole.substr(0, n), 2));
@@ -103,7 +103,7 @@ TEST_CASE("rdma: messages come through whole or not at all", "[rdma]") {
   CHECK(!read_message(to_bytes(opened()), 3));
 }
 
-TEST_CASE("rdma: what cannot be is refused", "[rdma]") {
+TEST_CASE("rdma: a message with an impossible value is refused", "[rdma]") {
   auto refused = [](auto change) {
     Message message = opened();
     change(message.registration);
@@ -112,7 +112,7 @@ TEST_CASE("rdma: what cannot be is refused", "[rdma]") {
   CHECK(!refused([](RegistrationKeys&) {}));
   CHECK(refused([](RegistrationKeys& w) { w.generation = 0; }));
   CHECK(refused([](RegistrationKeys& w) { w.ranges[0].bytes = 0; }));
-  CHECK(refused([](RegistrationKeys& w) { w.ranges[0].bytes = 5000; }));  // runs into the next
+  CHECK(refused([](RegistrationKeys& w) { w.ranges[0].bytes = 5000; }));  // runs into the next range
   CHECK(refused([](RegistrationKeys& w) { w.ranges[1].bytes = UINT64_MAX; }));
   Message closed = opened();
   closed.kind = Message::closed;
@@ -123,7 +123,7 @@ TEST_CASE("rdma: what cannot be is refused", "[rdma]") {
   CHECK(from_bytes<Offer>(to_bytes(offer)));
   offer.nic_ports[0].number = 1u << 24;
   CHECK(!from_bytes<Offer>(to_bytes(offer)));
-  // More than there may be, which no writer writes.
+  // More NIC ports than the limit, which no writer writes.
   offer.nic_ports[0].number = 0;
   ByteWriter nic_ports;
   nic_ports.count(kMaxNicPorts + 1);
@@ -132,7 +132,7 @@ TEST_CASE("rdma: what cannot be is refused", "[rdma]") {
   CHECK(from_bytes<Offer>(nic_ports.bytes()).error().message.find("rails: 17 elements") == 0);
 }
 
-TEST_CASE("rdma: no bytes upset the parsers", "[rdma]") {
+TEST_CASE("rdma: any bytes are parsed or refused", "[rdma]") {
   Random random(11);
   const std::string samples[] = {to_bytes(opened()), to_bytes(Offer{{NicPortEnd{}}, "x"}),
                                  to_bytes(Message{Message::renewed, {}, 0, {NicPortEnd{}}})};
@@ -147,7 +147,7 @@ TEST_CASE("rdma: no bytes upset the parsers", "[rdma]") {
   CHECK(parsed > 0);
 }
 
-TEST_CASE("rdma: ports are named, and what is not there is said", "[rdma]") {
+TEST_CASE("rdma: an absent port is named, and an absent device is reported", "[rdma]") {
   auto memory = plain_memory(1 << 20);
   RealClock clock;
   TransportOptions options;
@@ -162,7 +162,7 @@ TEST_CASE("rdma: ports are named, and what is not there is said", "[rdma]") {
   CHECK(made.error().message.find(here ? "no_such_card:1" : "no RDMA device") != std::string::npos);
 }
 
-// Memory that is only counted in.
+// Addresses alone. Nothing reads or writes this memory.
 std::byte* at(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
 MemoryRange piece(uint64_t begin, uint64_t bytes) { return {at(begin), bytes}; }
 
@@ -174,14 +174,14 @@ RegistrationKeys registration_of(KvOp op, std::initializer_list<std::pair<uint64
   return registration;
 }
 
-TEST_CASE("rdma: a window's ranges are its pieces, joined where they touch", "[rdma]") {
+TEST_CASE("rdma: a registration's ranges are its pieces, joined where they touch", "[rdma]") {
   const std::vector<MemoryRange> regions = {piece(kHere, 1000), piece(kHere + 1000, 1000)};
   const std::vector<MemoryRange> pieces = {piece(kHere + 50, 50), piece(kHere, 50),       piece(kHere + 90, 20),
                                            piece(kHere + 300, 0), piece(kHere + 990, 10), piece(kHere + 1000, 5)};
   auto covered = cover(pieces, regions);
   REQUIRE(covered);
   const std::vector<AddressRange>& ranges = covered.value();
-  REQUIRE(ranges.size() == 3);  // the last two touch, but are of two registrations
+  REQUIRE(ranges.size() == 3);  // the last two touch, but lie in two regions
   CHECK((ranges[0].begin == kHere && ranges[0].bytes == 110));
   CHECK((ranges[1].begin == kHere + 990 && ranges[1].bytes == 10));
   CHECK(ranges[2].begin == kHere + 1000);
@@ -192,7 +192,7 @@ TEST_CASE("rdma: a window's ranges are its pieces, joined where they touch", "[r
   }
 }
 
-TEST_CASE("rdma: a window of many pieces has at most 256 keys, over the smallest gaps", "[rdma]") {
+TEST_CASE("rdma: a registration of many pieces has at most 256 keys, over the smallest gaps", "[rdma]") {
   Random random(3);
   const std::vector<MemoryRange> regions = {piece(kHere, 1 << 28)};
   for (size_t n : {255, 256, 257, 300, 1000}) {
@@ -219,7 +219,7 @@ TEST_CASE("rdma: a window of many pieces has at most 256 keys, over the smallest
       REQUIRE(r < ranges.size());
       CHECK(ranges[r].begin <= begin);
     }
-    // Bridged are as many of the smallest gaps as must be, and those equal to the last of them.
+    // As many of the smallest gaps are bridged as necessary, and those equal to the largest of them.
     std::sort(gaps.begin(), gaps.end());
     const uint64_t most = n > kMaxKeys ? gaps[n - kMaxKeys - 1] : 0;
     size_t open = 0;
@@ -228,13 +228,13 @@ TEST_CASE("rdma: a window of many pieces has at most 256 keys, over the smallest
     for (size_t i = 1; i < ranges.size(); ++i)
       CHECK(ranges[i].begin - ranges[i - 1].begin - ranges[i - 1].bytes > most);
   }
-  // Regions cannot be bridged.
+  // Gaps between regions cannot be bridged.
   std::vector<MemoryRange> many;
   for (uint64_t i = 0; i < kMaxKeys + 1; ++i) many.push_back(piece(kHere + 100 * i, 100));
   CHECK(!cover(many, many));
 }
 
-// What each remote byte is copied from or to, as the requests say; and that they keep the limits.
+// Returns the local address of each remote byte, as the requests move it, and checks their limits.
 std::map<uint64_t, uint64_t> moved(const Requests& planned, const RegistrationKeys& registration,
                                    std::span<const MemoryRange> regions, const RequestLimits& limits) {
   std::map<uint64_t, uint64_t> bytes;
@@ -259,7 +259,7 @@ std::map<uint64_t, uint64_t> moved(const Requests& planned, const RegistrationKe
   }
   CHECK(next_piece == planned.pieces.size());
   CHECK(total == planned.bytes);
-  CHECK(total == bytes.size());  // none twice
+  CHECK(total == bytes.size());  // no byte twice
   return bytes;
 }
 
@@ -268,7 +268,7 @@ TEST_CASE("rdma: requests move every byte of the copies and no other", "[rdma]")
   const std::vector<MemoryRange> regions = {piece(kHere, 4096), piece(kHere + 4096, 4096)};
   for (int round = 0; round < 300; ++round) {
     const KvOp op = random.below(2) ? KvOp::write : KvOp::read;
-    // Ranges that touch are keys of their own all the same.
+    // Ranges that touch have keys of their own all the same.
     RegistrationKeys registration = registration_of(op, {});
     for (uint64_t at = kThere; registration.ranges.size() < 8;) {
       const uint64_t bytes = 1 + random.below(600);
@@ -283,7 +283,7 @@ TEST_CASE("rdma: requests move every byte of the copies and no other", "[rdma]")
       for (uint64_t from = 0; from < range.bytes;) {
         const uint64_t bytes = std::min(random.below(200), range.bytes - from);
         if (random.below(3) == 0) local += random.below(40);
-        // Of one region, as the memory of every rank is.
+        // A piece lies in one region, as the memory of every rank does.
         if (local < kHere + 4096 && local + bytes > kHere + 4096) local = kHere + 4096;
         if (random.below(5) != 0) {
           std::byte *here = at(local), *there = at(range.begin + from);
@@ -307,13 +307,13 @@ TEST_CASE("rdma: neighbours become one request, and a copy may cross ranges", "[
   const RequestLimits limits{1 << 20, 16};
   Requests planned;
   auto plan = [&](std::vector<Copy> copies) { return plan_requests(copies, registration, regions, limits, planned); };
-  // Two blocks side by side there and apart here: one request of two pieces.
+  // Two blocks that are neighbours there and apart here are one request of two pieces.
   REQUIRE(plan({{at(kHere), at(kThere), 100}, {at(kHere + 500), at(kThere + 100), 100}}));
   CHECK((planned.list.size() == 1 && planned.pieces.size() == 2 && planned.bytes == 200));
-  // Side by side on both sides: one piece.
+  // Neighbours on both sides are one piece.
   REQUIRE(plan({{at(kHere), at(kThere), 100}, {at(kHere + 100), at(kThere + 100), 100}}));
   CHECK((planned.list.size() == 1 && planned.pieces.size() == 1));
-  // Of two registrations: two pieces.
+  // Neighbours in two regions are two pieces.
   const uint64_t border = kHere + (1 << 20);
   REQUIRE(plan({{at(border - 100), at(kThere), 100}, {at(border), at(kThere + 100), 100}}));
   CHECK((planned.list.size() == 1 && planned.pieces.size() == 2));
@@ -327,7 +327,7 @@ TEST_CASE("rdma: neighbours become one request, and a copy may cross ranges", "[
     CHECK(!plan({stray}));
 }
 
-// Batches of a transfer until it is out, with the queue's room drawn at random.
+// Batches of a transfer until all of it is sent. The queue's room is drawn at random.
 TEST_CASE("rdma: batches carry every request once, and the notice last and alone", "[rdma]") {
   Random random(7);
   for (int round = 0; round < 2000; ++round) {
@@ -346,13 +346,13 @@ TEST_CASE("rdma: batches carry every request once, and the notice last and alone
       REQUIRE((size.n >= 0 && size.n <= kBatchRequests && size.n + int(size.notice) <= room));
       size_t bytes = 0;
       for (int i = 0; i + 1 < size.n; ++i) bytes += planned.list[next + size_t(i)].bytes;
-      CHECK(bytes < kBatchBytes);  // but for the last one
+      CHECK(bytes < kBatchBytes);  // without the last one
       next += size_t(size.n);
       REQUIRE(next <= planned.list.size());
       CHECK(size.last == (next == planned.list.size() && (!notice || size.notice)));
       CHECK((!size.notice || notice));
-      if (size.last) CHECK(alone);  // what the owner counts overtakes nothing on other rails
-      // With room and nothing elsewhere it goes on.
+      if (size.last) CHECK(alone);  // what the owner counts overtakes nothing on other NIC ports
+      // With room here and nothing on other NIC ports, the transfer goes on.
       if (alone && room > 1) CHECK((size.n > 0 || size.notice));
       out = size.last;
     }

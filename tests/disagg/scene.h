@@ -1,4 +1,4 @@
-// A small cluster in virtual time whose wire waits for the test.
+// A small cluster in virtual time whose transport waits for the test.
 #pragma once
 
 #include <functional>
@@ -11,14 +11,14 @@
 
 namespace xpyd::testing {
 
-// The local wire, whose posts arrive when a test lets them.
+// The local transport. Its transfers arrive when the test lets them.
 class HeldTransport final : public FlyingTransport {
  public:
   struct Hand {
     bool holds = false;
-    int close_late = 0;  // so many calls of close() say: not yet
+    int close_late = 0;  // so many calls of close() return false
     std::set<HeldTransport*> transports;
-    // All arrive, but for the last one, where it is to fail.
+    // Lets all transfers arrive, except the last one if it is to fail.
     void let_go(bool last_fails = false) {
       holds = false;
       for (HeldTransport* transport : transports) transport->let_go(last_fails);
@@ -29,7 +29,7 @@ class HeldTransport final : public FlyingTransport {
     hand_.transports.insert(this);
   }
   ~HeldTransport() override { hand_.transports.erase(this); }
-  // Somebody is still inside. Of such a window nothing is counted.
+  // The first calls may answer that somebody is still inside. A registration that is closing counts nothing.
   bool close(const RemoteKey& registration) override {
     closing_ = hand_.close_late > 0;
     if (!closing_) return WrappedTransport::close(registration);
@@ -61,7 +61,7 @@ class HeldTransport final : public FlyingTransport {
   bool closing_ = false;
 };
 
-// The order of P and D, of what is otherwise a small, ordinary cluster.
+// A small, ordinary cluster with this order of P and D.
 inline SimOptions in(const char* disagg, bool pull = false) {
   SimOptions options;
   options.conductor.disagg = find_disagg_policy(disagg);
@@ -69,7 +69,7 @@ inline SimOptions in(const char* disagg, bool pull = false) {
   return options;
 }
 
-// The instances, their clients, and what these must have got at the end.
+// The instances, their clients, and the tokens that these must have at the end.
 class Scene : public SimCluster {
  public:
   explicit Scene(const std::string& topology, SimOptions options = {}) {
@@ -99,7 +99,7 @@ class Scene : public SimCluster {
     expected_.erase(id);
     conductor().abort(id);
   }
-  // Ticks until a message of this kind is sent; by then it is on its way.
+  // Ticks until a message of this kind is sent and on its way.
   template <class Kind>
   void until_sent() {
     bool sent = false;
@@ -111,26 +111,26 @@ class Scene : public SimCluster {
     due = nullptr;
     REQUIRE(sent);
   }
-  // A request whose KV is delivered, and held.
+  // A request whose KV is delivered while its last transfers are held.
   void deliver_and_hold() {
     hand.holds = true;
     ask(1, 60, 12, 1);
     until_sent<KvDelivered>();
     ticks(20);
-    CHECK(n_tokens(1) == 1);  // P's
+    CHECK(n_tokens(1) == 1);  // from P
   }
   int n_tokens(uint64_t id) { return int(recorder->choice(id).tokens.size()); }
   int cached(uint64_t id) { return recorder->choice(id).cached_tokens; }
   KvMemory& memory(const char* name) { return find(name)->instance->memory(); }
   KvStats kv(const char* name) { return memory(name).stats(); }
   InstanceStats stats(const char* name) { return find(name)->instance->stats(); }
-  // Nobody owns anything any more.
+  // Ticks until nobody owns memory any more.
   void rest(int most = 20000, int then = 800) {
     for (int i = 0; i < most && !conductor().wait_idle(0); ++i) tick();
     ticks(then);
     CHECK(check_memory(true) == "");
   }
-  // Each request that was not aborted has ended once, with what it should say.
+  // Each request that was not aborted has ended once, with the expected tokens.
   void check_answers() {
     for (const auto& [id, tokens] : expected_) {
       CHECK(recorder->choice(id).ends == 1);

@@ -49,8 +49,8 @@ void check_same(const ClusterView& a, const ClusterView& b) {
   }
 }
 
-// What a worker says before its first step was six times what its twin took: it got nothing, ever.
-TEST_CASE("scoreboard: who has done nothing yet is as fast as its like", "[scoreboard]") {
+// A worker's cost before its first step was six times its twin's, so it never got a request.
+TEST_CASE("scoreboard: an instance that has done nothing yet counts as fast as its like", "[scoreboard]") {
   Scoreboard board(512, StepCost());
   std::list<Member> members;
   for (int i = 0; i < 2; ++i) {
@@ -68,18 +68,18 @@ TEST_CASE("scoreboard: who has done nothing yet is as fast as its like", "[score
     PromptHashes prompt(tokens, 0);
     return board.look(prompt, 0).instances[i].prefill_s;
   };
-  CHECK(prefill_s(0) == Approx(36e-3));  // nobody has done much
+  CHECK(prefill_s(0) == Approx(36e-3));  // neither has done much
   told(1)->did(100, fast);
   CHECK(prefill_s(1) == Approx(6e-3));
   told(0)->did(1, slow);
   CHECK(prefill_s(0) == Approx(6e-3));
-  told(0)->did(32, slow);  // now it has shown it
+  told(0)->did(32, slow);  // by now it has shown it
   CHECK(prefill_s(0) == Approx(36e-3));
 }
 
-// A worker refused a conductor that said a fetch was worth -58 ns, and the instance was lost.
-TEST_CASE("scoreboard: what a fetch saves is never below nothing", "[scoreboard][fetch]") {
-  const StepCost looks({1e-3, 0, 1e-3, 0, 0, 0});  // a chunk costs by the tokens before it alone
+// A conductor once said that a fetch saves -58 ns. The worker refused it, and the instance was lost.
+TEST_CASE("scoreboard: the time that a fetch saves is never negative", "[scoreboard][fetch]") {
+  const StepCost looks({1e-3, 0, 1e-3, 0, 0, 0});  // a chunk's cost depends on the tokens before it alone
   Scoreboard board(4096, looks);
   std::vector<int32_t> tokens(2000);
   for (size_t t = 0; t < tokens.size(); ++t) tokens[t] = int32_t(t);
@@ -102,9 +102,9 @@ TEST_CASE("scoreboard: what a fetch saves is never below nothing", "[scoreboard]
   CHECK(fetch.view.saved_s == 0);
 }
 
-// Whatever was placed, began, ended, was reported, left and came: a scoreboard that keeps rows says what one says that
-// has just met everybody.
-TEST_CASE("scoreboard: rows that are kept are those that would be computed anew", "[scoreboard]") {
+// Prompts are placed, begin and end, caches report, and instances leave and join. A scoreboard that keeps its rows
+// agrees with one that has just met every instance.
+TEST_CASE("scoreboard: kept rows equal rows that are computed anew", "[scoreboard]") {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     Random random(seed);
     const StepCost prior;
@@ -177,14 +177,15 @@ TEST_CASE("scoreboard: rows that are kept are those that would be computed anew"
   }
 }
 
-// The directory of who has which block, against a plain map of each instance.
-TEST_CASE("directory: as a plain map of who has what, through growth, removal and departures", "[disagg][directory]") {
+// The directory of blocks, against a plain map for each instance.
+TEST_CASE("directory: it agrees with a plain map of each instance's blocks, through growth, removal and departures",
+          "[disagg][directory]") {
   constexpr int kInstances = 40;
   Random random(7);
   CacheDirectory directory;
   std::vector<std::map<uint64_t, int>> plain(kInstances);  // hash -> bits of tiers
   for (int i = 0; i < kInstances; ++i) REQUIRE(directory.joined(1 << 20) == i);
-  // Hashes that fall on each other: some alone, some near the table's end, one that is 0.
+  // Hashes that collide: some are alone, some are near the table's end, and one is 0.
   std::vector<uint64_t> hashes{0, ~uint64_t{0}};
   for (int i = 2; i < 6000; ++i) hashes.push_back(i % 2 ? random.next() : uint64_t(i / 16) << 50 | uint64_t(i));
   for (int round = 0; round < 60; ++round) {
@@ -227,7 +228,7 @@ TEST_CASE("directory: as a plain map of who has what, through growth, removal an
   }
 }
 
-TEST_CASE("directory: nobody has more blocks than its capacity", "[disagg][directory]") {
+TEST_CASE("directory: an instance has no more blocks than its capacity", "[disagg][directory]") {
   CacheDirectory directory;
   const int one = directory.joined(10);
   CacheReport report;

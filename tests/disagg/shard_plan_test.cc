@@ -21,11 +21,11 @@ bool inside(const KvRect& part, const KvRect& whole) {
   return within(part.layers, whole.layers) && within(part.heads, whole.heads);
 }
 
-// What a map costs. One message is one contiguous piece on both sides, as add_copies (kv_copy.h)
-// makes them when no two blocks are neighbours.
+// The traffic of a map. One message is one contiguous piece on both sides, as add_copies (kv_copy.h) makes them when no
+// two blocks are neighbours.
 struct ShardTraffic {
-  int edges = 0;             // pairs of ranks that exchange anything
-  int sources = 0;           // ranks that send anything
+  int edges = 0;             // pairs of ranks that exchange KV
+  int sources = 0;           // ranks that send KV
   int64_t bytes = 0;         // of one full block
   int64_t unique_bytes = 0;  // … without the copies of kv heads
   int64_t messages = 0;      // of one full block
@@ -58,7 +58,8 @@ ShardTraffic shard_traffic(const ShardMap& map, const KvShape& whole, KvOrder or
   return t;
 }
 
-// "" if every (destination rank, layer, head) is written exactly once and every read is inside the source's shard.
+// Returns "" if every (destination rank, layer, head) is written exactly once and every read lies inside the source's
+// shard.
 std::string first_fault(const ShardMap& map) {
   std::map<std::tuple<int, int, int>, int> written;
   for (const ShardMove& m : map.moves) {
@@ -92,7 +93,7 @@ TEST_CASE("shards: every (rank, layer, head) is written once, in every configura
           for (int q : {1, 2, 3})
             for (int L : {4, 7, 61}) check(shards(L, n, a, p), shards(L, n, b, q));
   CHECK(n_configurations == 3600);
-  // Heads that tp does not divide, chosen long stages, tables of layers.
+  // Heads that tp does not divide, chosen long stages, and tables of layers.
   for (int a : {1, 3, 5, 7, 8, 16})
     for (int b : {2, 3, 6, 8, 24})
       for (int long_stage : {-1, 0, 1, 2}) {
@@ -104,14 +105,14 @@ TEST_CASE("shards: every (rank, layer, head) is written once, in every configura
       }
 }
 
-TEST_CASE("shards: layers of a stage; the remainder goes where it is sent", "[shards]") {
+TEST_CASE("shards: layers are divided among stages, and the remainder goes to the chosen ones", "[shards]") {
   auto sizes = [](KvShards s) {
     std::vector<int> n;
     for (int i = 0; i < s.pp; ++i) n.push_back(s.layers(i).size());
     return n;
   };
   KvShards s = shards(61, 8, 1, 4);
-  CHECK(sizes(s) == std::vector{15, 15, 15, 16});  // the last one: chunked prompts prefer it
+  CHECK(sizes(s) == std::vector{15, 15, 15, 16});  // the last one, which chunked prompts prefer
   s.long_stage = 0;
   CHECK(sizes(s) == std::vector{16, 15, 15, 15});
   s.n_layers = 62;
@@ -121,7 +122,7 @@ TEST_CASE("shards: layers of a stage; the remainder goes where it is sent", "[sh
   CHECK(sizes(s) == std::vector{1, 2, 3, 56});
 }
 
-TEST_CASE("shards: numbers that cannot be are named", "[shards]") {
+TEST_CASE("shards: an impossible number is an error that names its option", "[shards]") {
   const auto with = [](int pp, std::vector<int> layers, int long_stage = -1) {
     KvShards s = shards(4, 8, 1, pp);
     s.stage_layers = std::move(layers);
@@ -151,7 +152,7 @@ struct Published {
   int sources;
 };
 
-TEST_CASE("shards: edges and bytes of the published table", "[shards]") {
+TEST_CASE("shards: edges and bytes equal those of the published table", "[shards]") {
   // reference: 8 2->4, 8 4->2, 8 8->16, 8 16->8, 2 1->4, MLA 16->4, 8 (4,PP4)->(8,PP1)
   for (Published row :
        {Published{8, 2, 1, 4, 1, 4, 1, 2}, Published{8, 4, 1, 2, 1, 4, 1, 4}, Published{8, 8, 1, 16, 1, 16, 2, 8},
@@ -170,7 +171,7 @@ TEST_CASE("shards: edges and bytes of the published table", "[shards]") {
 // ---- One sequence in the KV of every rank of one side.
 
 struct Side {
-  // `contiguous`: it is in one slot, a block of `block_tokens`.
+  // If `contiguous`, the sequence is in one slot, a block of `block_tokens`.
   Side(const KvShape& whole, const KvShards& s, KvOrder order, int block_tokens, int n_tokens, Random& random,
        bool contiguous = false)
       : shards(s) {
@@ -186,7 +187,7 @@ struct Side {
       views.push_back(
           {pools[rank].data(), &layouts[rank], contiguous ? nullptr : table.data(), contiguous ? table[0] : 0});
   }
-  // f(row of this side's own copy, layer, kv, token, head), in numbers of the whole model.
+  // Calls f(row in this side's copy, layer, kv, token, head), in numbers of the whole model.
   template <class F>
   void each_row(int n_tokens, F&& f) const {
     for (int rank = 0; rank < shards.n_ranks(); ++rank) {
@@ -207,14 +208,14 @@ struct Side {
 
 uint32_t pattern(int l, int kv, int t, int h) { return uint32_t(((l * 2 + kv) * 1024 + t) * 64 + h) * 2654435761u | 1; }
 
-// Moves a region, and compares every row of it, and counts what else has changed. Returns copies made.
+// Moves a region, compares every row of it, and counts what else has changed. Returns the number of copies.
 size_t move_and_check(const KvShape& whole, Side& source, Side& destination, int n_tokens, const KvRegion& region) {
   const ShardMap map = map_shards(source.shards, destination.shards);
   source.each_row(n_tokens, [&](std::byte* row, int l, int kv, int t, int h) {
     const uint32_t p = pattern(l, kv, t, h);
     for (size_t i = 0; i < whole.row_bytes(); i += 4) std::memcpy(row + i, &p, 4);
   });
-  TransferPlan plan;  // of one move after the other: old contents must not matter
+  TransferPlan plan;  // used for one move after another: old contents must not matter
   size_t n_copies = 0, bytes = 0, planned = 0, expected = 0, wrong = 0, touched = 0;
   for (const ShardMove& move : map.moves) {
     plan_sharded_transfer({map.source, map.destination, {move}}, source.views, destination.views, region, plan);
@@ -270,7 +271,7 @@ TEST_CASE("a transfer moves every row of the region and no other, between any ra
   }
 }
 
-TEST_CASE("traffic of a map is what its transfer of full blocks has", "[shards]") {
+TEST_CASE("the traffic of a map is that of its transfer of full blocks", "[shards]") {
   Random random(6);
   constexpr int kBlock = 8, kBlocks = 3;
   for (int n : {1, 4})
@@ -287,12 +288,12 @@ TEST_CASE("traffic of a map is what its transfer of full blocks has", "[shards]"
                                << int(order));
               const size_t copies = move_and_check(whole, from, to, kBlock * kBlocks, {0, kBlock * kBlocks, 0, 5});
               CHECK(int64_t(copies) == t.messages * kBlocks);
-              // Without ranks: 2 * layers for a block of layer_major, one for one of token_major.
+              // Without ranks: 2 * layers messages for a block of layer_major, and one for a block of token_major.
               if (a * b * p * q == 1) CHECK(t.messages == (order == KvOrder::layer_major ? 2 * 5 : 1));
             }
 }
 
-TEST_CASE("checksums of KV do not depend on its layout, and see every bit", "[disagg]") {
+TEST_CASE("checksums of KV do not depend on its layout, and every bit changes them", "[disagg]") {
   const KvShape shape{.n_layers = 3, .n_kv_heads = 2, .head_dim = 8, .dtype = Dtype::bf16};
   constexpr int kTokens = 150, kGrain = kChecksumTokens;
   const KvShards one{.n_layers = 3, .n_kv_heads = 2};
@@ -324,14 +325,15 @@ TEST_CASE("checksums of KV do not depend on its layout, and see every bit", "[di
     }
 }
 
-// ---- Found in the field (reference: scheduling 3.5), each under its name.
+// ---- Faults of other systems (reference: scheduling 3.5), each under its name.
 
-// sglang#31968, #30997: num_groups = d_tp / p_tp read past the buffer where d_tp > n_kv. Qwen, 2 kv heads, P tp 1 -> D
-// tp 4: four groups of one head each (there is no half one) were read of two. vllm#27274: MLA, one kv head that 16 P
-// ranks hold and 4 D ranks read. Ranks that nobody reads have no edge: who waits for a reader of each P rank waits for
-// ever, so what a rank waits for comes from the map. vllm#43366: unequal pp, layers go by their number in the model. P
-// stages of 2, 2 and 3, D stages of 3 and 4 of 7 layers.
-TEST_CASE("sglang#31968, #30997, vllm#27274, #43366: who sends what", "[shards]") {
+// sglang#31968, #30997: num_groups = d_tp / p_tp read past the buffer where d_tp > n_kv. Qwen has 2 kv heads; with P tp
+// 1 and D tp 4, four groups of one head each were read of two, because there is no half head. vllm#27274: MLA has one
+// kv head, which 16 P ranks hold and 4 D ranks read. Ranks that nobody reads have no edge, and a wait for a reader of
+// each P rank never ends. So the map says what a rank waits for. vllm#43366: with unequal pp, layers go by their number
+// in the model. P has stages of 2, 2 and 3 of 7 layers, and D of 3 and 4.
+TEST_CASE("sglang#31968, #30997, vllm#27274, #43366: each rank sends its layers and heads to the ranks that need them",
+          "[shards]") {
   const struct {
     KvShards from, to;
     std::vector<std::pair<int, int>> edges;

@@ -96,7 +96,7 @@ void SimCluster::add_all(const std::string& topology) {
 
 void SimCluster::crash(InstanceId id, bool noticed) {
   NodePtr node = nodes.at(id);
-  nodes.erase(id);  // before its end, so that nobody hears of it
+  nodes.erase(id);  // first, so that nobody hears of its end
   node->instance.reset();
   if (noticed) conductor_->left(id, "its connection broke");
 }
@@ -108,14 +108,14 @@ void SimCluster::break_connection(InstanceId a, InstanceId b) {
     auto at = nodes.find(one), peer = nodes.find(other);
     if (at == nodes.end()) continue;
     at->second->instance->send(kConductor, PeerBroken{other});
-    // And there is a new one at once.
+    // The new connection is there at once.
     if (peer != nodes.end()) at->second->instance->send(kConductor, PeerJoined{peer->second->instance->info()});
   }
 }
 
-// In order between two, as a connection is.
+// Messages between two stay in order, as on a connection.
 void SimCluster::send(InstanceId from, InstanceId to, Message message) {
-  if (from != kConductor && !nodes.contains(from)) return;  // it crashed: its last words are lost
+  if (from != kConductor && !nodes.contains(from)) return;  // it crashed: its last messages are lost
   double when = due ? due(from, to, message) : clock.seconds;
   if (when < 0) return;
   double& last = last_due_s_[{from, to}];

@@ -1,6 +1,6 @@
-// A cluster on one thread under a virtual clock: the real conductor and instances, with the
-// checksum model, joined by a network that a test bends. Time passes in ticks of a millisecond; in
-// each, what is due is delivered and every instance that runs takes a turn.
+// A cluster on one thread under a virtual clock: the real conductor and instances with the checksum model, joined by a
+// network that the test controls. Time passes in ticks of a millisecond. In each tick due messages are delivered, and
+// every instance that runs takes a turn.
 #pragma once
 
 #include <functional>
@@ -27,7 +27,7 @@ struct SimOptions {
   ChunkOptions chunks;
   SpeculationOptions speculation;
   bool checksum = false;
-  double tier_byte_s = 0;   // kv.tiers: of the link to the host
+  double tier_byte_s = 0;   // of the link to the host, with kv.tiers
   bool far_caches = false;  // the conductor knows the instances' prefix caches by their reports alone
   double lease_s = 0.4;
   ConductorOptions conductor;
@@ -44,21 +44,21 @@ class SimCluster : public MessageBus {
     std::unique_ptr<Instance> instance;
     std::shared_ptr<PrefixLog> log;  // far_caches
     double stopped_until_s = 0;
-    double step_s = 0;  // that a step takes; its process's other threads go on meanwhile
+    double step_s = 0;  // of a step; other threads of its process go on meanwhile
     double busy_until_s = 0;
     bool leaving = false;
-    int zombie_turns = -1;  // it was declared gone, and will notice after so many
+    int zombie_turns = -1;  // it was declared gone, and notices after so many
   };
   using NodePtr = std::shared_ptr<Node>;
 
   ~SimCluster() override { close(); }
-  // Ends every instance, while there is a conductor to hear of it (and what a derived class has made them of).
+  // Ends every instance while the conductor, and what a derived class has made for them, still exist.
   void close() {
     due = nullptr;
     for (auto& [id, node] : nodes) node->instance.reset();
     nodes.clear();
   }
-  // Its last owner ends: the file is whole. After close().
+  // Ends the log's last owner, so that the file is whole. After close().
   void forget_log() {
     conductor_.reset();
     options_.conductor.log.reset();
@@ -67,15 +67,15 @@ class SimCluster : public MessageBus {
   void open(SimOptions options);
   NodePtr add(Role role);
   void add_all(const std::string& topology);
-  // Its memory and its unsent words are gone. `noticed`: the conductor's connection to it breaks.
+  // The instance's memory and unsent messages are lost. If `noticed`, the conductor's connection to it breaks.
   void crash(InstanceId id, bool noticed);
-  // The connection between the two breaks: words on their way are lost, and both are told.
+  // The connection between the two breaks: messages on their way are lost, and both are told.
   void break_connection(InstanceId a, InstanceId b);
   void tick();
   void ticks(int n) {
     for (int i = 0; i < n; ++i) tick();
   }
-  // What is amiss with memories and load; "": nothing. `at_rest`: nobody owns anything.
+  // Returns what is wrong with memories and load, or "". `at_rest`: nobody owns anything.
   std::string check_memory(bool at_rest) const;
 
   Conductor& conductor() { return *conductor_; }
@@ -83,9 +83,9 @@ class SimCluster : public MessageBus {
   void send(InstanceId from, InstanceId to, Message message) override;
 
   VirtualClock clock;
-  double conductor_stopped_until_s = 0;  // then it looks for silent ones before it reads its mail
+  double conductor_stopped_until_s = 0;  // then it looks for silent instances before it reads its messages
   std::map<InstanceId, NodePtr> nodes;
-  // When a message that is sent now arrives, Clock seconds; below 0: never. Null: at the next tick.
+  // When a message that is sent now arrives, in Clock seconds; below 0: never. Null: at the next tick.
   std::function<double(InstanceId from, InstanceId to, const Message&)> due;
 
  private:

@@ -1,5 +1,5 @@
-// The wires that the suite (transport_test.cc) runs over on any machine; rdma's are in
-// rdma_test.cc, NCCL itself in nccl_cuda_test.cu.
+// The transports that the suite (transport_test.cc) runs over on any machine. Those of rdma are in rdma_test.cc, and
+// NCCL itself is in nccl_cuda_test.cu.
 
 #include "disagg/transport/fault.h"
 #include "disagg/transport/shared_memory.h"
@@ -26,10 +26,10 @@ const RegisterTransport shm_wire({.name = "shm",
 
 const RegisterTransport tcp_wire({.name = "tcp", .make = make_tcp_transport, .memory = plain_memory});
 
-// Everything but NCCL itself.
+// All of nccl except NCCL itself.
 const RegisterTransport nccl_wire({.name = "nccl", .make = make_fake_nccl_transport, .memory = plain_memory});
 
-// Late and out of order, but within what is promised.
+// Late and out of order, within what transport.h allows.
 const RegisterTransport fault_wire(
     {.name = "fault:shm",
      .make =

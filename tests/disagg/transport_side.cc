@@ -34,7 +34,7 @@ std::vector<TestedTransport>& registered() {
   return all;
 }
 
-// Bytes [from, from + bytes) of a pattern, in runs of a few KiB: run(offset, its bytes).
+// Calls run(offset, bytes) for bytes [from, from + bytes) of a pattern, a few KiB at a time.
 template <class Run>
 void for_pattern(uint64_t seed, size_t from, size_t bytes, Run run) {
   uint64_t words[513];
@@ -121,11 +121,11 @@ class SideHere final : public Side {
   Stormed end_storm() override { return std::exchange(stormed_, {}); }
 
  private:
-  // The pattern beside the memory it belongs to, region by region.
+  // Visits memory beside its part of the pattern, region by region.
   template <class Each>
   void each_run(size_t begin, size_t bytes, uint64_t seed, size_t from, Each each) {
-    // That the other side has finished, or may begin, another process may have told us, which a
-    // race detector does not see. The transport's locks show it.
+    // Another process may have told us that the other side has finished or may begin. A race detector does not see
+    // that. The transport's locks show it.
     transport_->stats();
     const size_t border = kRegionBytes[0];
     REQUIRE(begin + bytes <= kSideBytes);
@@ -148,7 +148,7 @@ class SideHere final : public Side {
   Stormed stormed_;
 };
 
-// Lines over a socket, read byte by byte: poll() of it sees what was not read.
+// Lines over a socket, read byte by byte so that poll() sees what was not read.
 struct Line {
   int fd;
   void say(std::string line) const {
@@ -198,7 +198,7 @@ class SideThere final : public Side {
       throw std::runtime_error(transport.name + ": the other process: " + hello);
   }
   ~SideThere() override {
-    kill(pid_, SIGCONT);  // first: behind its end, a leak checker's SIGSTOP would be undone
+    kill(pid_, SIGCONT);  // before its end: later it would undo a leak checker's SIGSTOP
     ::close(line_.fd);
     int status;
     waitpid(pid_, &status, 0);
@@ -257,7 +257,7 @@ class SideThere final : public Side {
   Line line_{};
 };
 
-// The other process: each line names one of these, with its arguments, and is answered by what it returns.
+// The other process. Each line names one of these calls with its arguments, and the answer is its result.
 using Command = std::function<void(Side&, std::istream&, std::ostream&)>;
 template <class R, class... A>
 Command command(R (Side::*function)(A...)) {

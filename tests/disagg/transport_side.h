@@ -1,6 +1,6 @@
-// One side of a wire under test, in this process or in another one, behind one interface, so that
-// the same tests run over both. The other process is this program started anew (posix_spawn: no
-// thread or lock of ours is in it), and obeys commands that come as lines over a socket.
+// One side of a transport under test, in this process or in another one, behind one interface, so that the same tests
+// run over both. The other process is this program started anew by posix_spawn, so it has no thread or lock of ours. It
+// obeys commands that come as lines over a socket.
 #pragma once
 
 #include <sys/types.h>
@@ -14,16 +14,16 @@
 
 namespace xpyd::testing {
 
-// A wire as the suite sees it. Registered by a static object; the suite (transport_test.cc) runs over all of them.
+// A transport as the suite sees it. Static objects register them, and the suite (transport_test.cc) runs over all.
 struct TestedTransport {
   std::string name;
   std::function<Result<std::unique_ptr<KvTransport>>(const TransportOptions&)> make;
   std::function<std::shared_ptr<std::byte>(size_t bytes)> memory;  // KV memory for it, zeroed
   bool leaves_process = true;
   bool shares_process = true;            // two of them may be in one process
-  bool needs_owner = true;               // nothing is done while the owner of the window stands still
-  bool asks_ranges = true;               // a piece outside of its window is refused
-  std::string environment = {};          // variable of the other process, which becomes NAME=<instance>
+  bool needs_owner = true;               // nothing moves while the owner of the registration stands still
+  bool asks_ranges = true;               // a piece outside its registration is refused
+  std::string environment = {};          // variable of the other process, which gets NAME=<instance>
   std::function<std::string()> missing;  // why it cannot work on this machine, or ""; may be null
 };
 struct RegisterTransport {
@@ -31,7 +31,7 @@ struct RegisterTransport {
 };
 const std::vector<TestedTransport>& tested_transports();
 
-// Memory of a side: two regions, and offsets that count through both.
+// Memory of a side: two regions, with offsets that count through both.
 constexpr size_t kRegionBytes[] = {size_t(18) << 20, size_t(1) << 20};
 constexpr size_t kSideBytes = kRegionBytes[0] + kRegionBytes[1];
 
@@ -56,11 +56,12 @@ class Side {
   virtual void cancel(TransferId id) = 0;
   virtual TransportStats stats() = 0;
   virtual double now() = 0;
-  // Bytes `at`, `at` + 1, … become those of the pattern `seed` from `from` on; and: how many differ.
+  // fill() makes bytes `at`, `at` + 1, … those of the pattern `seed` from `from` on. differing() counts those that
+  // differ.
   virtual void fill(size_t at, size_t bytes, uint64_t seed, size_t from = 0) = 0;
   virtual size_t differing(size_t at, size_t bytes, uint64_t seed, size_t from = 0) = 0;
-  // Posts writes of `pieces` one after another, until end_storm() says how many were done and how
-  // many failed. Only in another process does it run on its own.
+  // Sends writes of `pieces` one after another until end_storm(), which returns how many were done and how many failed.
+  // It runs on its own in another process alone.
   virtual void storm(const KvTransfer& transfer, const std::vector<Piece>& pieces) = 0;
   struct Stormed {
     int64_t done = 0, failed = 0;
@@ -72,11 +73,11 @@ class Side {
 std::unique_ptr<Side> make_side_here(const TestedTransport& transport, PeerId self);
 std::unique_ptr<Side> make_side_there(const TestedTransport& transport, PeerId self);
 
-// Until it holds; what hangs fails the test after a minute.
+// Waits until the condition holds, and throws after a minute.
 void wait_until(const std::function<bool()>& holds);
-// Polls until it is settled.
+// Polls until the transfer is settled, and returns its state.
 TransferState settle(Side& side, TransferId id);
-// Closes until it says true.
+// Calls close() until it returns true.
 void close_for_good(Side& side, const RemoteKey& registration);
 
 }  // namespace xpyd::testing

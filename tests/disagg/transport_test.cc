@@ -1,5 +1,5 @@
-// What disagg/transport/transport.h promises, over every wire: between two transports of this
-// process, and, where the wire leaves the process, with either side in another one.
+// The specification in disagg/transport/transport.h, checked over every transport: between two ends in this process,
+// and, where the transport leaves the process, with either end in another one.
 
 #include <sched.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ constexpr size_t KiB = 1024, MiB = 1024 * KiB;
 enum class Mode { here, poster_there, owner_there };
 const char* const kModes[] = {"both in this process", "the poster in another process", "the owner in another process"};
 
-// A poster and the owner of memory, connected.
+// A sender and the owner of memory, connected.
 struct Pair {
   Pair(const TestedTransport& transport_, Mode mode_) : transport(transport_), mode(mode_) {
     poster = mode == Mode::poster_there ? make_side_there(transport, kPoster) : make_side_here(transport, kPoster);
@@ -41,7 +41,7 @@ struct Pair {
   TransferState move(KvOp op, const RemoteKey& key, const std::vector<Piece>& pieces) {
     return settle(*poster, post(op, key, pieces));
   }
-  // Another one, not connected.
+  // A third side, not connected.
   std::unique_ptr<Side> third() const {
     return transport.shares_process ? make_side_here(transport, kThird) : make_side_there(transport, kThird);
   }
@@ -50,7 +50,7 @@ struct Pair {
   std::unique_ptr<Side> poster, owner;
 };
 
-// Runs a test over every wire that works here, in every mode it has.
+// Runs a test over every transport that works here, in each of its modes.
 void everywhere(const std::function<void(Pair&)>& test,
                 std::vector<Mode> modes = {Mode::here, Mode::poster_there, Mode::owner_there}) {
   const char* only = std::getenv("XPYD_WIRE");
@@ -69,7 +69,7 @@ void everywhere(const std::function<void(Pair&)>& test,
   }
 }
 
-// Offsets of `n` pieces of random sizes that do not overlap, in a random order; `most` bytes each.
+// Returns at most `n` pieces of random sizes up to `most` bytes, which do not overlap, in a random order.
 std::vector<Piece> scattered(Random& random, int n, size_t most) {
   std::vector<Piece> pieces;
   size_t local = random.below(64), remote = random.below(64);
@@ -89,8 +89,8 @@ std::vector<Extent> remote_extents(const std::vector<Piece>& pieces) {
   return extents;
 }
 
-// Seed 1 is what the poster holds, 2 what the owner holds. Counts bytes that are not what a write
-// (or read) of `pieces` leaves behind: outside the pieces nothing has changed.
+// The sender holds seed 1, and the owner seed 2. Returns how many bytes differ from what a write (or read) of `pieces`
+// leaves. Outside the pieces nothing may change.
 size_t wrong_after(Pair& pair, KvOp op, std::vector<Piece> pieces) {
   const bool write = op == KvOp::write;
   Side& changed = write ? *pair.owner : *pair.poster;
@@ -131,7 +131,7 @@ TEST_CASE("transports: writes and reads place every byte and no other", "[transp
         for (const Piece& piece : pieces) bytes += int64_t(piece.bytes);
       }
     }
-    // From the first region to the second and the other way round; nothing at all.
+    // From the first region to the second, the other way round, and nothing at all.
     fill_both(pair);
     const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, kSideBytes}});
     for (const std::vector<Piece>& nothing : {std::vector<Piece>{}, {{5, 9, 0}}}) {
@@ -150,7 +150,7 @@ TEST_CASE("transports: writes and reads place every byte and no other", "[transp
   });
 }
 
-TEST_CASE("transports: many posts in flight, polled in any order", "[transport]") {
+TEST_CASE("transports: many transfers in flight are done, polled in any order", "[transport]") {
   everywhere([](Pair& pair) {
     fill_both(pair);
     Random random(8);
@@ -177,7 +177,7 @@ TEST_CASE("transports: many posts in flight, polled in any order", "[transport]"
     }
     CHECK(wrong_after(pair, KvOp::write, all) == 0);
     for (const Posted& p : posted) close_for_good(*pair.owner, p.key);
-    // One window counts all its posts.
+    // One registration counts all its transfers.
     const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
     std::vector<TransferId> ids;
     for (size_t i = 0; i < 64; ++i) ids.push_back(pair.post(KvOp::write, key, {{i * KiB, i * 16 * KiB, 16 * KiB}}));
@@ -188,7 +188,7 @@ TEST_CASE("transports: many posts in flight, polled in any order", "[transport]"
   });
 }
 
-TEST_CASE("transports: what no open window allows is refused and counted", "[transport]") {
+TEST_CASE("transports: a transfer that no open registration allows is refused and counted", "[transport]") {
   everywhere([](Pair& pair) {
     fill_both(pair);
     const std::vector<Piece> piece = {{0, 4096, 8192}};
@@ -200,14 +200,14 @@ TEST_CASE("transports: what no open window allows is refused and counted", "[tra
     const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{4096, 8192}});
     CHECK(refused(KvOp::read, key, piece));  // the other operation
     if (pair.transport.asks_ranges) {
-      CHECK(refused(KvOp::write, key, {{0, 4095, 8192}}));  // one byte before, one behind
+      CHECK(refused(KvOp::write, key, {{0, 4095, 8192}}));  // one byte before, and one behind
       CHECK(refused(KvOp::write, key, {{0, 4096, 8193}}));
       CHECK(refused(KvOp::write, key, {{0, kRegionBytes[0] + 4096, 16}}));
-      CHECK(refused(KvOp::write, key, {{0, 4096, 8}, {8, 3 * MiB, 8}}));  // the second piece
+      CHECK(refused(KvOp::write, key, {{0, 4096, 8}, {8, 3 * MiB, 8}}));  // the second piece is outside
     }
     CHECK(pair.owner->differing(4104, kSideBytes - 4104, 2, 4104) == 0);
-    pair.owner->fill(4096, 8, 2, 4096);  // of the first a wire may have moved what it may
-    // Out of the memory altogether: no wire does that.
+    pair.owner->fill(4096, 8, 2, 4096);  // a transport may have moved the first piece
+    // No transport writes outside the memory altogether.
     CHECK(pair.move(KvOp::write, key, {{0, kSideBytes + (size_t(1) << 40), 16}}) == TransferState::failed);
     for (RemoteKey no :
          {RemoteKey{}, RemoteKey{key.index, key.generation + 1, key.secret},
@@ -218,7 +218,7 @@ TEST_CASE("transports: what no open window allows is refused and counted", "[tra
     CHECK(pair.poster->differing(0, kSideBytes, 1) == 0);
     CHECK(pair.move(KvOp::write, key, piece) == TransferState::done);
 
-    // Closed, and opened again: the same place has another generation.
+    // A registration that is opened again in the same place has another generation.
     close_for_good(*pair.owner, key);
     CHECK(pair.owner->close(key));
     pair.owner->fill(0, kSideBytes, 2);
@@ -235,7 +235,7 @@ TEST_CASE("transports: what no open window allows is refused and counted", "[tra
   });
 }
 
-TEST_CASE("transports: a window is one peer's", "[transport]") {
+TEST_CASE("transports: a registration belongs to one peer", "[transport]") {
   everywhere([](Pair& pair) {
     pair.poster->fill(0, 2 * MiB, 1);
     pair.owner->fill(0, 2 * MiB, 2);
@@ -252,7 +252,7 @@ TEST_CASE("transports: a window is one peer's", "[transport]") {
     third->fill(0, MiB, 3);
     CHECK(settle(*third, third->post({kOwner, KvOp::write, thirds, 0}, {{0, MiB, 5000}})) == TransferState::done);
     CHECK(pair.owner->differing(MiB, 5000, 3) == 0);
-    // The third goes; the first goes on.
+    // The third side goes, and the first goes on.
     third.reset();
     pair.owner->disconnect(kThird);
     close_for_good(*pair.owner, thirds);
@@ -261,7 +261,7 @@ TEST_CASE("transports: a window is one peer's", "[transport]") {
   });
 }
 
-TEST_CASE("transports: deadlines and cancelled transfers", "[transport]") {
+TEST_CASE("transports: a late transfer fails, and a cancelled one is done and counted or fails", "[transport]") {
   everywhere([](Pair& pair) {
     fill_both(pair);
     const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
@@ -272,7 +272,7 @@ TEST_CASE("transports: deadlines and cancelled transfers", "[transport]") {
     const TransferId early = pair.post(KvOp::write, key, {{0, 0, MiB}}, pair.poster->now() + 3600);
     CHECK(settle(*pair.poster, early) == TransferState::done);
     CHECK(pair.owner->differing(0, MiB, 1) == 0);
-    // Cancelled at some point: done and counted, or failed; either way nothing moves any more.
+    // A transfer is cancelled at some point. It is done and counted, or it fails, and then its source may change.
     int arrived = 2;
     for (int round = 0; round < 12; ++round) {
       std::vector<TransferId> ids;
@@ -283,8 +283,8 @@ TEST_CASE("transports: deadlines and cancelled transfers", "[transport]") {
       pair.poster->fill(MiB, 64 * KiB, 7);
       pair.poster->fill(MiB, 64 * KiB, 1, MiB);
     }
-    CHECK(pair.owner->arrived(key) >= arrived);  // word of one that failed may have been on its way
-    // What is left of the cancelled ones may still land, until the window is closed.
+    CHECK(pair.owner->arrived(key) >= arrived);  // the notice of a failed one may have been on its way
+    // Parts of cancelled transfers may still land until the registration is closed.
     close_for_good(*pair.owner, key);
     pair.owner->fill(0, kSideBytes, 2);
     const RemoteKey next = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
@@ -312,7 +312,7 @@ TEST_CASE("transports: a cancelled read leaves the rows alone once it is settled
   });
 }
 
-TEST_CASE("transports: disconnect fails what is in flight, and the next posts", "[transport]") {
+TEST_CASE("transports: disconnect() fails transfers in flight and later ones", "[transport]") {
   for (const bool poster_leaves : {true, false})
     everywhere([&](Pair& pair) {
       const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, 16 * MiB}});
@@ -329,7 +329,7 @@ TEST_CASE("transports: disconnect fails what is in flight, and the next posts", 
     });
 }
 
-TEST_CASE("transports: addresses that are none of theirs, and windows of strangers, are errors with a reason",
+TEST_CASE("transports: addresses of other transports, and registrations for unknown peers, are errors with a reason",
           "[transport]") {
   everywhere(
       [](Pair& pair) {
@@ -345,13 +345,13 @@ TEST_CASE("transports: addresses that are none of theirs, and windows of strange
         CHECK(settle(*pair.poster, pair.poster->post({77, KvOp::write, key, 0}, {})) == TransferState::failed);
         CHECK(pair.move(KvOp::write, key, {{0, 0, 16}}) == TransferState::done);
         CHECK_THROWS(pair.owner->open(kThird, KvOp::write, {{0, 16}}));
-        for (int i = 0; i < 3000; ++i)  // and places of closed windows are used again
+        for (int i = 0; i < 3000; ++i)  // places of closed registrations are used again
           REQUIRE(pair.owner->close(pair.owner->open(kPoster, KvOp::write, {{0, 16}, {64, 64}})));
       },
       {Mode::here});
 }
 
-// Returns while a storm is writing somewhere behind `at`: these reads are meant to race.
+// Returns while a storm is writing somewhere behind `at`. These reads race on purpose.
 void wait_for_a_write(Side& owner, size_t at) {
   owner.fill(at, 64, 9);
 #if defined(__SANITIZE_THREAD__)
@@ -370,7 +370,7 @@ void stop(Side& side) {
 }
 void go_on(Side& side) { REQUIRE(kill(side.pid(), SIGCONT) == 0); }
 
-TEST_CASE("transports: either side is killed in the middle of a write, and the other goes on", "[transport]") {
+TEST_CASE("transports: if either side is killed in the middle of a write, the other one goes on", "[transport]") {
   everywhere(
       [](Pair& pair) {
         const bool poster_dies = pair.mode == Mode::poster_there;
@@ -393,7 +393,7 @@ TEST_CASE("transports: either side is killed in the middle of a write, and the o
         alive.disconnect(gone);
         if (poster_dies) close_for_good(alive, key);
         if (!poster_dies) CHECK(pair.move(KvOp::write, key, {{0, 0, 16}}) == TransferState::failed);
-        // Another peer works as if nothing had been.
+        // Another peer works as before.
         auto third = pair.third();
         REQUIRE(third->connect(poster_dies ? kOwner : kPoster, alive.address()) == "");
         REQUIRE(alive.connect(kThird, third->address()) == "");
@@ -409,8 +409,8 @@ TEST_CASE("transports: either side is killed in the middle of a write, and the o
       {Mode::poster_there, Mode::owner_there});
 }
 
-// nccl: both ends have enqueued their halves of a group, and one of them stands still.
-TEST_CASE("transports: a stopped owner does not hold a transfer beyond its deadline, nor one that is given up",
+// With nccl both ends have enqueued their halves of a group, and one of them stands still.
+TEST_CASE("transports: a stopped owner holds no transfer beyond its deadline, and none that is cancelled",
           "[transport]") {
   everywhere(
       [](Pair& pair) {
@@ -444,9 +444,9 @@ TEST_CASE("transports: a stopped owner does not hold a transfer beyond its deadl
       {Mode::owner_there});
 }
 
-// A poster that is stopped while it writes, given up, and goes on: once close() has said true, not
-// a byte of it lands; until it has, the memory is in quarantine.
-TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
+// A sender is stopped while it writes, is given up, and goes on. Once close() has returned true, none of its bytes
+// lands. Until then the memory is in quarantine.
+TEST_CASE("transports: late writes of a zombie are refused", "[transport]") {
   everywhere(
       [](Pair& pair) {
         pair.poster->fill(0, 16 * MiB, 1);
@@ -468,7 +468,7 @@ TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
           const RemoteKey next = pair.owner->open(kPoster, KvOp::write, {{17 * MiB, MiB}});
           const int64_t refused = pair.owner->stats().refused;
           if (closed) go_on(*pair.poster);
-          // It goes on with a window that is closed.
+          // It goes on with a registration that is closed.
           wait_until([&] { return pair.owner->stats().refused >= refused + 3; });
           CHECK(pair.poster->end_storm().failed >= 1);
           CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
@@ -482,7 +482,7 @@ TEST_CASE("transports: a zombie's late writes are refused", "[transport]") {
       {Mode::poster_there});
 }
 
-TEST_CASE("window table: random operations against a list", "[transport]") {
+TEST_CASE("window table: random operations agree with a list", "[transport]") {
   std::vector<std::byte> memory(1 << 16);
   const MemoryRange region(memory);
   struct Known {
@@ -534,7 +534,7 @@ TEST_CASE("window table: random operations against a list", "[transport]") {
   }
 }
 
-TEST_CASE("window table: ranges join, and nothing outside them is inside", "[transport]") {
+TEST_CASE("window table: ranges that touch join, and nothing outside them is inside", "[transport]") {
   std::vector<std::byte> memory(100);
   const MemoryRange all(memory);
   const std::vector<MemoryRange> ranges = {all.subspan(10, 10), all.subspan(20, 5), all.subspan(40, 10),

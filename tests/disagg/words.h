@@ -32,7 +32,7 @@ struct Put {
   }
 };
 
-// Of what has no optional parts.
+// For values without optional parts.
 struct Take {
   std::istream& in;
   template <class T>

@@ -35,8 +35,8 @@ struct OnCuda {
   }
 };
 
-// Every `stride`-th combination of memory, batching, topology, wire, graphs and planning ahead on
-// CUDA has the first one's hash, and the CPU's tokens.
+// Runs every `stride`-th combination of memory, batching, topology, transport, graphs and planning ahead on CUDA. Each
+// must have the first one's logits hash, and the CPU's tokens.
 void check_cuda_parity(int stride);
 
 }  // namespace xpyd::testing

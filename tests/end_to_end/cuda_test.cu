@@ -1,5 +1,5 @@
-// The spine (parity_test.cc) on CUDA: one logits hash per card, whatever manages memory, schedules,
-// splits and moves; and the CPU's tokens.
+// The parity test (parity_test.cc) on CUDA: one logits hash per GPU, whatever manages memory, schedules, splits and
+// transfers, and the CPU's tokens.
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -48,7 +48,7 @@ void check_cuda_parity(int stride) {
                   setup.step_tokens = step;
                   setup.ahead = index % 3 != 0;
                   setup.pool_bytes = scheme == std::string("contiguous") ? 3 << 20 : 1 << 19;
-                  if (scheme == std::string("vattention")) {  // six sequences at once
+                  if (scheme == std::string("vattention")) {  // room for six sequences at once
                     setup.page_group_bytes = cuda::vmm::granularity();
                     setup.pool_bytes = 6 * size_t(order == KvOrder::layer_major ? 4 : 1) * setup.page_group_bytes;
                   }
@@ -65,7 +65,8 @@ void check_cuda_parity(int stride) {
 
 namespace {
 
-TEST_CASE("cuda parity: one hash for memory, batching, topology and wire, and the CPU's tokens", "[cuda][parity]") {
+TEST_CASE("cuda parity: memory, batching, topology and transport give one hash, and the CPU's tokens",
+          "[cuda][parity]") {
   check_cuda_parity(kStride);
 }
 
@@ -98,19 +99,19 @@ TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsti
     moved += line.find("KV of 64 tokens") != std::string::npos;
     if (line.find("x CUDNN's best") == std::string::npos) continue;
     ++of_cudnn;
-    // Of the columns met, taken, set_aside: faster than 1e9 ms, the target is met.
+    // The line ends with the columns met, taken and set_aside. Any time is below 1e9 ms, so the target is met.
     const size_t set_aside = line.rfind(','), taken = line.rfind(',', set_aside - 1);
     CHECK(line.substr(0, taken).ends_with(",1"));
   }
   CHECK(yardsticks == 3);
-  CHECK(of_cudnn >= 6);  // two variants at least, contiguous, paged and over page groups
+  CHECK(of_cudnn >= 6);  // at least two variants, contiguous, paged and over page groups
   CHECK(of_flash == of_cudnn);
   CHECK(moved == 3 * (1 + 2 * 4));  // each way: one copy, and four lists beside it
   CHECK(published >= 2 * 7);
   CHECK(over_groups >= 10);
   CHECK(shares >= 6);
   CHECK(coded >= 2 * 2 * 2);     // two variants of each phase
-  CHECK(products == 3 * 5 * 2);  // of five numbers of rows, each beside the bf16 product
+  CHECK(products == 3 * 5 * 2);  // five numbers of rows, each beside the bf16 product
 }
 
 }  // namespace

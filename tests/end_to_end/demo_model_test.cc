@@ -1,5 +1,5 @@
-// Truth: greedy text of a real model equals what another program says of it, and the demo model inside the binary
-// answers from its context alone, so a wrong byte of KV is a wrong answer.
+// Greedy text of a real model must equal another program's text. The demo model inside the binary answers from its
+// context alone, so a wrong byte of KV is a wrong answer.
 
 #include <cstring>
 #include <filesystem>
@@ -24,7 +24,7 @@ constexpr const char* kFacts =
     "The drink of table 17 is tea. ";
 constexpr int kContext = 256;
 
-// A folder of a model, loaded.
+// A model folder, loaded.
 struct Loaded {
   std::string dir;
   ModelConfig config = load_model_config(dir).value();
@@ -45,11 +45,11 @@ std::vector<int32_t> demo_prompt(const std::string& question) {
 
 struct Answer {
   std::string text;
-  uint64_t hash = 0;  // of all logits of the cluster
+  uint64_t hash = 0;  // the hash of all logits of the cluster
   FinishReason finish = FinishReason::none;
 };
 
-// Greedy answers to all of them at once, of so many tokens at most.
+// Asks all prompts at once and returns greedy answers, each with its own limit of tokens.
 std::vector<Answer> ask_all(Loaded& model, const std::vector<std::pair<std::vector<int32_t>, int>>& prompts,
                             const char* topology, const TransportRow* transport, const char* scheme = "paged") {
   RealClock clock;
@@ -83,14 +83,14 @@ Answer ask(const std::vector<int32_t>& prompt, const char* topology, const Trans
   return ask_all(demo(), {{prompt, 24}}, topology, transport)[0];
 }
 
-TEST_CASE("stories260k says what llama2.c says, in every topology", "[golden]") {
+TEST_CASE("stories260k gives llama2.c's text in every topology", "[golden]") {
   const std::string dir = shared_path("models/stories260k"), golden = shared_path("golden/stories260k_greedy.json");
   if (dir.empty() || golden.empty()) SKIP_TEST("../shared/models or ../shared/golden is absent");
   Loaded model{.dir = dir};
   const auto cases = parsed_file(golden)["cases"];
   REQUIRE(cases.size() >= 6);
   std::vector<std::pair<std::vector<int32_t>, int>> prompts;
-  for (const auto& c : cases) {  // llama2.c's n steps end after n tokens behind BOS
+  for (const auto& c : cases) {  // llama2.c's n steps end n tokens after BOS
     const auto prompt = model.tokenizer->encode(c["prompt"].get<std::string>());
     prompts.emplace_back(prompt, c["steps"].get<int>() + 1 - int(prompt.size()));
   }
@@ -106,7 +106,7 @@ TEST_CASE("stories260k says what llama2.c says, in every topology", "[golden]") 
   CHECK(hashes.size() == 1);
 }
 
-TEST_CASE("demo model: answers from the context, and says what was not stated", "[demo]") {
+TEST_CASE("demo model: it answers from the context, and says when a fact is not stated", "[demo]") {
   const std::pair<const char*, const char*> cases[] = {
       {"What is the key of box 17?", "The key of box 17 is amber."},
       {"What is the key of box 3?", "The key of box 3 is jade."},
@@ -129,19 +129,19 @@ TEST_CASE("demo model: answers from the context, and says what was not stated", 
       CHECK(parted.hash == alone.hash);
     }
   }
-  // As plain text, without a chat: what follows is the answer.
+  // As plain text without a chat template, the continuation is the answer.
   std::vector<int32_t> plain = demo().tokenizer->encode(kFacts + std::string("What is the key of box 17?"));
   CHECK(ask(plain, "1C", find_transport("local")).text == " The key of box 17 is amber.");
 }
 
-// One row [head_dim] of KV to look for among the bytes under way, and which byte of it to spoil.
+// One row [head_dim] of KV to find among the transferred bytes, and the index of the byte to spoil.
 struct Spoiled {
   std::vector<std::byte> row;
   size_t byte = 0;
   int found = 0;
 } spoiled;
 
-// Sends as `local` does, and then flips bit 6 of one byte of one row where it has arrived.
+// Sends as `local` does, and then flips bit 6 of one byte of one row at its destination.
 class SpoilingTransport final : public WrappedTransport {
  public:
   static Result<std::unique_ptr<KvTransport>> make(const TransportOptions& options) {
@@ -163,11 +163,11 @@ class SpoilingTransport final : public WrappedTransport {
 
 TEST_CASE("demo model: one flipped byte between P and D changes the hash and the answer", "[demo]") {
   std::vector<int32_t> prompt = demo_prompt("What is the key of box 17?");
-  const int32_t amber = demo().tokenizer->token_id("\u0120amber");  // as byte-level BPE spells " amber"
+  const int32_t amber = demo().tokenizer->token_id("\u0120amber");  // byte-level BPE's spelling of " amber"
   auto fact = std::find(prompt.begin(), prompt.end(), amber);
   REQUIRE(fact != prompt.end());
 
-  // The KV that the prompt has, from a model alone.
+  // The KV of the prompt, computed by a model alone.
   KvLayout layout{kv_shape(demo().config, Dtype::f32), KvOrder::layer_major, kContext, 1};
   std::vector<std::byte> pool(layout.pool_bytes());
   KvView view{pool.data(), &layout, nullptr, 0};
@@ -185,7 +185,7 @@ TEST_CASE("demo model: one flipped byte between P and D changes the hash and the
   CHECK(untouched.hash == whole.hash);
   CHECK(spoiled.found == 0);
 
-  // Layer 1 finds the fact. (Layer 0 looks a few tokens back: far tokens have weight 0 exactly.)
+  // Layer 1 finds the fact. Layer 0 looks back a few tokens only: far tokens have weight 0 exactly.
   for (int head = 0; head < demo().config.n_kv_heads; ++head) {
     INFO("head " << head);
     const std::byte* row = view.row(1, 1, int(fact - prompt.begin()), head);
@@ -198,7 +198,7 @@ TEST_CASE("demo model: one flipped byte between P and D changes the hash and the
   }
 }
 
-TEST_CASE("demo model: the embedded folder is model/demo", "[demo]") {
+TEST_CASE("demo model: the embedded folder equals model/demo", "[demo]") {
   CHECK(demo().config.name == "xpyd-demo");
   CHECK(demo().config.n_layers >= 4);
   CHECK(demo().config.n_heads > demo().config.n_kv_heads);

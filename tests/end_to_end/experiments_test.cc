@@ -1,5 +1,5 @@
-// Every experiment at sizes for a test: its points run, nothing is wrong, and one experiment's rows
-// have the same columns. Those for a card run on the interpreter.
+// Runs every experiment at test sizes: its points run, nothing is wrong, and all rows of one experiment have the same
+// columns. GPU experiments run on the interpreter.
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
@@ -21,17 +21,17 @@ std::vector<std::string> columns(const Values& row) {
 
 }  // namespace
 
-TEST_CASE("experiments: every point of every one runs, small", "[.][slow][experiments]") {
+TEST_CASE("experiments: a sample of points of every experiment runs at test sizes", "[.][slow][experiments]") {
   REQUIRE(all_experiments().size() >= 13);
   for (const Experiment& e : all_experiments()) {
     Setting setting{.device = e.device == std::string("cuda") ? "cuda" : "cpu",
                     .tiny = true,
                     .traces = testing::shared_path("traces")};
     const std::vector<Values> points = e.points(setting);
-    if (points.empty()) continue;  // of traces that are not here
+    if (points.empty()) continue;  // its traces are not here
     const Measure measure = e.open(setting);
     std::vector<std::string> first;
-    // A sample of the large tables: all of their points are one code.
+    // Large tables are sampled, because all of their points run the same code.
     const size_t stride = std::max<size_t>(1, (points.size() + 4) / 5);
     for (size_t i = 0; i < points.size(); i += stride) {
       INFO(e.name << " on " << setting.device << " at " << points[i].dump());
@@ -63,14 +63,14 @@ TEST_CASE("experiments: a cluster whose logits differ is not timed", "[experimen
   CHECK_FALSE(bed.open({"--topology", "1Q"}).ok());
 }
 
-TEST_CASE("experiments: the runner, result files and claims", "[.][slow][experiments]") {
+TEST_CASE("experiments: the runner, result files and claims pass their own tests", "[.][slow][experiments]") {
   if (std::system("python3 -c 'import dataclasses' 2>/dev/null") != 0) SKIP_TEST("no python3");
   CHECK(std::system("mkdir -p build/tmp && python3 experiments/test_run.py >build/tmp/test_run.log 2>&1 || "
                     "{ cat build/tmp/test_run.log; false; }") == 0);
 }
 
-// A percentile that its sample cannot carry is not written: 20 requests had a P99.
-TEST_CASE("issues: a P99 of 20 requests, or of 1,999, is none", "[issues][experiments][evidence]") {
+// A percentile that its sample cannot support is not written. 20 requests once had a P99.
+TEST_CASE("issues: a percentile that its sample cannot support is absent", "[issues][experiments][evidence]") {
   for (auto [n, p, there] : {std::tuple{20, 99., false},
                              {1999, 99., false},
                              {2000, 99., true},

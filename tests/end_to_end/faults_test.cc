@@ -1,9 +1,9 @@
-// Every call of a start, a request and a shutdown that may fail, failing once: what the user sees
-// is the right text or a clear error, the process does not hang or crash, and nothing stays behind.
-// tests/faults/preload.cc makes the calls fail; XPYD_FAULTS names it, XPYD_BIN the program.
+// Lets every call of a start, a request and a shutdown fail once. The user must see the right text or a clear error.
+// The process must not hang or crash, and nothing may stay behind. tests/faults/preload.cc makes the calls fail.
+// XPYD_FAULTS names that library, and XPYD_BIN the program.
 //
-//   make check STAGE=faults   every call (FAULTS='processes worker' narrows, EVERY=20: a 20th)
-//   make check STAGE=slow     a sample of them, other ones each day
+// make check STAGE=faults runs every call (FAULTS='processes worker' narrows it, EVERY=20 takes a 20th).
+// make check STAGE=slow runs a sample of them, a different one each day.
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -16,7 +16,7 @@ namespace xpyd::testing::faults_test {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr double kAnswer = 60, kEnd = 60;  // seconds, that end a hang
+constexpr double kAnswer = 60, kEnd = 60;  // seconds after which a silent process counts as hung
 
 struct Fault {
   std::string kind;
@@ -39,7 +39,7 @@ const Scene kScenes[] = {
 struct Answer {
   int status = 0;  // 0: the connection ended before an answer, or there was none
   bool timed_out = false;
-  int port = 0;      // the client's
+  int port = 0;      // of the client
   std::string text;  // of a completion; or the whole body
 };
 
@@ -108,21 +108,21 @@ class Victim : VictimFolder, public Program {
   bool ended_within(double seconds) {
     return until(seconds, [&] { return ended(); });
   }
-  // It said why: a line of its own after the fault's.
+  // True if the log has a line of the program's own behind the fault's line.
   bool said_why(int code) const {
     const std::string text = log();
     const size_t fault = text.find("fault: ");
     if (fault == text.npos) return false;
-    // Of glibc alone: a thread's first object with a destructor, for which it has no other way out.
+    // glibc alone prints this for a thread's first object with a destructor, because it has no other way out.
     if (text.find("Fatal glibc error: failed to register TLS destructor", fault) != text.npos) return true;
     return text.find("\nxpyd", fault) != text.npos && (code == 1 || code == 2);
   }
-  // The call that failed was one upon the connection of this client.
+  // True if the failed call was on the connection of this client.
   bool broke_connection(int client_port) const {
     return client_port && has(log(), "fails, peer port " + std::to_string(client_port) + "\n");
   }
-  // What its descriptors are, and its workers': "socket:", "anon_inode:", "memfd", or a "file", whatever its name. Once
-  // two readings agree: connections are closed a moment after their answers.
+  // The kinds of its descriptors and of its workers': "socket:", "anon_inode:", "memfd", or "file" for any other name.
+  // Reads until two readings agree, because connections close a moment after their answers.
   std::multiset<std::string> descriptors() const {
     std::multiset<std::string> before, now = read_descriptors();
     for (int tries = 0; tries < 20 && before != now; ++tries) {
@@ -148,7 +148,7 @@ class Victim : VictimFolder, public Program {
                                               : what.substr(0, what.find(':') + 1));
     }
   }
-  // What of it is still there once it has ended.
+  // What is left of it once it has ended.
   std::string left_behind() {
     std::string left;
     until(30, [&] {
@@ -162,7 +162,7 @@ class Victim : VictimFolder, public Program {
   }
 
  private:
-  std::vector<pid_t> session() const {  // its processes, itself apart; zombies do not count
+  std::vector<pid_t> session() const {  // its processes except itself and zombies
     std::vector<pid_t> pids;
     for (const auto& entry : fs::directory_iterator("/proc")) {
       const pid_t member = std::atoi(entry.path().filename().c_str());
@@ -196,8 +196,8 @@ bool is_error(const Answer& answer) {
          !body.value()["error"]["message"].get<std::string>().empty();
 }
 
-// Blocks that are neither free nor cached, of all instances, once there are none or 5 s have
-// passed; below 0: nobody answers. (The call that fails may be upon one connection that asks.)
+// Counts the blocks that are neither free nor cached, of all instances. Waits up to 5 s for zero. Negative if nothing
+// answers. The first request may fail because the failing call may be on its connection.
 double blocks_held(int port, int more_tries = 100) {
   Answer metrics = ask(port, "GET", "/metrics", "");
   if (metrics.status == 0) metrics = ask(port, "GET", "/metrics", "");
@@ -213,13 +213,13 @@ double blocks_held(int port, int more_tries = 100) {
   return blocks_held(port, more_tries - 1);
 }
 
-// What a scene is without a fault.
+// The results of a scene without a fault.
 struct Sound {
   std::string text;
-  std::multiset<std::string> descriptors;  // of the server, after two answers
+  std::multiset<std::string> descriptors;  // the server's, after two answers
 };
 
-// "" or what is wrong with this answer; its text is another matter.
+// Returns "" or what is wrong with this answer, except its text.
 std::string wrong_answer(const Answer& answer, Victim& victim) {
   if (answer.timed_out) return "no answer";
   if (answer.status == 0 && !victim.broke_connection(answer.port) && !victim.ended_within(kEnd))
@@ -229,8 +229,8 @@ std::string wrong_answer(const Answer& answer, Victim& victim) {
   return "";
 }
 
-// "" or what stays open: more than without a fault, 5 s after the last answer. (Boost.Asio opens a pipe, which has two
-// ends, where it gets no eventfd.)
+// Returns "" or the descriptors that stay open: more than without a fault, 5 s after the last answer. (Boost.Asio opens
+// a pipe, which has two ends, if it gets no eventfd.)
 std::string leaked(const Victim& victim, const Sound& sound) {
   std::multiset<std::string> more;
   for (int i = 0; i < 100; ++i) {
@@ -249,7 +249,7 @@ std::string leaked(const Victim& victim, const Sound& sound) {
   return text;
 }
 
-// "" or what is wrong with what the user sees under this fault.
+// Returns "" or what is wrong with what the user sees under this fault.
 std::string run(const Scene& scene, const Fault& fault, const Sound& sound) {
   Victim victim(scene, fault);
   auto said = [&](const std::string& what) {
@@ -262,8 +262,8 @@ std::string run(const Scene& scene, const Fault& fault, const Sound& sound) {
     const Answer first = ask(port, "POST", "/v1/completions", kCompletion);
     if (const std::string wrong = wrong_answer(first, victim); !wrong.empty()) return said(wrong);
     if (first.status == 200 && text_of(first) != sound.text) return said("wrong text " + first.text);
-    // It failed once. From now on all is well, or the process has ended and says why; workers may
-    // have to be started again.
+    // The call has failed once. From now on all must be well, or the process must have ended with a reason. Workers may
+    // have to be restarted first.
     Answer second;
     std::string wrong;
     until(kAnswer, [&] {
@@ -315,7 +315,7 @@ std::vector<Fault> all_faults(const Scene& scene, Sound* sound) {
     else
       calls[kind] = std::max(calls[kind], std::atol(what.c_str()));
   }
-  // Reads and maps go by place alone: most of them are the same ones again.
+  // Reads and maps are identified by place alone, because most of them repeat.
   for (const char* kind : {"open", "write", "socket", "thread"})
     for (long n = 1; n <= calls[kind]; ++n) faults.push_back({kind, std::to_string(n), ""});
   return faults;
@@ -358,12 +358,15 @@ void run_faults(size_t at_most) {
 
 }  // namespace
 
-TEST_CASE("faults: a sample of calls that fail once", "[.][slow][faults]") { run_faults(6); }
-TEST_CASE("issue: an allocation that failed before main() ended without a word", "[faults]") {
+TEST_CASE("faults: a sample of calls that fail once gives an error or the right text", "[.][slow][faults]") {
+  run_faults(6);
+}
+TEST_CASE("issue: an allocation that fails before main() is reported", "[faults]") {
   if (!has_program()) SKIP_TEST(kMissing);
   for (const char* n : {"2", "3", "4"}) CHECK(run(kScenes[0], {"alloc", n, ""}, {}) == "");
 }
-TEST_CASE("faults: every call of a start, a request and a shutdown fails once", "[.][all-faults]") {
+TEST_CASE("faults: every call of a start, a request and a shutdown that fails once gives an error or the right text",
+          "[.][all-faults]") {
   run_faults(size_t(-1));
 }
 

@@ -1,5 +1,5 @@
-// KV that comes back from a tier gives the logits that computing it gives, and every request ends
-// once, whatever is cancelled, preempted or broken on the way.
+// KV that comes back from an offload tier gives the logits that computing it gives. Every request ends once, whatever
+// is cancelled, preempted or broken on the way.
 #include <array>
 #include <atomic>
 #include <map>
@@ -60,10 +60,10 @@ Run converse(const TinySetup& setup, int conversations = 6, int rounds = 3) {
   return run;
 }
 
-TEST_CASE("tiers: a decode instance kept each prompt that was handed over, and looked for none", "[tiers][handoff]") {
+TEST_CASE("tiers: a decode instance stores handed-over prompts only if it looks them up", "[tiers][handoff]") {
   struct Case {
     const char *transport, *disagg;
-    bool pull, looks;  // D is given room for prompts, or prompts
+    bool pull, looks;  // D looks prompts up in its tiers
   };
   for (const Case& c : {Case{"handoff", "prefill_first", false, false},
                         {"handoff", "decode_first", false, false},
@@ -71,7 +71,7 @@ TEST_CASE("tiers: a decode instance kept each prompt that was handed over, and l
                         {"local", "prefill_first", false, true},
                         {"local", "prefill_first", true, true},
                         {"local", "decode_first", false, true}}) {
-    // Slots: nothing is found but in tiers.
+    // With slots, prefixes are found in tiers alone.
     TinySetup setup{.topology = "1P1D",
                     .scheme = "contiguous",
                     .transport = c.transport,
@@ -94,13 +94,14 @@ TEST_CASE("tiers: a decode instance kept each prompt that was handed over, and l
   }
 }
 
-TEST_CASE("tiers: a decode instance keeps whom it preempts, also where it keeps no arrivals", "[tiers][handoff]") {
+TEST_CASE("tiers: a decode instance stores preempted sequences even if it stores no handed-over ones",
+          "[tiers][handoff]") {
   for (const char* scheme : {"paged", "token"}) {
     INFO(scheme);
     std::map<bool, std::vector<uint64_t>> hashes;
     for (bool small : {false, true}) {
       TinySetup setup{.topology = "1P1D", .scheme = scheme, .transport = "handoff"};
-      setup.prefix_cache = false;  // a tier alone has it
+      setup.prefix_cache = false;  // only a tier has it
       setup.pool_bytes = (small ? 10 * 16 : 64 * 16) * kTokenBytes;
       setup.tiers.host_bytes = 4096 * kTokenBytes;
       setup.tiers.block_tokens = 8;
@@ -125,7 +126,7 @@ TEST_CASE("tiers: a decode instance keeps whom it preempts, also where it keeps 
   }
 }
 
-// Counts steps that are observed: where nothing is streamed, those that wait for layers.
+// Counts observed steps. Where nothing is streamed, those are steps that wait for layers.
 class Watched final : public SynchronousModel {
  public:
   explicit Watched(std::unique_ptr<Model> model) : model_(std::move(model)) {}
@@ -143,7 +144,7 @@ class Watched final : public SynchronousModel {
   const std::unique_ptr<Model> model_;
 };
 
-// On one thread, since what is slow is only as slow as its engine looks.
+// Runs on one thread, because slow copies advance only when the engine looks.
 TinySetup by_layer_setup(ThreadTeam& team, LateCopies& copies, bool by_layer, Dtype dtype) {
   TinySetup setup{.layers = 4};
   setup.kv_dtype = dtype;
@@ -161,9 +162,9 @@ TinySetup by_layer_setup(ThreadTeam& team, LateCopies& copies, bool by_layer, Dt
   return setup;
 }
 
-// Quantised rows carry their scales wherever they go: to a tier and back, layer by layer or whole, into another's slot,
-// behind a second mapping.
-TEST_CASE("tiers: the same logits as without, for every scheme, way of sharing, topology, tier and KV dtype",
+// Quantised rows carry their scales wherever they go: to a tier and back, layer by layer or whole, into another slot,
+// and behind a second mapping.
+TEST_CASE("tiers: logits equal those without tiers, for every scheme, sharing, topology, tier and KV dtype",
           "[tiers][tier_layers][kv_dtype][parity]") {
   struct Memory {
     const char* scheme;
@@ -203,7 +204,7 @@ TEST_CASE("tiers: the same logits as without, for every scheme, way of sharing, 
         setup.stream_kv = turn % 5 ? StreamKv::request : StreamKv::layer;
         setup.reserve_blocks = topology == std::string("2P1D");
         ++turn;
-        // Too small for all: blocks are evicted, sequences preempted.
+        // The pool is too small for all, so blocks are evicted and sequences preempted.
         setup.pool_bytes = (one_slot_each ? 5 * 512 : 18 * 16) * shape.token_bytes();
         if (m.scheme[0] == 'v') setup.pool_bytes = 30 * 4096 * size_t(2 * shape.n_layers);
         if (m.tiers) setup.tiers.host_bytes = (disk ? 30 : 200) * 8 * shape.token_bytes();
@@ -222,10 +223,10 @@ TEST_CASE("tiers: the same logits as without, for every scheme, way of sharing, 
         CHECK(run.tiers.bytes_out > 0);
         const int64_t hits = run.tiers.host_hit_tokens + run.tiers.disk_hit_tokens;
         if (hits > 0 && setup.stream_kv == StreamKv::request &&
-            !setup.reserve_blocks)  // with escrow all is there first
+            !setup.reserve_blocks)  // with escrow everything arrives first
           CHECK((Watched::observed > 0) == by_layer);
         if (m.scheme[0] == 'c') CHECK(hits > 200);
-        if (m.scheme[0] == 'c' && disk) CHECK(run.choices.at(200).cached_tokens >= 32);  // it is told as cached
+        if (m.scheme[0] == 'c' && disk) CHECK(run.choices.at(200).cached_tokens >= 32);  // reported as cached
       }
   }
   CHECK(hashes.size() == std::size(kKvDtypes));
@@ -233,7 +234,8 @@ TEST_CASE("tiers: the same logits as without, for every scheme, way of sharing, 
   CHECK(preemptions > 0);
 }
 
-TEST_CASE("tiers: aborted and preempted at any turn while layers come", "[tiers][tier_layers][random]") {
+TEST_CASE("tiers: requests aborted and preempted at any turn while layers arrive all end once",
+          "[tiers][tier_layers][random]") {
   ThreadTeam team(1);
   int64_t preempted = 0;
   int aborted = 0, observed = 0;
@@ -284,7 +286,7 @@ TEST_CASE("tiers: aborted and preempted at any turn while layers come", "[tiers]
   CHECK(preempted > 20);
 }
 
-// A prompt of 64 tokens whose KV only the host has, and others.
+// A prompt of 64 tokens whose KV only the host tier has, and other prompts.
 struct OnHost {
   explicit OnHost(const char* scheme, LateCopies& copies, size_t pool_tokens = 4 * 512)
       : tiny([&] {
@@ -314,7 +316,7 @@ struct OnHost {
   Recorder::Choice first;
 };
 
-TEST_CASE("tiers: others run while a sequence's KV is on its way", "[tiers][engine]") {
+TEST_CASE("tiers: other sequences run while a sequence's KV is loading", "[tiers][engine]") {
   for (const char* scheme : {"paged", "contiguous", "vattention"}) {
     INFO(scheme);
     LateCopies copies;
@@ -324,7 +326,7 @@ TEST_CASE("tiers: others run while a sequence's KV is on its way", "[tiers][engi
     t.submit(2, t.prompt);
     t.submit(3, t.other);
     for (int turn = 0; turn < 2000 && t.tiny.recorder->choice(3).ends == 0; ++turn) t.tiny.cluster->turn();
-    CHECK(t.tiny.recorder->choice(3).ends == 1);  // it came later, and waited for nobody
+    CHECK(t.tiny.recorder->choice(3).ends == 1);  // it came later and did not wait
     CHECK(t.tiny.recorder->choice(2).ends == 0);
     CHECK(t.tiny.recorder->choice(2).tokens.empty());
     copies.late = false;
@@ -336,14 +338,14 @@ TEST_CASE("tiers: others run while a sequence's KV is on its way", "[tiers][engi
   }
 }
 
-TEST_CASE("tiers: KV that came early gives way to who computes", "[tiers][engine]") {
+TEST_CASE("tiers: KV that was loaded early gives way to a running sequence", "[tiers][engine]") {
   LateCopies copies;
   OnHost t("paged", copies, 144);  // 9 blocks
-  // Grows to 95 tokens, 6 blocks, beside 4 that are loaded for the next.
+  // Grows to 95 tokens, 6 blocks, beside 4 blocks that are loaded for the next request.
   auto growing = tiny_request(2, std::vector<int32_t>(t.other.begin(), t.other.begin() + 20), 75);
   REQUIRE(t.tiny.submit(growing).ok());
   t.tiny.cluster->turn();
-  // It may not run: the batch holds one.
+  // It may not run yet, because the batch holds one.
   auto pair = tiny_request(3, t.prompt, 8);
   pair->n = 16;
   REQUIRE(t.tiny.submit(pair).ok());

@@ -1,5 +1,6 @@
-// The spine of the project: one logits hash for each dtype of KV and weights, whatever manages memory, schedules,
-// splits, moves, cuts, drafts and keeps KV. One table of switches: every three of their values meet in some run.
+// The central test of the project: one logits hash for each dtype of KV and weights, whatever manages memory,
+// schedules, splits, transfers, chunks, drafts and keeps KV. One table lists the switches, and every three of their
+// values meet in some run.
 #include <cstdio>
 #include <cstdlib>
 #include <set>
@@ -16,7 +17,7 @@ struct Memory {
   int block_tokens;
   KvShare share = KvShare::off;
   bool radix = false;
-  bool reuses = false;  // of 40 tokens in common
+  bool reuses = false;  // reuses 40 common tokens
 };
 constexpr Memory memories[] = {{"contiguous", 16},
                                {"paged", 1, KvShare::off, false, true},
@@ -38,7 +39,7 @@ constexpr std::tuple<const char*, int, int> cuts[] = {
     {"fixed", 0, 0}, {"fixed", 5, 8}, {"equal_time", 0, 0}, {"equal_time", 48, 8}};
 constexpr const char* drafts[] = {"off", "ngram", "mtp"};
 constexpr Dtype weights[] = {Dtype::f32, Dtype::f16, Dtype::int8, Dtype::int4, Dtype::fp8};
-constexpr int windows[] = {0, 1, 1 << 10};  // waves under way: as many as there are stages; one; all
+constexpr int windows[] = {0, 1, 1 << 10};  // waves under way: as many as stages; one; all
 
 enum Switch {
   kTopology,
@@ -87,8 +88,7 @@ constexpr int kValues[kSwitches] = {std::size(topologies),
                                     2};
 using Row = std::array<int, kSwitches>;  // -1: not chosen yet
 
-// False where two or three of the values that are chosen cannot be together, or one of them says nothing beside
-// another.
+// Returns false if two or three of the chosen values cannot be combined, or if one has no effect beside another.
 bool legal(const Row& r) {
   const auto is = [&](Switch s, int value) { return r[s] == value; };
   const auto not_plain = [&](Switch s) { return r[s] > 0; };
@@ -99,7 +99,7 @@ bool legal(const Row& r) {
       (not_plain(kWire) || not_plain(kGrain) || not_plain(kDecode) || not_plain(kDisagg) || not_plain(kReservation)))
     return false;
   if (is(kExact, 1) && is(kWeights, 0)) return false;
-  // A shared pool: instances of one shape, and nothing is read.
+  // A shared pool needs instances of one shape, and KV is never pulled.
   const bool shared = is(kWire, 1);
   if (shared && (is(kDisagg, 1) || (r[kPrefill] >= 0 && r[kDecode] >= 0 && r[kPrefill] != r[kDecode]))) return false;
   if (waves && (one || shared) && (flat(kPrefill) || (shared && flat(kDecode)))) return false;
@@ -107,13 +107,13 @@ bool legal(const Row& r) {
   if (ranks && is(kScarce, 1)) return false;
   const auto many = [&](Switch s) { return r[s] >= 0 && shapes[r[s]].first * shapes[r[s]].second >= 4; };
   if (is(kThreads, 1) && (many(kPrefill) || many(kDecode))) return false;  // they would have sixteen threads
-  // Drafts are of one rank, and the head of one dtype.
+  // Drafts need one rank, and the prediction head has one dtype.
   if (not_plain(kDraft) && (ranks || (is(kDraft, 2) && (not_plain(kWeights) || not_plain(kExact))))) return false;
   if (r[kMemory] < 0) return true;
   const Memory& m = memories[r[kMemory]];
   const bool groups = m.scheme[0] == 'v', slots = m.scheme[0] == 'c' || m.scheme[0] == 's';
   if ((m.share != KvShare::off || m.radix) && is(kPrefix, 0)) return false;
-  if (groups && (is(kWire, 2) || (shared && ranks))) return false;  // pages are in no memory file
+  if (groups && (is(kWire, 2) || (shared && ranks))) return false;  // page groups are not in a memory file
   if (m.share == KvShare::takeover && ranks) return false;
   return !(is(kScarce, 1) && (groups || slots));
 }
@@ -143,7 +143,7 @@ TinySetup setup_of(const Row& r) {
   s.reserve_blocks = r[kReservation] == 1;
   s.max_batch = r[kBatch] ? 3 : 16;
   const bool slots = m.scheme[0] == 'c' || m.scheme[0] == 's';
-  // Four ranks hold each of the two heads twice.
+  // With four ranks each of the two heads is stored twice.
   s.pool_bytes = size_t(slots ? 3 : 1) * size_t(s.layers / 2) * (std::max(s.prefill_tp, s.decode_tp) > 2 ? 2 : 1) << 20;
   if (r[kScarce]) {  // 192 tokens for 400
     s.pool_bytes = 192 * kv_shape(tiny_config(s.layers), s.kv_dtype).token_bytes();
@@ -152,7 +152,7 @@ TinySetup setup_of(const Row& r) {
   return s;
 }
 
-// Of the same prompts on one rank, a step at a time, without a cache.
+// The hash of the same prompts on one rank, a step at a time, without a cache.
 uint64_t expected(const TinySetup& s) {
   static std::map<std::tuple<int, Dtype, Dtype, bool>, uint64_t> known;
   const auto [at, is_new] = known.try_emplace({s.layers, s.kv_dtype, s.weight_dtype, s.exact}, 0);
@@ -173,8 +173,8 @@ RaggedRun check(const Row& row) {
   return run;
 }
 
-// Chooses what is not chosen yet, switch by switch in any order: of the values that may be there the one that `worth`
-// likes best. False: there was none.
+// Fills in the missing values switch by switch in random order, and takes the legal value with the highest `worth`.
+// Returns false if there is none.
 template <class Worth>
 bool fill(Row& row, Random& random, Worth worth) {
   std::array<int, kSwitches> order;
@@ -196,9 +196,10 @@ bool fill(Row& row, Random& random, Worth worth) {
   return true;
 }
 
-// Rows in which every three values meet that can: each is begun with three that have not met, and takes what adds most.
+// Returns rows in which every legal triple of values occurs. Each row begins with a triple that has not occurred, and
+// takes the values that add most.
 std::vector<Row> rows_of_triples() {
-  std::array<int, kSwitches + 1> first = {};  // of a switch's values, among those of all
+  std::array<int, kSwitches + 1> first = {};  // index of a switch's first value among those of all
   for (int s = 0; s < kSwitches; ++s) first[size_t(s) + 1] = first[size_t(s)] + kValues[s];
   const int n = first[kSwitches];
   std::vector<bool> met(size_t(n * n * n));
@@ -209,7 +210,7 @@ std::vector<Row> rows_of_triples() {
   Random random(1);
   std::vector<Row> rows;
   const auto fresh = [&](const Row& row,
-                         int with) {  // threes that have not met, of those that a value is in, or of all
+                         int with) {  // counts new triples, of switch `with` or (below 0) of all
     int n_fresh = 0;
     for (int a = 0; a < kSwitches; ++a)
       for (int b = a + 1; b < kSwitches && row[size_t(a)] >= 0; ++b)
@@ -242,7 +243,7 @@ std::vector<Row> rows_of_triples() {
           row[size_t(c)] = i / kValues[a] / kValues[b];
           if (!legal(row)) continue;
           for (int tries = 0; tries < 5 && !met[place(row, a, b, c)]; ++tries) meet(row);
-          INFO("three of " << a << " " << b << " " << c << ", number " << i);
+          INFO("switches " << a << " " << b << " " << c << ", number " << i);
           REQUIRE(met[place(row, a, b, c)]);
         }
   return rows;
@@ -250,9 +251,9 @@ std::vector<Row> rows_of_triples() {
 
 }  // namespace
 
-TEST_CASE("parity: one hash, whatever three switches say together", "[parity]") {
+TEST_CASE("parity: all settings give one hash, whatever three switches are combined", "[parity]") {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  constexpr size_t kStride = 9;  // a sanitizer run takes every ninth
+  constexpr size_t kStride = 9;  // a sanitizer run takes every ninth row
 #else
   constexpr size_t kStride = 1;
 #endif
@@ -269,7 +270,7 @@ TEST_CASE("parity: one hash, whatever three switches say together", "[parity]") 
     hits[rows[i][kMemory]] += run.hit_tokens;
     drafted[rows[i][kDraft]] += run.draft_tokens;
   }
-  // The hash says something about reuse, drafts and dtypes.
+  // Reuse, drafts and dtypes really happened, so the hash covers them.
   for (const auto& [m, n] : hits) {
     INFO(memories[m].scheme << " " << memories[m].block_tokens << " share " << int(memories[m].share));
     if (kStride == 1) CHECK((n > 0) == memories[m].reuses);
@@ -281,8 +282,8 @@ TEST_CASE("parity: one hash, whatever three switches say together", "[parity]") 
               ran, rows.size());
 }
 
-// `make check STAGE=parity` draws them from all of the table.
-TEST_CASE("parity: two thousand of all that there are", "[.][all-waves]") {
+// `make check STAGE=parity` draws these from the whole table.
+TEST_CASE("parity: two thousand random rows of the whole table give the hash", "[.][all-waves]") {
   const char* seeds = std::getenv("SEEDS");
   for (uint64_t seed = 0; seed < (seeds ? std::strtoull(seeds, nullptr, 10) : 2000); ++seed) {
     INFO("seed " << seed);
@@ -294,9 +295,9 @@ TEST_CASE("parity: two thousand of all that there are", "[.][all-waves]") {
   }
 }
 
-// The product of topology, memory, order, batching, wire, grain, prefix cache and threads; all else as it is by
-// default.
-TEST_CASE("parity: each memory under each policy over each wire", "[.][all-parity]") {
+// The product of topology, memory, order, batching, transport, grain, prefix cache and threads. All other switches have
+// their defaults.
+TEST_CASE("parity: each memory under each policy over each transport gives the hash", "[.][all-parity]") {
   int ran = 0;
   Row row = {};
   for (bool more = true; more;) {

@@ -1,7 +1,7 @@
-// Real worker processes under a conductor of this process: they join, are killed, stopped, drained
-// and told to change their role while requests run, over every wire that leaves a process (rdma in
-// the virtual machine of `make check STAGE=rdma`; nccl needs cards). What a client gets is what an
-// undisturbed run gives. XPYD_BIN names the program; `make test` sets it.
+// Real worker processes under a conductor of this process. They join, are killed, stopped and drained, and change their
+// role while requests run, over every transport that leaves a process. (rdma runs in the virtual machine of `make check
+// STAGE=rdma`; nccl needs GPUs.) A client's answer must equal that of an undisturbed run. XPYD_BIN names the program,
+// and `make test` sets it.
 //
 //   make check STAGE=process-chaos CHAOS_SECONDS=120 [WIRE=handoff] [SEED=2] [LEASE=0.5]
 
@@ -12,7 +12,7 @@
 namespace xpyd::testing::processes_test {
 namespace {
 
-// Those that leave a process; rdma and nccl need devices, and so to be named.
+// Transports that leave a process. rdma and nccl need devices, so WIRE must name them.
 std::vector<std::string> transport_names() {
   if (const char* one = std::getenv("WIRE"); one && *one) return {one};
   std::vector<std::string> names;
@@ -35,7 +35,7 @@ FetchStats fetched(Bed& bed) {
   return sum;
 }
 
-// Blocks that instances of a role have reported.
+// Counts the blocks that instances of a role have reported.
 size_t known(Bed& bed, Role role) {
   const Conductor& conductor = bed.cluster().conductor();
   size_t n = 0;
@@ -44,8 +44,8 @@ size_t known(Bed& bed, Role role) {
   return n;
 }
 
-// Each wire carries the first order, and each order goes over some wire.
-TEST_CASE("processes: every order and every wire give what one instance gives", "[processes]") {
+// Each transport carries the first order, and each order uses some transport.
+TEST_CASE("processes: every order and every transport give the answers of one instance", "[processes]") {
   NEEDS_PROGRAM();
   const Words orders[] = {{"--disagg", "prefill_first"},    {"--kv-transfer", "pull"},   {"--disagg", "decode_first"},
                           {"--disagg", "conditional_cost"}, {"--disagg", "append_cost"}, {"--reservation", "escrow"}};
@@ -77,7 +77,7 @@ TEST_CASE("processes: every order and every wire give what one instance gives", 
     }
 }
 
-TEST_CASE("processes: who is killed is replaced, over every wire, and nothing is lost or wrong", "[processes]") {
+TEST_CASE("processes: over every transport a killed worker is replaced, and nothing is lost or wrong", "[processes]") {
   NEEDS_PROGRAM();
   for (const std::string& transport : transport_names()) {
     INFO(transport);
@@ -97,7 +97,7 @@ TEST_CASE("processes: who is killed is replaced, over every wire, and nothing is
   }
 }
 
-TEST_CASE("processes: one pool for all of them, under schemes with and without a block table", "[processes]") {
+TEST_CASE("processes: workers share one pool, under schemes with and without a block table", "[processes]") {
   NEEDS_PROGRAM();
   for (const Words& memory :
        {Words{"--allocator", "token"}, Words{"--allocator", "contiguous", "--kv-bytes", "8MiB"},
@@ -126,14 +126,15 @@ TEST_CASE("processes: one pool for all of them, under schemes with and without a
   }
 }
 
-TEST_CASE("processes: prefixes come from other workers, whatever they are made of", "[processes][fetch]") {
+TEST_CASE("processes: prefixes are fetched from other workers, also with int8 KV, ranks or a host tier",
+          "[processes][fetch]") {
   NEEDS_PROGRAM();
   const Words memories[] = {
       {"--kv-dtype", "int8"}, {"--prefill-tp", "2", "--decode-pp", "2"}, {"--host-kv-bytes", "4MiB"}};
   std::vector<std::string> copying = transport_names();
   std::erase_if(copying, [](const std::string& transport) {
     return find_transport(transport)->shared_pool;
-  });  // one index for all
+  });  // one index for all workers
   for (size_t m = 0; m < std::size(memories) && !copying.empty(); ++m) {
     const Words& memory = memories[m];
     const std::string& transport = copying[m % copying.size()];
@@ -144,7 +145,7 @@ TEST_CASE("processes: prefixes come from other workers, whatever they are made o
     Bed bed(words, kLongLease, "2P1D");
     for (const char* role : {"prefill", "prefill", "decode"}) bed.start(role);
     REQUIRE(bed.cluster().wait_members(3, 60));
-    size_t blocks = 0;  // of the first prompts of each family: only the second go to the worker that has none of them
+    size_t blocks = 0;  // of each family's first prompts: only the second goes to the worker without them
     for (int i = 0; i < 24; ++i) {
       const int prompt = 40 + 37 * (i % 6);
       bed.ask(prompt, i % 3, 6, 1 + i % 2);
@@ -161,7 +162,7 @@ TEST_CASE("processes: prefixes come from other workers, whatever they are made o
   }
 }
 
-TEST_CASE("processes: workers leave, come, and change their role while requests run", "[processes]") {
+TEST_CASE("processes: workers leave, come and change their role while requests run", "[processes]") {
   NEEDS_PROGRAM();
   Bed bed({"--transport", "tcp"});
   bed.start("prefill");
@@ -189,18 +190,17 @@ TEST_CASE("processes: workers leave, come, and change their role while requests 
   for (int i = 0; i < 20; ++i) bed.ask(60 + i, i % 3, 20);
   bed.check_answers();
   wait_names(2, 1);
-  CHECK(bed.cluster().conductor().totals().failed_attempts == 0);  // nobody was hurt
+  CHECK(bed.cluster().conductor().totals().failed_attempts == 0);  // no attempt failed
   bed.ask(100, 1, 10);
   bed.check_answers();
   bed.check_memory();
 }
 
-TEST_CASE(
-    "processes: chaos: workers, or stages of them, are killed and stopped under load, and nothing is lost or wrong",
-    "[.][slow][process-chaos]") {
+TEST_CASE("processes: chaos: workers or stages are killed and stopped under load, and nothing is lost or wrong",
+          "[.][slow][process-chaos]") {
   NEEDS_PROGRAM();
   const char* seconds = std::getenv("SECONDS_OF_CHAOS");
-  const char* patient = std::getenv("LEASE");  // where a machine is emulated, and slow
+  const char* patient = std::getenv("LEASE");  // for a slow, emulated machine
   Random random(uint64_t(std::getenv("SEED") ? std::atoi(std::getenv("SEED")) : 1));
   bool reserve_blocks = false;
   for (const bool stages : {false, true})
@@ -223,7 +223,7 @@ TEST_CASE(
         for (int i = 0; i < 6; ++i, ++asked) bed.ask(20 + 10 * int(random.below(12)), int(random.below(3)), 40);
         const size_t worker = random.below(4);
         pid_t victim = bed.child(alive[worker]).pid();
-        if (stages) {  // a head is killed by nobody: it has new stages
+        if (stages) {  // heads are not killed: they get new stages
           const std::set<pid_t> all = children_of(victim);
           if (all.empty()) continue;
           victim = random.below(2) ? *all.begin() : *all.rbegin();
@@ -234,7 +234,7 @@ TEST_CASE(
           else
             bed.child(alive[worker]).end(SIGKILL), alive[worker] = bed.start(roles[worker]);
           ++kills;
-        } else {  // longer than its lease: a worker comes back as a zombie, and a stage was waited for, or given up
+        } else {  // stopped longer than its lease: a worker comes back as a zombie; a stage is waited for, or given up
           ::kill(victim, SIGSTOP);
           const double most = stages ? 0.5 : 2 * lease;
           std::this_thread::sleep_for(std::chrono::duration<double>(most * random.uniform()));
@@ -257,7 +257,7 @@ TEST_CASE(
           std::printf("  %d %s\n", int(totals.failed_by[size_t(i)]), failure_name(AttemptFailure(i)));
       if (stages) continue;
       const auto logged = bed.check_logs();
-      CHECK(logged.at("files") >= 5);  // of all but who was killed before it had one
+      CHECK(logged.at("files") >= 5);  // from all workers except those killed before they had one
       CHECK(logged.at("files") <= 5 + kills);
       CHECK(logged.at("place") == totals.attempts);
       CHECK(logged.at("plan") > 0);

@@ -1,5 +1,5 @@
-// Stages of an instance as processes of their own: the bits of one process, whatever carries activations and however
-// many waves are under way; and the death of any of them, which ends its instance and no request.
+// Pipeline stages of an instance in separate processes. They have the bits of one process, whatever transports
+// activations and however many waves are under way. The death of a stage ends its instance and no request.
 
 #include "disagg/chunked_pp/stage.h"
 #include "disagg/processes/registry.h"
@@ -24,7 +24,7 @@ bool runs(pid_t pid) {
   return name_end != stat.npos && stat[name_end + 2] != 'Z';
 }
 
-TEST_CASE("ranks: stages as processes have the bits of one process", "[processes][rank-processes]") {
+TEST_CASE("ranks: stages in separate processes have the bits of one process", "[processes][rank-processes]") {
   NEEDS_PROGRAM();
   struct Case {
     const char *pp, *tp, *window, *transport, *topology;
@@ -50,7 +50,7 @@ TEST_CASE("ranks: stages as processes have the bits of one process", "[processes
   }
 }
 
-TEST_CASE("ranks: a stage that is killed takes its instance with it, and no request", "[processes][rank-processes]") {
+TEST_CASE("ranks: a killed stage ends its instance and loses no request", "[processes][rank-processes]") {
   NEEDS_PROGRAM();
   Bed bed({"--ranks", "processes", "--prefill-pp", "2", "--decode-pp", "2", "--transport", "shm"});
   const size_t heads[] = {bed.start("prefill"), bed.start("decode")};
@@ -77,7 +77,7 @@ TEST_CASE("ranks: a stage that is killed takes its instance with it, and no requ
   CHECK(bed.cluster().stats().conductor.left == lives - 2);
 }
 
-TEST_CASE("ranks: activations that change on their way are noticed", "[processes][rank-processes]") {
+TEST_CASE("ranks: activations that are corrupted on their way are detected", "[processes][rank-processes]") {
   NEEDS_PROGRAM();
   Bed bed({"--ranks", "processes", "--prefill-pp", "2", "--transport", "fault:tcp,seed=5,corrupt=0.02", "--kv-checksum",
            "on"},
@@ -92,8 +92,8 @@ TEST_CASE("ranks: activations that change on their way are noticed", "[processes
   CHECK((has(said, "are not what the stage before has sent") || has(said, "are not what the last stage has sent")));
 }
 
-// Their head maps no memory of theirs: copies of blocks, and KV that leaves, are the stages' own affair.
-TEST_CASE("ranks: stages that join from elsewhere", "[processes][rank-processes]") {
+// The head does not map the stages' memory, so the stages themselves copy blocks and send KV.
+TEST_CASE("ranks: remote stages join their head, and restarted ones join again", "[processes][rank-processes]") {
   NEEDS_PROGRAM();
   for (const auto& [topology, grain, tp] :
        {std::tuple{"1C", "layer", "1"}, std::tuple{"1P1D", "layer", "2"}, std::tuple{"1P1D", "request", "1"}}) {
@@ -115,10 +115,10 @@ TEST_CASE("ranks: stages that join from elsewhere", "[processes][rank-processes]
       for (const InstanceStats& s : bed.cluster().stats().instances) total += s.*figure;
       return total;
     };
-    // Told by the next sign of life.
+    // The next heartbeat reports it.
     if (split) CHECK(until(60, [&] { return sum(&InstanceStats::transfer_bytes) > 0; }));
     CHECK(sum(&InstanceStats::kv_refused) == 0);
-    // Who is killed and started again joins again, as does who was left behind.
+    // A killed stage that is started again joins again, and so does the stage that was left.
     for (int stage = 0; stage < 2; ++stage) {
       for (int i = 0; i < 8; ++i) bed.ask(60 + 20 * i, i % 3, 40);
       bed.child(stages[stage]).end(SIGKILL);
@@ -130,7 +130,7 @@ TEST_CASE("ranks: stages that join from elsewhere", "[processes][rank-processes]
   }
 }
 
-TEST_CASE("ranks: stages find their instance by the registry, wherever it listens now",
+TEST_CASE("ranks: stages find their instance through the registry, wherever it listens now",
           "[.][slow][rank-processes][etcd]") {
   NEEDS_PROGRAM();
   if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server");
@@ -166,7 +166,7 @@ TEST_CASE("ranks: stages find their instance by the registry, wherever it listen
   bed.check_memory();
 }
 
-TEST_CASE("ranks: stages on two hosts, and a cable that is pulled", "[.][slow][rank-processes][netns]") {
+TEST_CASE("ranks: with stages on two hosts, a pulled cable loses no request", "[.][slow][rank-processes][netns]") {
   NEEDS_PROGRAM();
   if (geteuid() != 0) SKIP_TEST("network namespaces need root");
   TwoHosts hosts;
@@ -186,7 +186,7 @@ TEST_CASE("ranks: stages on two hosts, and a cable that is pulled", "[.][slow][r
   for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 20);
   bed.check_answers();
   CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
-  // Nobody says a word: the head finds out by the silence.
+  // No message arrives, so the head finds out by the silence.
   hosts.cable(false);
   REQUIRE(until(60, [&] { return bed.cluster().stats().conductor.left > 0; }));
   hosts.cable(true);
@@ -195,7 +195,8 @@ TEST_CASE("ranks: stages on two hosts, and a cable that is pulled", "[.][slow][r
   bed.check_memory();
 }
 
-TEST_CASE("ranks: what cannot be processes is refused, by its option's name", "[rank-processes]") {
+TEST_CASE("ranks: configurations that cannot be separate processes are refused by their option's name",
+          "[rank-processes]") {
   struct Case {
     Words words;
     const char* said;
@@ -220,7 +221,7 @@ TEST_CASE("ranks: what cannot be processes is refused, by its option's name", "[
   }
 }
 
-TEST_CASE("ranks: a stage that cannot start says why, and ends its head", "[processes][rank-processes]") {
+TEST_CASE("ranks: a stage that cannot start reports why, and ends its head", "[processes][rank-processes]") {
   NEEDS_PROGRAM();
   Bed bed({"--ranks", "processes", "--prefill-pp", "2"}, kLongLease, "1C");
   const size_t head = bed.start("colocated", {"--threads", "1000", "--pin", "on"});
@@ -232,10 +233,10 @@ TEST_CASE("ranks: a stage that cannot start says why, and ends its head", "[proc
   CHECK(has(said, "--pin on: 1000 threads, more than the "));
 }
 
-TEST_CASE("ranks: a wave that is no step of the model is refused", "[rank-processes]") {
+TEST_CASE("ranks: a wave that is not a valid step of the model is refused", "[rank-processes]") {
   const ModelConfig& c = tiny_config();
   const ranks::Start start{.pp = 2, .places = 4, .step_tokens = 8, .max_logits = 2, .block_tokens = 4, .n_blocks = 10};
-  // Two sequences: three tokens with six of KV, one with one.
+  // Two sequences: three new tokens with six of KV, and one with one.
   const ranks::Wave good{.token_ids = {1, 2, 3, 4},
                          .q_offsets = {0, 3, 4},
                          .kv_lengths = {6, 1},

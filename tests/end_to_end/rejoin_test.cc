@@ -1,5 +1,5 @@
-// A conductor that ends and starts again, or whose place another one takes, and the worker process that joins it again.
-// What needs an etcd, or waits for leases, is run by `make check`.
+// A conductor ends and starts again, or another one takes its place, and the worker process joins it again. `make
+// check` runs the tests that need an etcd or wait for leases.
 
 #include <mutex>
 
@@ -22,7 +22,7 @@ Words with_shape(Words words) {
   return words;
 }
 
-// A colocated worker; `where` is how it finds its conductor.
+// A colocated worker. `where` is how it finds its conductor.
 struct WorkerProcess : Program {
   explicit WorkerProcess(Words where) : Program(with_shape(as_worker(std::move(where)))) {}
   static Words as_worker(Words where) {
@@ -37,7 +37,7 @@ struct ServeProcess : Program {
       : Program(with_shape({"serve", "--processes", "--topology", "1C", "--start-workers", "off", "--cluster-bind",
                             bind, "--cluster-key-file", key, "--registry", registry, "--port", "0", "--lease", "1"})) {}
   bool serves() const { return has(log(), " on http://127.0.0.1:"); }
-  // Once somebody is there to answer. A conductor that wakes up may count a worker for a moment that has left it.
+  // Asks once a worker is there to answer. A conductor that resumes may still count a worker that has left it.
   json ask(const std::string& prompt) {
     const std::string body = as_text({{"prompt", prompt}, {"max_tokens", 12}, {"temperature", 0}});
     REQUIRE(port() > 0);
@@ -49,7 +49,7 @@ struct ServeProcess : Program {
   }
 };
 
-// A key of the cluster in a file of its own, and a registry.
+// A cluster key in its own file, and a registry.
 struct Elections {
   TempDir dir;
   Etcd etcd;
@@ -76,7 +76,7 @@ struct Conductors {
   }
 };
 
-TEST_CASE("the next conductor's worker had lost its prefix cache", "[processes]") {
+TEST_CASE("the next conductor gets the worker with its prefix cache", "[processes]") {
   NEEDS_PROGRAM();
   const auto [option, value] = GENERATE(
       table<const char*, const char*>({{"--allocator", "paged"}, {"--host-kv-bytes", "1MiB"}, {"--prefill-tp", "2"}}));
@@ -93,7 +93,7 @@ TEST_CASE("the next conductor's worker had lost its prefix cache", "[processes]"
     auto conductor = conductors.open(address);
     REQUIRE(conductor->wait_members(1, 60));
     const InstanceId id = conductor->conductor().members()[0].id;
-    // The conductor is told of the cache before it asks for anything.
+    // The worker reports its cache to the conductor before the conductor sends any request.
     const auto told = [&] { return conductor->conductor().known_blocks(id); };
     if (round > 0) until(60, [&] { return told() >= kFullBlocks; });
     CHECK(told() == (round > 0 ? kFullBlocks : 0));
@@ -111,7 +111,7 @@ TEST_CASE("the next conductor's worker had lost its prefix cache", "[processes]"
   CHECK(worker.end(SIGTERM) >= 0);
 }
 
-// A worker of this process that finds its conductor by a name which the test holds.
+// A worker in this process that finds its conductor by a name that the test controls.
 class NamedWorker {
  public:
   NamedWorker(Build& build, const std::string& listen) {
@@ -137,7 +137,7 @@ class NamedWorker {
     std::lock_guard lock(mutex_);
     named_ = {address, id};
   }
-  // Until it has looked who is named, and done what follows from it, some times more.
+  // Waits until it has looked up the name, and acted on it, a few more times.
   bool looked() {
     const auto asked = [this] {
       std::lock_guard lock(mutex_);
@@ -154,7 +154,7 @@ class NamedWorker {
   std::thread thread_;
 };
 
-TEST_CASE("workers joined a conductor that stood by at the address of the one that had died", "[processes]") {
+TEST_CASE("workers do not join a standby conductor at the address of the one that died", "[processes]") {
   CHECK(NamedConductor::of("unix:/a folder/c conductor.1f").address == "unix:/a folder/c");
   CHECK(NamedConductor::of("unix:/a folder/c conductor.1f").id == "conductor.1f");
   TempDir dir;
@@ -165,7 +165,7 @@ TEST_CASE("workers joined a conductor that stood by at the address of the one th
   auto third = conductors.open("unix:" + dir.path + "/third", true);
   NamedWorker worker(*conductors.build, "unix:" + dir.path + "/peer");
 
-  // The registry has the name under the lease of the incarnation before, at the same address.
+  // The registry has the name under an earlier incarnation's id, at the same address.
   for (const char* other : {"conductor.dead", ""}) {
     worker.name(first->address(), other);
     REQUIRE(worker.looked());
@@ -174,7 +174,7 @@ TEST_CASE("workers joined a conductor that stood by at the address of the one th
   worker.name(first->address(), first->id());
   REQUIRE(first->wait_members(1, 60));
 
-  // Another one holds the name: the worker ends what it has begun, and goes there.
+  // Another conductor holds the name: the worker ends what it has begun and joins that one.
   auto recorder = std::make_shared<Recorder>();
   auto request = tiny_request(1, {7, 8, 9, 10}, 300);
   request->ignore_eos = true;
@@ -185,12 +185,12 @@ TEST_CASE("workers joined a conductor that stood by at the address of the one th
   CHECK(recorder->choice(1).tokens.size() == 300);
   CHECK(recorder->choice(1).finish == FinishReason::length);
 
-  // A registry that says nothing moves nobody.
+  // An empty registry moves no worker.
   worker.name("", "");
   REQUIRE(worker.looked());
   CHECK(second->wait_members(1, 0));
 
-  // Whoever stands by takes nobody, even where the name says so, until it is elected.
+  // A standby conductor accepts no worker until it is elected, even if the name is its own.
   worker.name(third->address(), third->id());
   REQUIRE(worker.looked());
   CHECK_FALSE(third->wait_members(1, 0));
@@ -198,7 +198,7 @@ TEST_CASE("workers joined a conductor that stood by at the address of the one th
   CHECK(third->wait_members(1, 60));
 }
 
-TEST_CASE("of several conductors one serves, and the next takes its place with its workers and their caches",
+TEST_CASE("of several conductors one serves, and the next takes over its workers and their caches",
           "[.][slow][kept][etcd]") {
   if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server");
   NEEDS_PROGRAM();
@@ -220,7 +220,7 @@ TEST_CASE("of several conductors one serves, and the next takes its place with i
   CHECK_SAME(again["choices"][0]["text"], answer["choices"][0]["text"]);
   CHECK(cached(again) > 0);
 
-  // One that has been away for longer than its lease: its place is taken, and it gives way.
+  // A conductor that was stopped for longer than its lease has lost its place, and gives way.
   ServeProcess third(of.etcd.url(), of.key);
   REQUIRE(third.said("stands by"));
   CHECK_FALSE(third.serves());
@@ -234,12 +234,13 @@ TEST_CASE("of several conductors one serves, and the next takes its place with i
   CHECK_FALSE(worker.ended());
   CHECK(cached(third.ask(prompt)) > 0);
 
-  // One that is told to end while it stands by.
+  // A conductor on standby ends at SIGTERM.
   ServeProcess fourth(of.etcd.url(), of.key);
   REQUIRE(fourth.said("stands by"));
   CHECK(fourth.end(SIGTERM) == 128 + SIGTERM);
 
-  // One whose successor was gone when it woke up: it ended for somebody who was not there.
+  // A conductor whose successor is gone when it resumes serves again. It once ended although nothing had taken its
+  // place.
   ServeProcess fifth(of.etcd.url(), of.key);
   REQUIRE(fifth.said("stands by"));
   third.signal(SIGSTOP);

@@ -1,4 +1,4 @@
-// The server as a user starts it: a process, a port, signals, and what it says on stderr, which is read or is not.
+// Tests the server as a user starts it: a process, a port, signals, and its output on stderr, which may be read or not.
 #include <array>
 #include <memory>
 
@@ -33,19 +33,19 @@ TEST_CASE("serve: SIGTERM lets a stream finish, refuses new work and exits 0", "
   CHECK_FALSE(Client::connects(port));
 }
 
-TEST_CASE("serve: resident memory is what info adds up, from the first moment", "[serve]") {
+TEST_CASE("serve: resident memory equals the sum that info prints, from the first moment", "[serve]") {
   NEEDS_PROGRAM();
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   SKIP_TEST("a sanitizer's own memory hides the difference");
 #else
   for (const char* kv_bytes : {"32MiB", "96MiB"}) {
-    // One block per sequence, so that the bookkeeping beside the pool does not count.
+    // One block per sequence keeps the bookkeeping beside the pool negligible.
     Server server({"--topology", "1P1D", "--allocator", "contiguous", "--kv-bytes", kv_bytes}, {}, 512);
     REQUIRE(server.port() > 0);
     long total = 0, resident = 0;
     std::ifstream("/proc/" + std::to_string(server.pid) + "/statm") >> total >> resident;
     resident *= sysconf(_SC_PAGESIZE);
-    // Weights once, and of each instance pool and scratch.
+    // Weights count once, pool and scratch for each instance.
     const std::string path = server.dir.path + "/info.json";
     REQUIRE(run_program(
                 {"info", server.model(), "--kv-bytes", kv_bytes, "--json", path, "--max-batch", "4", "--threads", "1"})
@@ -68,7 +68,7 @@ TEST_CASE("serve: resident memory is what info adds up, from the first moment", 
 
 json stats_of(int port) {
   const std::string body = get(port, "/stats").body;
-  CHECK(!has(body, "204,205"));  // of the prompt
+  CHECK(!has(body, "204,205"));  // tokens of the prompt
   CHECK(!has(body, "secret-folder"));
   return parsed(body);
 }
@@ -82,7 +82,7 @@ json wait_for_stats(int port, F&& good) {
   return stats;
 }
 
-// Of one instance: cells, and blocks by state as its map has them.
+// Sums of one instance's map: cells, and blocks by state.
 std::array<int, 5> sums(const json& map) {
   std::array<int, 5> all = {};
   for (const json& run : map["cells"]) {
@@ -92,7 +92,7 @@ std::array<int, 5> sums(const json& map) {
   return all;
 }
 
-TEST_CASE("serve: /stats has the map of blocks, the last answers and the switches", "[serve][page]") {
+TEST_CASE("serve: /stats has the block map, the last answers and the switches, and no prompt", "[serve][page]") {
   NEEDS_PROGRAM();
   for (const auto& [topology, processes] : {std::pair("1P1D", false), {"1C", false}, {"1P1D", true}}) {
     INFO(topology << (processes ? " as processes" : " as threads"));
@@ -110,7 +110,7 @@ TEST_CASE("serve: /stats has the map of blocks, the last answers and the switche
                              R"({"prompt":[200,201,202,203,204,205,206],"ignore_eos":true,"max_tokens":4000,)"
                              R"("temperature":0,"stream":true})"));
     for (std::string text; !has(text, "data: ");) text += client.read_some();
-    // While it runs: its blocks, all that are active there, and itself.
+    // While the request runs, the map shows its blocks, all active blocks, and the request.
     json stats = wait_for_stats(port, [&](const json& s) {
       if (!processes && !s["instances"][0].contains("map")) return false;
       return std::any_of(s["instances"].begin(), s["instances"].end(), [&](const json& i) {
@@ -154,7 +154,7 @@ TEST_CASE("serve: /stats has the map of blocks, the last answers and the switche
     CHECK_SAME(a["decode"], split ? "D0" : "C0");
     CHECK((a["prompt"] == 3 && a["output"] == 8 && a["attempts"] == 1));
     int64_t whole = 0;
-    // On a busy machine the conductor may read of several phases at once: then one of them took no time.
+    // On a busy machine the conductor may hear of several phases at once. Then one of them has zero length.
     for (const json& us : a["us"]) {
       CHECK(us >= 0);
       whole += us.get<int64_t>();
@@ -163,7 +163,7 @@ TEST_CASE("serve: /stats has the map of blocks, the last answers and the switche
     CHECK(a["ttft_us"] <= whole);
     CHECK(whole <= a["age_us"].get<int64_t>() + 7);
     if (!split) CHECK(a["us"]["transfer"] == 0);
-    // At rest the map is what the counts say.
+    // At rest the map agrees with the counts.
     if (!processes)
       wait_for_stats(port, [&](const json& s) {
         return std::all_of(s["instances"].begin(), s["instances"].end(), [](const json& i) {
@@ -182,7 +182,7 @@ TEST_CASE("serve: /stats has the map of blocks, the last answers and the switche
   }
 }
 
-// ---- what it says
+// ---- output on stderr
 
 // A pipe that is read when the test wants it.
 struct Pipe {
@@ -191,7 +191,7 @@ struct Pipe {
   ~Pipe() {
     for (int end : ends) close(end);
   }
-  // As if others had written to it, who have the same pipe.
+  // Fills the pipe as if other processes that share it had written.
   void fill() const {
     const std::string path = "/proc/self/fd/" + std::to_string(ends[1]);
     const int mine = open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
@@ -220,7 +220,7 @@ void check_stderr(const std::string& reader) {
   CHECK(post(port, "/v1/completions", completion(1)).status == 200);
   if (reader == "later") {
     pipe.fill();
-    for (int i = 0; i < 3; ++i) CHECK(post(port, "/v1/completions", completion(1)).status == 200);  // a line each
+    for (int i = 0; i < 3; ++i) CHECK(post(port, "/v1/completions", completion(1)).status == 200);  // one log line each
     pipe.read_now();
     CHECK(post(port, "/v1/completions", completion(1)).status == 200);
     std::string text;
@@ -230,18 +230,18 @@ void check_stderr(const std::string& reader) {
   CHECK(server.end(SIGTERM) == 0);
 }
 
-TEST_CASE("issue: a server whose stderr nobody has any more ended by SIGPIPE", "[issues][log]") {
+TEST_CASE("issue: a server whose stderr is closed at the other end keeps running", "[issues][log]") {
   NEEDS_PROGRAM();
   check_stderr("gone");
 }
 
-// It gives each of its own lines a second.
-TEST_CASE("issue: a server whose stderr was full, or became so, hung", "[.][slow][log]") {
+// The server waits up to a second for each of its own lines.
+TEST_CASE("issue: a server whose stderr is full, or becomes full, keeps running", "[.][slow][log]") {
   NEEDS_PROGRAM();
   for (const char* reader : {"never", "later"}) check_stderr(reader);
 }
 
-TEST_CASE("issue: without stderr the log was written into the KV pool", "[issues][log]") {
+TEST_CASE("issue: without stderr the log goes to /dev/null and not into the KV pool", "[issues][log]") {
   NEEDS_PROGRAM();
   Program server(
       {"serve", "--topology", "1C", "--port", "0", "--kv-bytes", "1MiB", "--threads", "1", "--allocator", "vattention"},
@@ -257,7 +257,7 @@ TEST_CASE("issue: without stderr the log was written into the KV pool", "[issues
   for (const char* fd : {"/0", "/1", "/2"}) CHECK(fs::read_symlink(of + fd) == "/dev/null");
 }
 
-TEST_CASE("issue: XPYD_CONFIG was read by the workers, too, and no server with processes began", "[issues][attack]") {
+TEST_CASE("issue: workers ignore XPYD_CONFIG, so a server with processes starts", "[issues][attack]") {
   NEEDS_PROGRAM();
   TempDir dir;
   const std::string config = fs::absolute(dir.path).string() + "/config";
@@ -270,8 +270,8 @@ TEST_CASE("issue: XPYD_CONFIG was read by the workers, too, and no server with p
   CHECK(server.end(SIGTERM) == 0);
 }
 
-// A server that takes the connection and says nothing: bench waits for it.
-TEST_CASE("issue: ps showed the API key", "[issues][access]") {
+// The server accepts the connection and stays silent, so bench waits for it.
+TEST_CASE("issue: ps does not show the API key", "[issues][access]") {
   NEEDS_PROGRAM();
   TestServer server;
   server.service.hold(true);

@@ -1,4 +1,4 @@
-// Nothing grows: resident memory and blocks after many requests are what they were after the first ones.
+// Nothing grows: resident memory and blocks after many requests are as after the first ones.
 
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ long resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-TEST_CASE("no growth over 2,000 requests", "[.][slow][soak]") {
+TEST_CASE("memory and blocks do not grow over 2,000 requests", "[.][slow][soak]") {
   for (const char* transport : {"local", "handoff"}) {
     TinySetup setup{.topology = "1P1D", .transport = transport};
     setup.pool_bytes = 256 * 256;
@@ -41,7 +41,7 @@ TEST_CASE("no growth over 2,000 requests", "[.][slow][soak]") {
     tiny.run();
     long growth = resident_bytes() - before;
     INFO(transport << ": grew by " << growth << " bytes over the last 1,500 requests");
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they keep freed memory
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // sanitizers keep freed memory
     CHECK(growth < 256 * 1024);
 #endif
     for (const auto& instance : tiny.cluster->instances()) {

@@ -1,6 +1,6 @@
-// `xpyd serve --processes` under faults of its workers and of its own start, as a user meets them. The policy alone, on
-// a clock of the test, is in tests/server/supervisor_test.cc; what waits for leases and silence here is run by `make
-// check`.
+// Tests `xpyd serve --processes` under faults of its workers and of its own start, as a user meets them.
+// tests/server/supervisor_test.cc tests the policy alone, on a clock of the test. `make check` runs the tests that wait
+// for leases and silence.
 #include <arpa/inet.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -20,7 +20,7 @@ Words of_processes(Words more) {
   return more;
 }
 
-// On a free port of loopback, or at a path.
+// Listens on a free port of loopback, or at a path.
 struct Listener {
   int fd, port = 0;
   explicit Listener(const std::string& path = "") : fd(socket(path.empty() ? AF_INET : AF_UNIX, SOCK_STREAM, 0)) {
@@ -39,7 +39,8 @@ struct Listener {
   ~Listener() { close(fd); }
 };
 
-TEST_CASE("serve: a bad or busy --cluster-bind is one line and exit code 2, and leaves nothing", "[supervision]") {
+TEST_CASE("serve: a bad or busy --cluster-bind is one line and exit code 2, and leaves nothing behind",
+          "[supervision]") {
   NEEDS_PROGRAM();
   TempDir dir;
   const std::string file = fs::absolute(dir.path + "/f").string(), live = fs::absolute(dir.path + "/live").string();
@@ -70,7 +71,7 @@ std::set<std::string> sockets_of(pid_t pid) {
   return all;
 }
 
-TEST_CASE("serve: a worker holds no socket of the conductor, whose port is free when it is killed", "[supervision]") {
+TEST_CASE("serve: a worker holds no socket of the conductor, whose port is free once it is killed", "[supervision]") {
   NEEDS_PROGRAM();
   Server server(of_processes({"--topology", "1P1D"}));
   const int port = server.port();
@@ -82,7 +83,7 @@ TEST_CASE("serve: a worker holds no socket of the conductor, whose port is free 
     CHECK(clients.back()->read().status == 200);
   }
   const pid_t before = server.worker("prefill");
-  kill(before, SIGKILL);  // the next one is started while clients are connected
+  kill(before, SIGKILL);  // the next worker starts while clients are connected
   REQUIRE(until(60, [&] {
     const pid_t now = server.worker("prefill");
     return now > 0 && now != before && get(port, "/ready").status == 200;
@@ -93,10 +94,10 @@ TEST_CASE("serve: a worker holds no socket of the conductor, whose port is free 
   REQUIRE(workers.size() == 2);
   for (pid_t worker : workers) {
     for (const std::string& held : sockets_of(worker)) CHECK(own.count(held) == 0);
-    for (const char* fd : {"/fd/0", "/fd/1"})  // else `serve | tee` waits for it
+    for (const char* fd : {"/fd/0", "/fd/1"})  // else `serve | tee` would wait for it
       CHECK(fs::read_symlink("/proc/" + std::to_string(worker) + fd) == "/dev/null");
   }
-  // What a child would inherit if nothing closed it for it: this process's own three.
+  // What a child would inherit if nothing closed it: only this process's own three descriptors.
   for (auto& fd : fs::directory_iterator("/proc/" + std::to_string(server.pid) + "/fdinfo")) {
     const std::string info = read_all(fd.path());
     const size_t flags = info.find("flags:");
@@ -112,7 +113,7 @@ TEST_CASE("serve: a worker holds no socket of the conductor, whose port is free 
   for (pid_t worker : workers) kill(worker, SIGKILL);
 }
 
-TEST_CASE("serve: workers that fail at start end it at once, with their message", "[supervision]") {
+TEST_CASE("serve: workers that fail at start end the server at once, with their message", "[supervision]") {
   NEEDS_PROGRAM();
   struct Case {
     Words words;
@@ -125,7 +126,7 @@ TEST_CASE("serve: workers that fail at start end it at once, with their message"
                              "xpyd worker: --disk-kv-dir /nowhere/at/all: No such file"},
                         {{"--kv-bytes", "8GiB"}, rlim_t(2) << 30, "xpyd worker: "}}) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-    if (c.address_space != RLIM_INFINITY) continue;  // its shadow alone is larger than the limit
+    if (c.address_space != RLIM_INFINITY) continue;  // its shadow alone exceeds the limit
 #endif
     Words words = of_processes({"--topology", "1P1D"});
     words.insert(words.end(), c.words.begin(), c.words.end());
@@ -140,7 +141,7 @@ TEST_CASE("serve: workers that fail at start end it at once, with their message"
   }
 }
 
-TEST_CASE("serve: a worker that somebody else told to end stayed away; one that was retired does", "[supervision]") {
+TEST_CASE("serve: a worker that others terminate is restarted, and a retired one is not", "[supervision]") {
   NEEDS_PROGRAM();
   Server server(of_processes({"--topology", "1P1D", "--dev-endpoints"}));
   const int port = server.port();
@@ -170,20 +171,20 @@ TEST_CASE("serve: SIGTERM ends a start at once, from its first instruction", "[s
   }
 }
 
-TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join", "[.][slow][supervision]") {
+TEST_CASE("serve: SIGTERM ends a start at once, even if its workers never join", "[.][slow][supervision]") {
   NEEDS_PROGRAM();
   for (int signal : {SIGTERM, SIGINT}) {
     std::optional<Server> held;
     std::set<pid_t> workers;
     for (int tries = 0; tries < 50; ++tries) {  // workers may be quicker than this test
       held.emplace(of_processes({"--topology", "1P1D", "--kv-bytes", "1GiB"}));  // touching it takes a while
-      // Each its own program by now: one that is stopped before its exec() holds up posix_spawn().
+      // Both workers run their own program by now. A worker stopped before its exec() would hold up posix_spawn().
       REQUIRE(until(60, [&] {
         workers = {held->worker("prefill"), held->worker("decode")};
         return workers.size() == 2 && !workers.count(-1);
       }));
       for (pid_t worker : workers) kill(worker, SIGSTOP);
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // for words on their way
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // for messages under way
       if (!has(held->log(), "on http://")) break;
       held.reset();
     }
@@ -192,7 +193,7 @@ TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join", 
     for (pid_t worker : workers) CHECK(kill(worker, 0) != 0);
     CHECK(held->files_left() == 0);
   }
-  TempDir cache;  // in which no peak is known: it measures this machine, and has made nothing yet
+  TempDir cache;  // no peak is cached there, so it measures this machine, and has made nothing yet
   Server server(of_processes({"--topology", "1P1D", "--disagg", "conditional_cost"}),
                 {.environment = {{"XDG_CACHE_HOME", fs::absolute(cache.path).string()}}});
   REQUIRE(server.said("--disagg"));
@@ -200,7 +201,7 @@ TEST_CASE("serve: SIGTERM ends a start at once, though its workers never join", 
   CHECK(server.files_left() == 0);
 }
 
-TEST_CASE("serve: a worker that is stopped, serving or as it starts, is killed and replaced",
+TEST_CASE("serve: a worker that is stopped, while serving or starting, is killed and replaced",
           "[.][slow][supervision]") {
   NEEDS_PROGRAM();
   for (const bool as_it_starts : {false, true}) {
@@ -210,7 +211,7 @@ TEST_CASE("serve: a worker that is stopped, serving or as it starts, is killed a
     REQUIRE(port > 0);
     pid_t stopped = server.worker("prefill");
     const pid_t first = stopped, decode = server.worker("decode");
-    if (as_it_starts) {  // it was left for --worker-start-timeout
+    if (as_it_starts) {  // it once waited for --worker-start-timeout
       kill(first, SIGKILL);
       REQUIRE(until(60, [&] { return (stopped = server.worker("prefill")) > 0 && stopped != first; }));
     }

@@ -1,4 +1,4 @@
-// `xpyd tour`, the page to read first, as a user runs it. XPYD_BIN names the program; `make test` sets it.
+// Tests `xpyd tour` as a user runs it. XPYD_BIN names the program, and `make test` sets it.
 #include <regex>
 
 #include "model/folder.h"
@@ -17,7 +17,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// The groups of the last line that the pattern matches as a whole; none: there is no such line.
+// Returns the groups of the last line that matches the whole pattern, or nothing.
 std::vector<std::string> last_match(const std::string& text, const std::string& pattern) {
   std::vector<std::string> groups;
   std::smatch match;
@@ -26,7 +26,7 @@ std::vector<std::string> last_match(const std::string& text, const std::string& 
   return groups;
 }
 
-TEST_CASE("tour: the bits of one engine alone, and the text and the hash of `xpyd generate`", "[tour]") {
+TEST_CASE("tour: it has one engine's bits, and the text and hash of `xpyd generate`", "[tour]") {
   NEEDS_PROGRAM();
   const Ran tour = run_program({"tour"});
   const std::string text = tour.out + tour.err;
@@ -38,7 +38,7 @@ TEST_CASE("tour: the bits of one engine alone, and the text and the hash of `xpy
   REQUIRE((prompt.size() == 2 && answer.size() == 2 && hash.size() == 2));
   CHECK(answer[1] == " The key of box 17 is amber.");
 
-  // 1P1D, and one instance that does both: threads, mailboxes and a conductor around the same steps.
+  // 1P1D, and one instance that does both phases: threads, mailboxes and a conductor run the same steps.
   for (const char* topology : {"1P1D", "1C"}) {
     const Ran generated = run_program(
         {"generate", "--topology", topology, "--prompt", prompt[1], "--kv-bytes", "16MiB"});
@@ -49,7 +49,7 @@ TEST_CASE("tour: the bits of one engine alone, and the text and the hash of `xpy
   }
 }
 
-TEST_CASE("tour: every layer of every block crosses once, and no byte beside the layout's", "[tour]") {
+TEST_CASE("tour: every layer of every block is sent once, with no byte beyond the layout's", "[tour]") {
   NEEDS_PROGRAM();
   const std::string text = run_program({"tour"}).out;
   INFO(text);
@@ -58,7 +58,7 @@ TEST_CASE("tour: every layer of every block crosses once, and no byte beside the
   const ModelConfig config = load_model_config(kDemoModel).value();
   const int n_tokens = int(Tokenizer::load(kDemoModel).value()->encode(prompt[2]).size());
   CHECK(std::stoi(prompt[1]) == n_tokens);
-  CHECK(n_tokens % 16 != 0);  // the last block is full in part
+  CHECK(n_tokens % 16 != 0);  // the last block is partly full
   const size_t bytes = size_t(n_tokens) * kv_shape(config, Dtype::f32).token_bytes();
 
   size_t kib = 0, lines = 0;
@@ -81,7 +81,7 @@ TEST_CASE("tour: every layer of every block crosses once, and no byte beside the
     kib += size_t(n[4]);
     CHECK(block_of_p.try_emplace(first, n[2]).first->second == n[2]);
     CHECK(block_of_d.try_emplace(first, n[5]).first->second == n[5]);
-    CHECK(n[2] != n[5]);  // D holds another sequence, so that the two tables differ
+    CHECK(n[2] != n[5]);  // D holds another sequence, so the two tables differ
   }
   const size_t posts = size_t((n_tokens + 15) / 16) * size_t(config.n_layers);
   CHECK(lines == posts);
@@ -94,12 +94,12 @@ TEST_CASE("tour: every layer of every block crosses once, and no byte beside the
   CHECK(std::stoul(said[3]) == bytes);
 }
 
-// The angles of RoPE come from the C library, of which another one may round otherwise.
+// RoPE's angles come from the C library, and another library may round differently.
 std::string without_hash(const std::string& line) {
   return std::regex_replace(line, std::regex("hash [0-9a-f]{16} "), "hash ");
 }
 
-TEST_CASE("tour: README.md shows what it prints", "[tour]") {
+TEST_CASE("tour: README.md shows the output", "[tour]") {
   NEEDS_PROGRAM();
   const std::string readme = read_all("README.md");
   const size_t begin = readme.find("\nprompt, ") + 1, end = readme.find("\n```", begin);
@@ -126,19 +126,19 @@ TEST_CASE("tour: README.md shows what it prints", "[tour]") {
 }
 
 }  // namespace
-TEST_CASE("tour: two sequences over vattention, which page groups appear and which stay", "[tour][vattention]") {
+TEST_CASE("tour: over vattention, page groups of two sequences appear and stay as documented", "[tour][vattention]") {
   const std::vector<server::TourStep> steps = server::vattention_steps();
   REQUIRE(steps.size() == 14);
   const auto maps = [&](int step) {
     return steps[size_t(step - 1)].maps - (step > 1 ? steps[size_t(step - 2)].maps : 0);
   };
-  CHECK(maps(1) == 4);  // of a row: one in each of 2 x 2 tensors
+  CHECK(maps(1) == 4);  // for a row: one in each of 2 x 2 tensors
   CHECK(steps[1].rows_in_use == 2);
   CHECK(steps[4].event == "A ends");
   CHECK(steps[4].rows_mapped - steps[4].rows_in_use == 2);
   CHECK(steps[5].event == "C comes with 12 tokens");
   CHECK(maps(6) == 0);
-  CHECK(steps[5].slot == steps[2].slot);  // A's
+  CHECK(steps[5].slot == steps[2].slot);  // of A
   CHECK(maps(7) == 4);                    // B's third row
   CHECK(steps[7].event == "D comes with 20 tokens: no room");
   CHECK(maps(10) == 4);  // D has C's two rows and the free one
@@ -148,7 +148,7 @@ TEST_CASE("tour: two sequences over vattention, which page groups appear and whi
   CHECK(steps[13].slots[size_t(steps[13].slot)] == "E ####");
 }
 
-TEST_CASE("tour: --allocator vattention draws it", "[tour][vattention]") {
+TEST_CASE("tour: --allocator vattention draws the page groups", "[tour][vattention]") {
   NEEDS_PROGRAM();
   const Ran tour = run_program({"tour", "--allocator", "vattention"});
   const std::string text = tour.out + tour.err;

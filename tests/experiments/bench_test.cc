@@ -38,7 +38,7 @@ RequestRecord record(double sent_s, std::vector<double> chunks, int input, int o
   return r;
 }
 
-// Three answers and a failure on a clock that begins at 100 s.
+// Three answers and a failure, on a clock that begins at 100 s.
 std::vector<RequestRecord> synthetic() {
   std::vector<RequestRecord> records = {
       record(100.0, {100.1, 100.2, 100.4}, 10, 3),                // TTFT 100, TPOT 150, E2EL 400
@@ -50,7 +50,7 @@ std::vector<RequestRecord> synthetic() {
   return records;
 }
 
-// To a thousandth.
+// Rounds to a thousandth.
 json rounded(json value) {
   if (value.is_number_float()) return std::round(value.get<double>() * 1e3) / 1e3;
   if (value.is_structured())
@@ -58,12 +58,12 @@ json rounded(json value) {
   return value;
 }
 
-TEST_CASE("bench: figures from time stamps, under vLLM's keys", "[bench]") {
+TEST_CASE("bench: metrics follow from time stamps, under vLLM's keys", "[bench]") {
   auto goodput = parse_goodput("ttft:201 tpot:200");
   REQUIRE(goodput);
   BenchResult r = summarize_bench(synthetic(), 100, 4, goodput.value());
-  // Its TTFTs are 100, 200 and 300, its TPOTs 150 and 250; pooled gaps are 100 200 100 100 100 700. The failed one is
-  // in no sum and no sample, and a one-token answer meets any TPOT: two of four are good.
+  // TTFTs are 100, 200 and 300, TPOTs 150 and 250, and pooled gaps 100 200 100 100 100 700. The failed request is in no
+  // sum and no sample. A one-token answer meets any TPOT, so two of four are good.
   json all = bench_json(r);
   all.update(bench_details(synthetic(), 100));
   CHECK_SAME(rounded(all), parsed_file(data_path("bench.json")));
@@ -83,9 +83,9 @@ TEST_CASE("bench: a request's TBT is the mean of its longest tenth of gaps", "[b
   const std::vector<RequestRecord> records = {record(100, chunks, 5, 21), record(100, {100.2}, 5, 1),
                                               record(100, {100.1, 100.6}, 5, 2)};
   BenchResult r = summarize_bench(records, 100, 4, parse_goodput("tbt:450").value());
-  CHECK(r.request_goodput == Approx(0.5));  // 400 and none of one token, but not 500
+  CHECK(r.request_goodput == Approx(0.5));  // 400 ms and a one-token answer are good, 500 ms is not
   CHECK(r.tbt_ms.count == 2);
-  CHECK(r.tbt_ms.min == Approx(400));  // two of twenty
+  CHECK(r.tbt_ms.min == Approx(400));  // two gaps of twenty
   CHECK(r.tbt_ms.max == Approx(500));
   CHECK(r.tbt_max_ms.min == Approx(500));
   CHECK(r.tbt_p99_ms.min == Approx(500 - 0.19 * 200));
@@ -93,7 +93,7 @@ TEST_CASE("bench: a request's TBT is the mean of its longest tenth of gaps", "[b
   CHECK(summarize_bench(records, 100, 4, parse_goodput("tbt:450 ttft:150").value()).request_goodput == Approx(0.25));
 }
 
-TEST_CASE("bench: who is refused has not failed, and is not good", "[bench]") {
+TEST_CASE("bench: a refused request has not failed, and is not good", "[bench]") {
   std::vector<RequestRecord> records = {record(100, {100.1, 100.2}, 5, 2), record(100, {}, 5, 0),
                                         record(100, {}, 5, 0)};
   records[1].error = records[2].error = "HTTP 429";
@@ -112,7 +112,7 @@ TEST_CASE("bench: who is refused has not failed, and is not good", "[bench]") {
   CHECK(bench_json(r)["refused_with_retry_after"] == 1);
 }
 
-TEST_CASE("bench: goodput limits", "[bench]") {
+TEST_CASE("bench: goodput limits are parsed, and bad ones refused", "[bench]") {
   auto g = parse_goodput(" ttft:200   e2el:1.5 ");
   REQUIRE(g);
   CHECK(g.value().given);
@@ -130,7 +130,7 @@ TEST_CASE("bench: goodput limits", "[bench]") {
   }
 }
 
-// One answer fed as bytes with time stamps.
+// Feeds one answer as bytes with time stamps.
 RequestRecord answer(const std::vector<std::pair<double, std::string>>& pieces, int status = 200,
                      const std::string& error = "", const std::string& retry_after = "") {
   RequestRecord r;
@@ -141,7 +141,7 @@ RequestRecord answer(const std::vector<std::pair<double, std::string>>& pieces, 
   return r;
 }
 
-TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
+TEST_CASE("bench: chunks, usage and errors in a stream are counted as documented", "[bench]") {
   std::string a = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n",
               usage_chunk = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":5,\"prompt_tokens\":11}}\n\n";
   std::string empty = "data: {\"choices\":[{\"text\":\"\"}],\"usage\":null}\n\n", done = "data: [DONE]\n\n";
@@ -153,7 +153,7 @@ TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
   CHECK(r.has_usage);
   CHECK(r.text == "a");
   CHECK(r.end_s == 9);
-  // A chat says its role first, and at its end nothing.
+  // A chat stream sends its role first, and an empty delta at its end.
   const std::string role = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",
                     word = "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n",
                     over = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
@@ -179,7 +179,7 @@ TEST_CASE("bench: what counts as a chunk, and what fails", "[bench]") {
   CHECK_FALSE(r.has_usage);
   CHECK(r.input_tokens == 7);
   r = answer({{1, a.substr(0, 9)}, {4, a.substr(9) + done}});
-  CHECK(r.chunk_s == std::vector<double>{4});  // when its last byte was there
+  CHECK(r.chunk_s == std::vector<double>{4});  // when its last byte arrived
 
   CHECK(answer({{1, a}}).error == "the stream ended without [DONE]");
   CHECK(answer({{1, done}}).error == "an answer without any chunk");
@@ -210,14 +210,14 @@ struct Script {
   int fail_every = 0;            // every n-th completion is a 503
   int refuse_every = 0;          // … a 429
   int delay_ms = 0;              // before a chunk
-  std::atomic<int> together{0};  // nobody is answered before so many ask at once
-  int tokens_per_answer = 0;     // 0: as asked for
+  std::atomic<int> together{0};  // answers wait until so many requests are open
+  int tokens_per_answer = 0;     // 0: as requested
   std::mutex mutex;
   std::condition_variable came;
   int in_flight = 0;         // guarded by mutex
   std::vector<json> bodies;  // of completions, guarded by mutex
 
-  // And forgets them.
+  // Returns the bodies and forgets them.
   std::vector<json> take_bodies() {
     std::lock_guard lock(mutex);
     return std::exchange(bodies, {});
@@ -294,7 +294,7 @@ BenchRun run_bench(const FakeServer& server, std::vector<std::string> words) {
   return run;
 }
 
-TEST_CASE("bench: random prompts against a server", "[bench]") {
+TEST_CASE("bench: random prompts against a server give complete results", "[bench]") {
   Script script;
   FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
   BenchRun run = run_bench(server, {"--requests", "20", "--input-len", "30", "--output-len", "4", "--seed", "5",
@@ -326,7 +326,7 @@ TEST_CASE("bench: random prompts against a server", "[bench]") {
   }
 }
 
-TEST_CASE("bench: failures and refusals are counted, and the exit code says which", "[bench]") {
+TEST_CASE("bench: failures and refusals are counted apart, and only failures change the exit code", "[bench]") {
   for (const bool refused : {false, true}) {
     INFO(refused);
     Script script;
@@ -348,7 +348,7 @@ TEST_CASE("bench: failures and refusals are counted, and the exit code says whic
   }
 }
 
-TEST_CASE("bench: max-concurrency is a limit, the rate an arrival process", "[bench]") {
+TEST_CASE("bench: --max-concurrency limits open requests, and the rate sets arrivals", "[bench]") {
   Script script;
   script.together = 3;
   FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
@@ -367,7 +367,7 @@ TEST_CASE("bench: max-concurrency is a limit, the rate an arrival process", "[be
   CHECK(run.out["duration"].get<double>() >= 0.19);
 }
 
-TEST_CASE("bench: a session's turn is sent its delay after the answer before it", "[bench]") {
+TEST_CASE("bench: a session's next turn is sent its delay after the previous answer", "[bench]") {
   Script script;
   script.delay_ms = 30;
   FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
@@ -385,7 +385,7 @@ TEST_CASE("bench: a session's turn is sent its delay after the answer before it"
   REQUIRE(bodies.size() == 4);
   std::ranges::sort(bodies, {}, [](const json& body) { return body["prompt"].size(); });
   CHECK(std::equal(bodies[2]["prompt"].begin(), bodies[2]["prompt"].end(), bodies[3]["prompt"].begin()));
-  std::map<int, double> sent_s;  // by tokens of the prompt; the first one's answer takes 90 ms
+  std::map<int, double> sent_s;  // by tokens of the prompt; the first answer takes 90 ms
   for (size_t i = 0; i < 4; ++i) sent_s[run.out["input_lens"][i]] = run.out["start_times"][i];
   REQUIRE(sent_s.size() == 4);
   CHECK(sent_s[10] < sent_s[30]);  // the other session does not wait
@@ -393,10 +393,10 @@ TEST_CASE("bench: a session's turn is sent its delay after the answer before it"
   CHECK(sent_s[31] > sent_s[30]);
 }
 
-TEST_CASE("bench: what cannot be asked of a server ends before the load", "[bench]") {
+TEST_CASE("bench: a load that the server cannot accept is refused before it starts", "[bench]") {
   Script script;
   FakeServer server([&](int fd, const FakeRequest& request) { script(fd, request); });
-  CHECK(run_bench(server, {"--input-len", "250", "--output-len", "7"}).code == 2);  // of 256
+  CHECK(run_bench(server, {"--input-len", "250", "--output-len", "7"}).code == 2);  // the context is 256
   CHECK(run_bench(server, {"--goodput", "nonsense"}).code == 2);
   CHECK(run_bench(server, {"--dataset", "mooncake", "--dataset-path", "/none"}).code == 1);
   CHECK(script.take_bodies().empty());
@@ -404,7 +404,7 @@ TEST_CASE("bench: what cannot be asked of a server ends before the load", "[benc
   for (std::vector<std::string> words : {std::vector<std::string>{"--url", "http://127.0.0.1:1"},
                                          {"--url", server.url(), "--model", "absent"},
                                          {"--url", server.url(), "--json", dir.path + "/no/such/folder"},
-                                         {"--url", server.url()}}) {  // the first model says no vocab_size
+                                         {"--url", server.url()}}) {  // the first model has no vocab_size
     auto options = Options::parse(all_options(), "bench", words, 0);
     REQUIRE(options);
     CHECK(bench_main(options.value()) != 0);

@@ -22,7 +22,7 @@ void check_error(const Error& error, const std::string& part) {
   CHECK(error.message.find(part) != std::string::npos);
 }
 
-TEST_CASE("datasets: random lengths and tokens", "[datasets]") {
+TEST_CASE("datasets: random lengths fill their range, and tokens follow from the seed", "[datasets]") {
   Load load = random_load(2000, 100, 10, 0.5, 7);
   REQUIRE(load.requests.size() == 2000);
   std::set<int> inputs, outputs;
@@ -41,7 +41,7 @@ TEST_CASE("datasets: random lengths and tokens", "[datasets]") {
   CHECK(*ids.begin() >= 0);
   CHECK(*ids.rbegin() < 64);
   CHECK(ids.size() > 20);
-  CHECK(prompt_tokens(random_load(1, 100, 10, 0.5, 7).requests[0], 64) == a);  // by seed
+  CHECK(prompt_tokens(random_load(1, 100, 10, 0.5, 7).requests[0], 64) == a);  // the seed decides
   CHECK(prompt_tokens(random_load(1, 100, 10, 0.5, 8).requests[0], 64) != a);
   for (const BenchRequest& request : random_load(50, 1, 1, 0.9, 1).requests) {
     CHECK(request.input_tokens >= 1);
@@ -71,7 +71,7 @@ TEST_CASE("datasets: shared prefixes are shared within a group only", "[datasets
 }
 
 // Files are read as the simulator reads them (traces_test.cc).
-TEST_CASE("datasets: a mooncake file", "[datasets]") {
+TEST_CASE("datasets: a mooncake file gives arrivals, lengths, shared blocks and sessions", "[datasets]") {
   testing::TempDir dir;
   const auto line = [](int time_ms, int input, int output, int first_id = 0) {
     std::string ids = std::to_string(first_id);
@@ -90,7 +90,7 @@ TEST_CASE("datasets: a mooncake file", "[datasets]") {
   CHECK(requests[1].arrival_s == 0.5);  // 1 s of trace at twice the speed
   CHECK(requests[2].arrival_s == 2);
   CHECK(requests[1].output_tokens == 500);  // 900 clipped to half of 1000
-  CHECK(requests[1].input_tokens == 500);   // 2000 clipped to what is left
+  CHECK(requests[1].input_tokens == 500);   // 2000 clipped to the rest
   CHECK(requests[2].input_tokens == 601);
   REQUIRE(requests[0].spans.size() == 2);
   CHECK(requests[0].spans[1].tokens == 88);
@@ -117,7 +117,7 @@ TEST_CASE("datasets: a mooncake file", "[datasets]") {
   CHECK(mooncake_load(path, 1, 1, 0));  // the bad line is not reached
   CHECK_FALSE(mooncake_load(dir.path + "/none", 1, 1, 0));
 
-  // An id of 16 tokens; and a row of a session waits for the answer before it.
+  // An id can stand for 16 tokens, and a session's row waits for the answer before it.
   write_file(dir, R"({"session_id": "a", "timestamp": 1000, "input_length": 40, "output_length": 1, "hash_ids": [1,2,3]}
                      {"timestamp": 3000, "input_length": 6, "output_length": 1, "hash_ids": [2]}
                      {"session_id": "a", "delay": 250, "input_length": 9, "output_length": 1, "hash_ids": [1]})");
@@ -132,12 +132,12 @@ TEST_CASE("datasets: a mooncake file", "[datasets]") {
   CHECK(turns[0].spans[2].tokens == 8);
   CHECK(turns[1].input_tokens == 9);
   CHECK(turns[1].after == 0);
-  CHECK(turns[1].think_s == 0.25);  // whatever the scale of time
+  CHECK(turns[1].think_s == 0.25);  // the time scale does not apply
   CHECK(turns[2].after == -1);
   CHECK(turns[2].arrival_s == 1);
 }
 
-TEST_CASE("datasets: ShareGPT conversations", "[datasets]") {
+TEST_CASE("datasets: ShareGPT conversations give their first prompt and reply", "[datasets]") {
   testing::TempDir dir;
   std::string path = write_file(dir, R"( [
   {"id": "a", "conversations": [{"from": "human", "value": "q \" ] }"}, {"from": "gpt", "value": "r"},
@@ -168,7 +168,7 @@ TEST_CASE("datasets: ShareGPT conversations", "[datasets]") {
   CHECK_FALSE(read_sharegpt(dir.path + "/none"));
 }
 
-TEST_CASE("datasets: odd rows of ShareGPT are skipped and counted, as an array and as lines", "[datasets]") {
+TEST_CASE("datasets: odd rows of ShareGPT are skipped and counted, in arrays and in lines", "[datasets]") {
   testing::TempDir dir;
   const std::vector<std::string> rows = {
       "null",
@@ -204,8 +204,8 @@ TEST_CASE("datasets: odd rows of ShareGPT are skipped and counted, as an array a
   }
 }
 
-TEST_CASE("datasets: ShareGPT's filter", "[datasets]") {
-  // A text of n letters counts as n tokens here.
+TEST_CASE("datasets: ShareGPT's filter drops prompts and replies that are too short or too long", "[datasets]") {
+  // Here a text of n letters counts as n tokens.
   auto count = [](const std::string& text) -> Result<int> { return int(text.size()); };
   auto talk = [](size_t prompt, size_t reply) { return Exchange{std::string(prompt, 'q'), std::string(reply, 'r')}; };
   std::vector<Exchange> talks = {talk(3, 10),    talk(4, 3),     talk(4, 4),     talk(1025, 5),
@@ -222,7 +222,7 @@ TEST_CASE("datasets: ShareGPT's filter", "[datasets]") {
   load = sharegpt_load(talks, 100, 7, 0, 1, count);
   REQUIRE(load);
   CHECK(load.value().requests.size() == 6);
-  // The server's context.
+  // The server's context also limits.
   load = sharegpt_load(talks, 100, 0, 1034, 1, count);
   REQUIRE(load);
   CHECK(load.value().requests.size() == 2);
@@ -237,7 +237,7 @@ TEST_CASE("datasets: ShareGPT's filter", "[datasets]") {
   CHECK(load.error().message == "gone");
 }
 
-TEST_CASE("datasets: arrivals", "[datasets]") {
+TEST_CASE("datasets: arrivals have the given rate and burstiness", "[datasets]") {
   double inf = std::numeric_limits<double>::infinity();
   CHECK(arrival_times(3, inf, false, 1, 1) == std::vector<double>{0, 0, 0});
   CHECK(arrival_times(3, 4, true, 1, 1) == std::vector<double>{0, 0.25, 0.5});
@@ -249,7 +249,7 @@ TEST_CASE("datasets: arrivals", "[datasets]") {
     CHECK(times != arrival_times(n, 50, false, shape, 4));
     CHECK(std::is_sorted(times.begin(), times.end()));
     CHECK(times.back() == Approx(n / 50.0));  // exactly n / rate
-    // Gamma gaps: mean 1 / rate, coefficient of variation 1 / sqrt(shape).
+    // Gamma gaps have mean 1 / rate and coefficient of variation 1 / sqrt(shape).
     double mean = 0, square = 0, last = 0;
     for (double t : times) {
       mean += t - last;

@@ -1,4 +1,4 @@
-// xpyd replay, trace and explain, over logs that this process writes.
+// Tests xpyd replay, trace and explain over logs that this process writes.
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -38,7 +38,7 @@ Ran run(int (*command)(const Options&), const char* name, std::vector<std::strin
   return ran;
 }
 
-// Placements of two instances, of which the second has the prompt and the first is idle, and a life.
+// Placements on two instances, of which the second has the prompt and the first is idle, and a request trace.
 std::string write_log(const std::string& path) {
   const auto log = EventLog::create(path, 1 << 20, "{}").value();
   for (uint64_t i = 0; i < 4; ++i) {
@@ -55,7 +55,8 @@ std::string write_log(const std::string& path) {
   return path;
 }
 
-TEST_CASE("replay: another policy's decisions are printed with what they saw, exit code 1", "[event_log]") {
+TEST_CASE("replay: decisions that another policy makes differently are printed with their inputs, with exit code 1",
+          "[event_log]") {
   TempDir dir;
   const std::string path = write_log(dir.path + "/log");
   Ran ran = run(replay_main, "replay", {path});
@@ -80,7 +81,7 @@ TEST_CASE("replay: another policy's decisions are printed with what they saw, ex
             .out.starts_with(lines_of_one + lines_of_one + "place    8 decisions, 6 differ"));
 }
 
-TEST_CASE("a worker's log is a file of its own beside the server's", "[event_log]") {
+TEST_CASE("a worker's event log is its own file beside the server's", "[event_log]") {
   TempDir dir;
   const auto options = Options::parse(all_options(), "worker",
                                       {"--join", "unix:/none", "--event-log", dir.path + "/log"}, 0);
@@ -95,7 +96,7 @@ std::string text_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-TEST_CASE("simulate: what it is asked for and cannot do is refused, and no file is touched", "[simulate]") {
+TEST_CASE("simulate: options that it cannot honour are refused, and no file is touched", "[simulate]") {
   TempDir dir;
   const std::string trace = dir.path + "/trace.jsonl", log = dir.path + "/log", json = dir.path + "/json",
                     card = dir.path + "/card.json", link = dir.path + "/link", absent = dir.path + "/absent",

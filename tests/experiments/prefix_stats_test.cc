@@ -24,7 +24,7 @@ PrefixInput texts(std::vector<std::string> prompts) {
   return input;
 }
 
-// The definition, word for word: every prefix of every prompt is a node; slow.
+// The definition word for word, and slow: every prefix of every prompt is a node.
 PrefixStats by_definition(const PrefixInput& input, int64_t min_count, int64_t min_length) {
   std::map<std::string, int64_t> counts;
   PrefixStats stats;
@@ -61,7 +61,7 @@ std::string write_file(const testing::TempDir& dir, const std::string& text) {
 
 }  // namespace
 
-TEST_CASE("prefix-stats: the sorted walk is the definition, on random prompts", "[prefix-stats]") {
+TEST_CASE("prefix-stats: the sorted walk agrees with the definition on random prompts", "[prefix-stats]") {
   Random random(11);
   for (int round = 0; round < 200; ++round) {
     std::vector<std::string> prompts(1 + random.below(30));
@@ -80,8 +80,8 @@ TEST_CASE("prefix-stats: the sorted walk is the definition, on random prompts", 
   }
 }
 
-TEST_CASE("prefix-stats: the published figures of the Mooncake traces", "[prefix-stats]") {
-  // Counted apart from this code: R_leaf, R_conv, reuse of blocks and of tokens.
+TEST_CASE("prefix-stats: the published figures of the Mooncake traces are reproduced", "[prefix-stats]") {
+  // Counted independently of this code: R_leaf, R_conv, reuse of blocks and of tokens.
   struct Row {
     const char* file;
     double r_leaf, r_conv, blocks, tokens;
@@ -105,7 +105,7 @@ TEST_CASE("prefix-stats: the published figures of the Mooncake traces", "[prefix
   }
 }
 
-TEST_CASE("prefix-stats: texts of every kind, by bytes, tokens and blocks", "[prefix-stats]") {
+TEST_CASE("prefix-stats: texts of every format are counted in bytes, tokens and blocks", "[prefix-stats]") {
   testing::TempDir dir;
   const auto read = [&](const std::string& text) { return read_prefix_input(write_file(dir, text)).value(); };
   const std::vector<std::string> both = {"The key of box 1 is red.\nok", "The key of box 1 is blue.\nok"};
@@ -141,7 +141,7 @@ TEST_CASE("prefix-stats: texts of every kind, by bytes, tokens and blocks", "[pr
   CHECK(bailian.lengths == std::vector<int64_t>{20});
 }
 
-TEST_CASE("prefix-stats: conversations and traces are read, bad files named", "[prefix-stats]") {
+TEST_CASE("prefix-stats: conversations and traces are read, and bad files are named", "[prefix-stats]") {
   testing::TempDir dir;
   auto chats = read_prefix_input(write_file(dir, R"([
     {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}, {"value": "ok"}]},

@@ -10,13 +10,13 @@
 namespace xpyd::testing::simulate_test {
 namespace {
 
-TEST_CASE("timeline: in the order of time, and of saying", "[simulate]") {
+TEST_CASE("timeline: events run in order of time, and of planning for equal times", "[simulate]") {
   Timeline timeline;
   std::vector<int> order;
   timeline.at(2, [&] { order.push_back(2); });
   timeline.at(1, [&] {
     order.push_back(1);
-    timeline.at(0.5, [&] { order.push_back(10); });  // late: now
+    timeline.at(0.5, [&] { order.push_back(10); });  // late: runs now
     timeline.at(2, [&] { order.push_back(3); });
   });
   CHECK(timeline.run() == 4);
@@ -24,7 +24,7 @@ TEST_CASE("timeline: in the order of time, and of saying", "[simulate]") {
   CHECK(timeline.now() == 2);
 }
 
-TEST_CASE("links: shared equally at both ends, as transfers come and go", "[simulate]") {
+TEST_CASE("links: transfers share both ends equally as they come and go", "[simulate]") {
   Timeline timeline;
   Links links(timeline);
   for (int end = 0; end < 4; ++end) links.set_rate(end, 100);
@@ -33,14 +33,15 @@ TEST_CASE("links: shared equally at both ends, as transfers come and go", "[simu
   timeline.at(1, [&] { links.send(0, 2, 100, 0.5, [&] { b = timeline.now(); }); });
   timeline.at(1, [&] { links.send(3, 2, 50, 0, [&] { c = timeline.now(); }); });
   timeline.run();
-  // From 1 on: a and b share 0's link out, b and c share 2's in: 50 each. c ends at 2, b at 3, a has 100 left then.
+  // From time 1 on, a and b share the link out of 0, and b and c share the link into 2: 50 each. c ends at 2 and b at
+  // 3. a has 100 left then.
   CHECK(c == 2);
   CHECK(b == 3.5);
   CHECK(a == 4);
   CHECK(links.bytes() == 450);
 }
 
-TEST_CASE("links: one that is called off leaves its share, and never arrives", "[simulate]") {
+TEST_CASE("links: a cancelled transfer frees its share and never arrives", "[simulate]") {
   Timeline timeline;
   Links links(timeline);
   links.set_rate(0, 100), links.set_rate(1, 100);
@@ -57,7 +58,7 @@ TEST_CASE("links: one that is called off leaves its share, and never arrives", "
   CHECK(links.busy(1) == 0);
 }
 
-TEST_CASE("timeline: what is called off does not happen, and is not kept", "[simulate]") {
+TEST_CASE("timeline: a cancelled event does not run and is not kept", "[simulate]") {
   Timeline timeline;
   Random random(5);
   std::vector<uint32_t> names;
@@ -76,8 +77,9 @@ TEST_CASE("timeline: what is called off does not happen, and is not kept", "[sim
   CHECK(timeline.now() == 990);
 }
 
-// Eight send to one, faster than it can take: each that comes or goes plans the other seven's first ends anew.
-TEST_CASE("links: of what goes from one to another, one end is planned", "[simulate]") {
+// Eight ends send to one faster than it can receive. Each transfer that comes or goes replans the first end of the
+// other seven.
+TEST_CASE("links: only one end is planned for all transfers between two ends", "[simulate]") {
   Timeline timeline;
   Links links(timeline);
   for (int end = 0; end < 9; ++end) links.set_rate(end, 100);
@@ -95,7 +97,7 @@ TEST_CASE("links: of what goes from one to another, one end is planned", "[simul
   CHECK(timeline.now() == Approx((50 + (kTransfers - 1) / 2.0) * kTransfers / 100));
 }
 
-TEST_CASE("links: whatever comes, all bytes arrive, and no link carries more than it can", "[simulate]") {
+TEST_CASE("links: all bytes arrive, and no link exceeds its rate, under random transfers", "[simulate]") {
   Timeline timeline;
   Links links(timeline);
   Random random(3);
@@ -122,7 +124,7 @@ TEST_CASE("hardware: Mooncake's figures follow from the table", "[simulate]") {
   const SimulatedModel llama = find_simulated_model("llama-3-70b").value();
   CHECK(a800.cards == 8);
   CHECK(llama.kv_token_bytes() == 327680);  // FAST '25: 320 KB
-  // Its replay (8 A800, MFU .44) takes F(n) = l (a n^2 d + b n d^2) FLOPs, l 80, d 8192, a 4, b 22.
+  // Mooncake's replay (8 A800, MFU .44) takes F(n) = l (a n^2 d + b n d^2) FLOPs with l 80, d 8192, a 4 and b 22.
   const double n = 8192, flops = 80 * (4 * n * n * 8192 + 22 * n * 8192 * 8192);
   const double steps = step_cost(llama, a800).seconds(model::prompt_steps(n, 0, 2048));
   CHECK(steps == Approx(flops / (8 * 312e12 * 0.44)).epsilon(0.15));
@@ -130,7 +132,7 @@ TEST_CASE("hardware: Mooncake's figures follow from the table", "[simulate]") {
   CHECK(kv_tokens(llama, find_hardware("v100").value()) == 0);
 }
 
-TEST_CASE("hardware: names, counts and files; what is wrong with them", "[simulate]") {
+TEST_CASE("hardware: names with counts are found, and bad ones are errors", "[simulate]") {
   CHECK(find_hardware("h100").value().cards == 1);
   for (const char* bad : {"", "x8", "a800x", "a800x0", "a800x-1", "a800x9999", "b100", "a800x8x"}) {
     INFO(bad);
@@ -142,7 +144,7 @@ TEST_CASE("hardware: names, counts and files; what is wrong with them", "[simula
     for (const Hardware& hardware : hardware_table()) CHECK(step_cost(model, hardware).seconds({.tokens = 1}) > 0);
 }
 
-// FILE with `fields`, of which one is changed or added; "" leaves it out.
+// Returns FILE with `fields`, one of which is changed or added. With "" that field is left out.
 std::string with(nlohmann::json fields, const std::string& name, const std::string& value, const std::string& path) {
   std::string text;
   if (value.empty()) fields.erase(name);
@@ -153,10 +155,10 @@ std::string with(nlohmann::json fields, const std::string& name, const std::stri
   return path;
 }
 
-TEST_CASE("hardware: an error of a file names the file and the field", "[simulate]") {
+TEST_CASE("hardware: an error in a file names the file and the field", "[simulate]") {
   const TempDir dir;
   const std::string path = dir.path + "/x.json";
-  // Values of a field, as they stand in a file; "": it is left out.
+  // Values of a field as they stand in a file. With "" the field is left out.
   const json hostile = parsed_file(data_path("hostile/hardware.json"));
   const auto check = [&](const json& fields, const char* of, auto find) {
     for (const auto& [field, values] : hostile[of].items())

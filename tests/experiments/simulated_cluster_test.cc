@@ -15,7 +15,7 @@
 namespace xpyd::testing::simulated_cluster_test {
 namespace {
 
-// Prompts of some conversations that go on, and answers of many lengths.
+// Prompts of some conversations that continue, and answers of many lengths.
 Trace some_load(uint64_t seed, int n, double rate) {
   Random random(seed);
   Trace trace{.block_tokens = 64};
@@ -54,7 +54,7 @@ nlohmann::json numbers(const SimulationOptions& o, const Trace& trace) {
   return nlohmann::json::parse(result_json(run.value(), kNoObjectives, 0));
 }
 
-TEST_CASE("simulation: everybody is served, whatever the topology, stages and window", "[simulate][waves]") {
+TEST_CASE("simulation: every request is served, whatever the topology, stages and window", "[simulate][waves]") {
   const Trace trace = some_load(7, 300, 8);
   for (const char* topology : {"1C", "3C", "1P1D", "2P3D", "1C1P1D"})
     for (const auto& [prefill, decode, window] : {std::tuple(1, 1, 0), {4, 2, 0}, {4, 2, 1}, {4, 2, 3}}) {
@@ -73,7 +73,7 @@ TEST_CASE("simulation: everybody is served, whatever the topology, stages and wi
     }
 }
 
-TEST_CASE("simulation: the same seed, the same times", "[simulate]") {
+TEST_CASE("simulation: the same seed gives the same times and the same log", "[simulate]") {
   const Trace trace = some_load(3, 200, 10);
   SimulationOptions o = options("2P2D");
   o.conductor.placement = find_placement_policy("random");
@@ -93,7 +93,8 @@ TEST_CASE("simulation: the same seed, the same times", "[simulate]") {
   CHECK(numbers(o, trace)["log_hash"] != hash);
 }
 
-// Prompts that nobody has seen, all there at 0, whose chunks fill steps of 512 tokens: each wave is one chunk.
+// Prompts without a common prefix, all there at time 0, whose chunks fill steps of 512 tokens. So each wave is one
+// chunk.
 Trace whole_chunks(const std::vector<int>& chunks) {
   Trace trace{.block_tokens = 64};
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -103,7 +104,7 @@ Trace whole_chunks(const std::vector<int>& chunks) {
   return trace;
 }
 
-TEST_CASE("simulation: waves end when the pipeline's recurrence says, and a prompt alone in closed form",
+TEST_CASE("simulation: waves end as the pipeline's recurrence predicts, and a prompt alone as the closed form does",
           "[simulate][waves]") {
   for (const std::vector<int>& prompts : std::vector<std::vector<int>>{{1}, {7}, {5, 1, 9}, {3, 3, 3, 3, 3, 3}})
     for (int stages : {2, 4, 8})
@@ -114,7 +115,7 @@ TEST_CASE("simulation: waves end when the pipeline's recurrence says, and a prom
         const StepCost cost = step_cost(o.model, o.hardware, stages);
         std::vector<experiments::PipelineChunk> chunks;
         std::vector<double> seconds;
-        std::vector<size_t> lasts;  // of each prompt
+        std::vector<size_t> lasts;  // the last chunk of each prompt
         for (int n : prompts) {
           for (int c = 0; c < n; ++c) {
             StepShape shape;
@@ -135,7 +136,7 @@ TEST_CASE("simulation: waves end when the pipeline's recurrence says, and a prom
           const double first_s = run.value().records[i].times.first_s;
           CHECK(first_s == Approx(times.left(int(lasts[i]), stages - 1) + o.message_s).epsilon(1e-12));
         }
-        if (prompts.size() == 1 && window >= 2 * stages) {  // and placement had said so, but for the boundaries
+        if (prompts.size() == 1 && window >= 2 * stages) {  // placement predicted it, except for the boundaries
           const double closed = experiments::pipeline_seconds(seconds, stages) + (stages - 1) * chunks[0].boundary_s;
           CHECK(run.value().records[0].times.first_s == Approx(closed + 2 * o.message_s).epsilon(1e-12));
           CHECK(run.value().conductor.ttft_error.mape() < 0.06);
@@ -144,8 +145,8 @@ TEST_CASE("simulation: waves end when the pipeline's recurrence says, and a prom
 }
 
 TEST_CASE("simulation: KV leaves a pipeline stage by stage", "[simulate][waves]") {
-  // One prompt of 16 chunks whose KV takes as long on the wire as the whole pipeline computes it: what waits for the
-  // last stage to end is sent late.
+  // One prompt of 16 chunks. Its KV takes as long on the link as the whole pipeline computes it, so KV that waits for
+  // the last stage is sent late.
   double gaps[3] = {};
   for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request}) {
     SimulationOptions o = options("1P1D");
@@ -166,7 +167,7 @@ TEST_CASE("simulation: KV leaves a pipeline stage by stage", "[simulate][waves]"
         gaps[int(StreamKv::request)] - gaps[int(StreamKv::layer)]);
 }
 
-TEST_CASE("simulation: one request alone takes what its steps take", "[simulate]") {
+TEST_CASE("simulation: one request alone takes the sum of its steps", "[simulate]") {
   Trace trace{.block_tokens = 64};
   trace.requests.push_back({.prompt_tokens = 1000, .output_tokens = 3});
   for (int b = 0; b < 16; ++b) trace.requests[0].blocks.push_back(uint64_t(b));
@@ -177,29 +178,30 @@ TEST_CASE("simulation: one request alone takes what its steps take", "[simulate]
   const Result<Simulation> run = simulate(o, trace);
   REQUIRE(run.ok());
   const TokenTimes& times = run.value().records[0].times;
-  // A message there, and one back.
+  // One message there, and one back.
   CHECK(times.first_s == Approx(cost.seconds(first) + cost.seconds(second) + 2 * o.message_s));
   REQUIRE(times.gaps.size() == 2);
   CHECK(times.gaps[0] == Approx(cost.seconds(decode)).epsilon(1e-5));
   CHECK(times.gaps[1] == Approx(cost.seconds(last)).epsilon(1e-5));
-  // Placement said so, but for the messages.
+  // Placement predicted this, except for the messages.
   const ConductorStats& said = run.value().conductor;
   CHECK((said.ttft_error.n == 1 && said.tbt_error.n == 1));
   CHECK(said.ttft_error.signed_sum == Approx(-2 * o.message_s / times.first_s).epsilon(0.01));
   CHECK(said.tbt_error.mape() < 1e-3);
   CHECK(run.value().records[0].prompt_done_s == Approx(times.first_s - o.message_s));
-  // 8 blocks in the first step, and 16 from the second to the last; then the token is on its way.
+  // 8 blocks are held in the first step, and 16 from the second to the last. Then the token is on its way.
   const double block_s = 8 * cost.seconds(first) + 16 * (cost.seconds(second) + cost.seconds(decode));
   CHECK(run.value().prefill_gb_s == Approx(block_s * 64 * o.model.kv_token_bytes() * 1e-9));
-  // By phase: to the end of each step.
+  // By phase, up to the end of each step.
   const double block_gb = 64 * o.model.kv_token_bytes() * 1e-9;
   CHECK(run.value().prompt_phase_gb_s == Approx(block_gb * (8 * cost.seconds(first) + 16 * cost.seconds(second))));
   CHECK(run.value().decode_phase_gb_s == Approx(block_gb * 16 * (cost.seconds(decode) + cost.seconds(last))));
   CHECK(run.value().transfer_phase_gb_s == 0);
 }
 
-// P0 has computed a prompt and is busy with another one when most of the first comes again: P1 is idle, and fetches it.
-TEST_CASE("simulation: a prefix is fetched from who has it", "[simulate]") {
+// P0 has computed a prompt, and is busy with another one when most of the first comes again. P1 is idle, and fetches
+// it.
+TEST_CASE("simulation: a prefix is fetched from the instance that has it", "[simulate]") {
   Trace trace{.block_tokens = 64};
   for (double at_s : {0.0, 10.0, 10.001}) {
     const auto own = uint64_t(at_s * 1000);
@@ -221,14 +223,14 @@ TEST_CASE("simulation: a prefix is fetched from who has it", "[simulate]") {
     const double moved = 90 * 64 * o.model.kv_token_bytes() / o.hardware.link_bytes_per_s;
     if (!fetch) continue;
     CHECK(run.value().records[2].cached == 90 * 64);
-    // P0's link has the KV of the other prompt to carry, too.
+    // P0's link also carries the KV of the other prompt.
     const double alone = moved + o.hardware.link_s + cost.seconds(rest) + 2 * o.message_s;
     CHECK(last.first_s - 10.001 > alone);
     CHECK(last.first_s - 10.001 < alone + moved);
   }
 }
 
-// What a policy is told of the fetches that it decides on.
+// The fetch times that the policy was given when it chose to fetch.
 std::vector<double> said_fetches;
 Placement told(const ClusterView& view, const PlacementOptions& options) {
   const Placement placed = find_placement_policy("mooncake")->place(view, options);
@@ -236,8 +238,8 @@ Placement told(const ClusterView& view, const PlacementOptions& options) {
   return placed;
 }
 
-// Half of P0's prompt comes again three times: it computes the first, and sends to P1 and P2 at once.
-TEST_CASE("simulation: how long a fetch takes is said by what the links carry", "[simulate]") {
+// Half of P0's prompt comes again three times. P0 computes the first, and sends to P1 and P2 at once.
+TEST_CASE("simulation: the predicted time of a fetch includes the load of the links", "[simulate]") {
   Trace trace{.block_tokens = 64};
   for (int i = 0; i < 4; ++i) {
     trace.requests.push_back({.arrival_s = i == 0 ? 0 : 10 + 0.001 * i, .prompt_tokens = 6400, .output_tokens = 2});
@@ -258,8 +260,8 @@ TEST_CASE("simulation: how long a fetch takes is said by what the links carry", 
   CHECK(said_fetches[1] == Approx(run.value().fetches_s[1]).epsilon(0.1));
 }
 
-// A pool of three prompts, and four that come in turn: without a tier the first one has gone when it comes again.
-TEST_CASE("simulation: a host tier brings back what the pool has lost", "[simulate]") {
+// The pool holds three prompts, and four come in turn. Without a tier, the first has been evicted when it comes again.
+TEST_CASE("simulation: a host tier brings back what the pool has evicted", "[simulate]") {
   Trace trace{.block_tokens = 64};
   for (int i = 0; i < 8; ++i) {
     trace.requests.push_back({.arrival_s = 20.0 * i, .prompt_tokens = 6400, .output_tokens = 2});
@@ -267,7 +269,7 @@ TEST_CASE("simulation: a host tier brings back what the pool has lost", "[simula
   }
   SimulationOptions o = options("1C");
   o.kv_tokens = 3 * 6400 + 640;
-  CHECK(numbers(o, trace)["hit_tokens"] < 8 * 64 * 20);  // of each a piece that was not needed yet
+  CHECK(numbers(o, trace)["hit_tokens"] < 8 * 64 * 20);  // only a piece of each that was not needed yet
   o.host_tokens = 10 * 6400;
   const Result<Simulation> run = simulate(o, trace);
   REQUIRE(run.ok());
@@ -278,13 +280,13 @@ TEST_CASE("simulation: a host tier brings back what the pool has lost", "[simula
   CHECK(last.times.first_s - last.arrival_s < loaded + 0.1);
 }
 
-// The log of a simulated cluster, read as that of a live one: the cluster that it describes is the same one.
+// A simulated cluster's log is read like a live one's. The calibration must describe the same cluster.
 TEST_CASE("simulation: a calibration from a log predicts its steps", "[simulate][log]") {
   const TempDir dir;
   const std::string log = dir.path + "/log", file = dir.path + "/measured.json";
   const Trace trace = some_load(5, 200, 6);
   SimulationOptions o = options("2P2D");
-  o.conductor.placement = find_placement_policy("round_robin");  // which no small difference turns round
+  o.conductor.placement = find_placement_policy("round_robin");  // small differences change no decision
   o.conductor.log = EventLog::create(log, 1 << 30, "{}").value();
   const nlohmann::json known = numbers(o, trace);
   o.conductor.log.reset();
@@ -292,7 +294,7 @@ TEST_CASE("simulation: a calibration from a log predicts its steps", "[simulate]
   REQUIRE(found.ok());
   CHECK(found.value().step_error.n > 1000);
   CHECK(found.value().step_error.mape() < 0.01);
-  CHECK(found.value().link_error.n == 2);  // both P
+  CHECK(found.value().link_error.n == 2);  // both prefill instances
   CHECK(found.value().link_bytes_per_s < 1.01 * o.hardware.link_bytes_per_s);
   CHECK(found.value().link_bytes_per_s > 0.2 * o.hardware.link_bytes_per_s);  // transfers share it
   std::ofstream(file) << hardware_json(found.value());
@@ -303,10 +305,10 @@ TEST_CASE("simulation: a calibration from a log predicts its steps", "[simulate]
     CHECK(again[column].get<double>() == Approx(known[column].get<double>()).epsilon(0.02));
 
   std::ofstream(log) << "{\"xpyd_event_log\":1,\"options\":{}}\n";
-  CHECK_FALSE(calibrate(std::vector{log}).ok());  // no step
+  CHECK_FALSE(calibrate(std::vector{log}).ok());  // the log has no step
 }
 
-TEST_CASE("simulation: what is refused is counted, and keeps the others within their objectives", "[simulate]") {
+TEST_CASE("simulation: refused requests are counted, and keep the others within their objectives", "[simulate]") {
   const Trace trace = some_load(4, 400, 40);
   SimulationOptions o = options("1P1D");
   o.conductor.objectives = {5, 0.5};
@@ -322,7 +324,7 @@ TEST_CASE("simulation: what is refused is counted, and keeps the others within t
   }
 }
 
-TEST_CASE("simulation: memory that cannot be is an error that names the option", "[simulate]") {
+TEST_CASE("simulation: impossible memory sizes are errors that name the option", "[simulate]") {
   const Trace trace = some_load(1, 5, 8);
   const auto error = [&](const SimulationOptions& o) {
     const Result<Simulation> run = simulate(o, trace);
@@ -353,7 +355,7 @@ TEST_CASE("simulation: memory that cannot be is an error that names the option",
   }
 }
 
-// What is said to instances, word for word.
+// Records every message to instances.
 struct Said final : MessageBus {
   void send(InstanceId, InstanceId to, Message message) override {
     if (auto* start = std::get_if<StartRequest>(&message))
@@ -375,7 +377,8 @@ struct NoSink final : EventSink {
   void on_event(TokenEvent) override {}
 };
 
-// Requests of eight starts come, are begun, done and ended, and what they leave is in the cache of who computed them.
+// Requests with eight different prefixes come, start, finish and end. Their KV enters the cache of the instance that
+// computed them.
 template <class C>
 void play(C& conductor, Timeline& timeline, Said& said) {
   for (int i = 0; i < 6; ++i)
@@ -395,7 +398,7 @@ void play(C& conductor, Timeline& timeline, Said& said) {
     request->max_tokens = 2;
     REQUIRE(conductor.submit(request, std::make_shared<NoSink>()).ok());
     REQUIRE(said.starts.size() == i + 1);
-    if (random.below(2) == 0) continue;  // it stays, and is load
+    if (random.below(2) == 0) continue;  // it stays and counts as load
     const auto [to, attempt, id, decode] = said.starts.back();
     conductor.receive(InstanceId(to), AttemptProgress{attempt, AttemptProgress::started});
     conductor.receive(InstanceId(to), AttemptProgress{attempt, AttemptProgress::prompt_done});
@@ -408,7 +411,7 @@ void play(C& conductor, Timeline& timeline, Said& said) {
   }
 }
 
-TEST_CASE("simulation: one router that hears everything at once is the conductor alone", "[simulate]") {
+TEST_CASE("simulation: one router that hears everything at once decides like the conductor alone", "[simulate]") {
   for (const char* placement : {"random", "prefix_aware", "lmetric"}) {
     INFO(placement);
     ConductorOptions o = options("").conductor;
@@ -422,16 +425,16 @@ TEST_CASE("simulation: one router that hears everything at once is the conductor
     CHECK((alone.starts == one.starts));
     CHECK(alone.others == one.others);
     CHECK(routers.totals().attempts == conductor.totals().attempts);
-    CHECK(same.run() == 0);  // nothing was put off
+    CHECK(same.run() == 0);  // nothing was delayed
     Routers deaf({.event_loss = 1}, o, late, other);
     play(deaf, late, other);
     CHECK((alone.starts == other.starts) == (std::string_view(placement) == "random"));
   }
 }
 
-// Two prompts with one start, 10 s apart. At the first one the first instance is busy; at the second one nobody is, and
-// the first instance is taken where nothing is known.
-TEST_CASE("simulation: what a router has not heard it does not see", "[simulate]") {
+// Two prompts with a common prefix come 10 s apart. At the first, the first instance is busy. At the second, none is
+// busy, and the first instance is chosen if nothing is known.
+TEST_CASE("simulation: a router does not see caches that it has not heard of", "[simulate]") {
   Trace trace{.block_tokens = 64};
   for (int i = 0; i < 40; ++i)
     for (int j = 0; j < 3; ++j) {
@@ -446,11 +449,11 @@ TEST_CASE("simulation: what a router has not heard it does not see", "[simulate]
     return numbers(o, trace)["hit_tokens"].get<double>();
   };
   const double all = hits({});
-  CHECK(all == 40 * 19 * 64);  // not of the block with the last token
+  CHECK(all == 40 * 19 * 64);  // the block with the last token never hits
   CHECK(hits({.event_delay_s = 9}) == all);
   CHECK(hits({.event_delay_s = 11}) == 0);
   CHECK(hits({.event_loss = 1}) == 0);
-  // Where the first block was heard of, all that is there is used.
+  // If the first block was heard of, all blocks there are used.
   const double some = hits({.event_loss = 0.3});
   CHECK(std::abs(some / all - 0.7) < 0.22);  // three standard errors, sqrt(.3 x .7 / 40)
   CHECK(std::fmod(some, 19 * 64) == 0);

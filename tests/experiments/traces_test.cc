@@ -25,8 +25,8 @@ struct HitShare {
   double blocks = 0, tokens = 0;
   size_t unique_blocks = 0;
 };
-// Leading blocks that a cache has, as shares of all blocks and tokens: it drops the least recently used, and of a
-// prompt the last blocks before the first.
+// The leading blocks of prompts that a cache has, as shares of all blocks and tokens. The cache evicts the least
+// recently used block, and the last blocks of a prompt before its first.
 HitShare hit_share(const Trace& trace, size_t capacity = ~size_t{0}) {
   std::list<uint64_t> recent;  // the most recently used first
   std::unordered_map<uint64_t, std::list<uint64_t>::iterator> cached;
@@ -57,7 +57,7 @@ HitShare hit_share(const Trace& trace, size_t capacity = ~size_t{0}) {
   return {hit_blocks / blocks, hit_tokens / tokens, seen.size()};
 }
 
-// What holds for every trace.
+// Checks what holds for every trace.
 void check_trace(const Trace& trace) {
   double last_s = 0;
   int wrong = 0, index = 0;
@@ -105,8 +105,8 @@ bool equal(const Trace& a, const Trace& b) {
                     });
 }
 
-// A line for each request: when it comes, its tokens and blocks, its session, and how long after whose end it may come.
-// Blocks and sessions are numbered as they come up.
+// Prints a line for each request: arrival time, tokens and blocks, session, and the delay after which request's end.
+// Blocks and sessions are numbered in order of appearance.
 std::string shape(const Trace& trace) {
   std::map<uint64_t, size_t> blocks;
   std::map<int, size_t> sessions;
@@ -121,7 +121,7 @@ std::string shape(const Trace& trace) {
   return text.str();
 }
 
-TEST_CASE("traces: mooncake's rows", "[traces]") {
+TEST_CASE("traces: mooncake's rows give times, lengths and prefix blocks", "[traces]") {
   testing::TempDir dir;
   const std::string path = write_file(
       dir, R"({"timestamp": 4000, "input_length": 1025, "output_length": 7, "hash_ids": [0, 5, 6]})"
@@ -132,12 +132,12 @@ TEST_CASE("traces: mooncake's rows", "[traces]") {
   const Trace trace = loaded("mooncake", path);
   CHECK(trace.block_tokens == 512);
   CHECK_FALSE(trace.closed_loop);
-  // Equal numbers after unequal prefixes are other blocks.
+  // Equal ids after unequal prefixes are different blocks.
   CHECK(shape(trace) == "0: 1025+7, blocks 0 1 2\n1.5: 1024+2, blocks 0 1\n1.5: 600+1, blocks 3 4\n");
   CHECK(loaded("mooncake", path, {.limit = 2}).requests.size() == 2);
 }
 
-TEST_CASE("traces: options", "[traces]") {
+TEST_CASE("traces: speed, jitter and repeat change a trace as documented", "[traces]") {
   testing::TempDir dir;
   std::string rows;
   for (int i = 0; i < 20; ++i)
@@ -171,7 +171,7 @@ TEST_CASE("traces: options", "[traces]") {
 
 TEST_CASE("traces: a bad file is an error with its line and what was expected", "[traces]") {
   testing::TempDir dir;
-  // Its format, where the error is, what is in it, and what is expected.
+  // A format, the place of the error, the content, and what is expected.
   for (const json& one : parsed_file(data_path("hostile/traces.json"))) {
     const std::string format = one[0], where = one[1], content = one[2], expected = one[3];
     const std::string path = write_file(dir, content);
@@ -210,7 +210,7 @@ TEST_CASE("traces: bailian's chats continue each other", "[traces]") {
   CHECK(trace.notes == std::vector<std::string>{"1 chats continue one that is not in the file: as if new"});
 }
 
-TEST_CASE("traces: mooncake's sessions are closed loops, and an id stands for as many tokens as is said", "[traces]") {
+TEST_CASE("traces: mooncake's sessions are closed loops, and the tokens of an id can be set", "[traces]") {
   testing::TempDir dir;
   const Trace trace = loaded(
       "mooncake",
@@ -224,7 +224,7 @@ TEST_CASE("traces: mooncake's sessions are closed loops, and an id stands for as
       {.speed = 2, .hash_block_tokens = 16});
   CHECK(trace.block_tokens == 16);
   CHECK(trace.closed_loop);
-  // By time: the second and third turn of "a", as early as they can come, then the others.
+  // In order of time: the second and third turn of "a" as early as they can come, then the others.
   CHECK(shape(trace) ==
         "0: 17+2, blocks 0 1, session 0\n"
         "0.025: 40+2, blocks 0 1 2, session 0, 0.05 after 0\n"
@@ -233,7 +233,7 @@ TEST_CASE("traces: mooncake's sessions are closed loops, and an id stands for as
         "0.15: 3+2, blocks 4\n");
 }
 
-TEST_CASE("traces: a weka session and its sub-agents", "[traces]") {
+TEST_CASE("traces: a weka session includes its sub-agents", "[traces]") {
   testing::TempDir dir;
   const std::string session = R"({"block_size": 64, "hash_id_scope": "local", "tool_tokens": 100, "system_tokens": 28,
     "requests": [
@@ -251,8 +251,8 @@ TEST_CASE("traces: a weka session and its sub-agents", "[traces]") {
   const double inf = std::numeric_limits<double>::infinity();
   const Trace one = loaded("weka", dir.path + "/a.json", {.rate = inf});
   CHECK(one.closed_loop);
-  // By time: ours at 0, the two sub-agents' at 4.5 and 5, the second of the first one's at 12, ours at 33 and 50. Ids
-  // are the session's, over its agents.
+  // In order of time: the main agent at 0, the two sub-agents at 4.5 and 5, the second request of the first at 12, and
+  // the main agent at 33 and 50. All agents of a session share its ids.
   CHECK(shape(one) ==
         "0: 200+5, blocks 0 1 2 3, session 0\n"
         "4.5: 70+6, blocks 4 5, session 1, 0.5 after 0\n"
@@ -265,14 +265,14 @@ TEST_CASE("traces: a weka session and its sub-agents", "[traces]") {
   REQUIRE(both.requests.size() == 12);
   CHECK(std::ranges::count(both.requests, -1, &TraceRequest::after) == 2);
   CHECK(hit_share(both).unique_blocks == 2 * hit_share(one).unique_blocks);
-  // Two repetitions of a closed loop wait for their own.
+  // Each of two repetitions of a closed loop waits for its own requests.
   const Trace twice = loaded("weka", dir.path, {.repeat = 2, .rate = inf});
   for (size_t i = 0; i < 12; ++i)
     CHECK(twice.requests[12 + i].after == (twice.requests[i].after < 0 ? -1 : twice.requests[i].after + 12));
   CHECK(twice.requests[12].session == twice.requests[0].session + 6);
 }
 
-TEST_CASE("traces: tables of lengths and times", "[traces]") {
+TEST_CASE("traces: tables of lengths and times are read", "[traces]") {
   testing::TempDir dir;
   std::string path = write_file(dir,
                                 "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-12-31 23:59:59.9999999,374,44\r\n"
@@ -297,7 +297,7 @@ TEST_CASE("traces: tables of lengths and times", "[traces]") {
         "5: 9+1, blocks 3, session 0, 0 after 2\n");
 }
 
-TEST_CASE("traces: conversations of text", "[traces]") {
+TEST_CASE("traces: conversations of text become token counts, blocks and sessions", "[traces]") {
   testing::TempDir dir;
   const std::string question(130, 'q'), answer(9, 'a');
   const std::string path = write_file(
@@ -310,7 +310,7 @@ TEST_CASE("traces: conversations of text", "[traces]") {
   const Trace trace = loaded("sharegpt", path, {.seed = 1, .rate = 2, .think_s = 4});
   CHECK(trace.closed_loop);
   CHECK(trace.block_tokens == 16);
-  // 130 letters and a line end, a quarter of that; 128 bytes are two whole blocks.
+  // 130 letters and a line end make a quarter as many tokens. 128 bytes are two whole blocks.
   CHECK(shape(trace) ==
         "0: 33+3, blocks 0 1 2, session 0\n0: 37+1, blocks 0 1 3, session 0, 4 after 0\n"
         "0.774196: 33+1, blocks 0 1 4, session 1\n");
@@ -352,7 +352,8 @@ TEST_CASE("traces: the generator of tool&agent has the published marginals", "[t
   const double targets[][2] = {{.01, .346}, {.05, .449}, {.10, .508}, {.25, .551}, {.50, .552}};
   for (auto [share, hit] : targets) {
     const HitShare got = hit_share(trace, size_t(share * double(ideal.unique_blocks)));
-    INFO(share << " of the blocks: " << got.tokens << " of tokens, " << got.blocks << " of blocks");
+    INFO("with a share of " << share << " of the blocks cached, hits are " << got.tokens << " of tokens and "
+                            << got.blocks << " of blocks");
     CHECK(got.tokens == Approx(hit).margin(.015));
     CHECK(got.blocks == Approx(hit).margin(.03));
   }
@@ -360,26 +361,26 @@ TEST_CASE("traces: the generator of tool&agent has the published marginals", "[t
   if (seed == 1) CHECK(equal(trace, loaded("tool_agent", "", {.seed = 1})));
 }
 
-TEST_CASE("traces: a pool of clients", "[traces]") {
+TEST_CASE("traces: the generator with a pool of clients is bursty and skewed", "[traces]") {
   TraceOptions options{.limit = 20000, .seed = 4, .rate = 20, .clients = 50};
   const Trace trace = loaded("servegen", "", options);
   CHECK(trace.requests.size() == 20000);
   CHECK(trace.requests.back().arrival_s == Approx(1000).epsilon(.15));
-  // Burstier than Poisson, whose counts per second have a variance of their mean.
+  // Arrivals are burstier than Poisson, whose counts per second have a variance equal to their mean.
   std::vector<double> counts(size_t(trace.requests.back().arrival_s) + 1);
   for (const TraceRequest& r : trace.requests) ++counts[size_t(r.arrival_s)];
   const double mean = 20000 / double(counts.size());
   double variance = 0;
   for (double n : counts) variance += (n - mean) * (n - mean) / double(counts.size());
   CHECK(variance > 1.5 * mean);
-  // Few clients send most, and share their system prompts.
+  // A few clients send most requests, and share their system prompts.
   std::unordered_map<uint64_t, int> first;
   int most = 0;
   for (const TraceRequest& r : trace.requests) most = std::max(most, ++first[r.blocks[0]]);
   CHECK(most > 1000);
   CHECK(hit_share(trace).tokens > .1);
   CHECK(hit_share(trace).tokens < .6);
-  // A body and a tail of prompts.
+  // Prompt lengths have a body and a tail.
   std::vector<int> prompts;
   for (const TraceRequest& r : trace.requests) prompts.push_back(r.prompt_tokens);
   std::sort(prompts.begin(), prompts.end());

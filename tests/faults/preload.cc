@@ -1,19 +1,19 @@
-// A library to be preloaded: lets one call of the C library fail, once, and says which one it was.
-// The server does not know of it. In the environment:
+// A library to be preloaded. It lets one call of the C library fail, once, and reports which one it was. The server
+// does not know of it. The environment says:
 //
 //   FAULT_KIND   a name of kKinds below
-//   FAULT_AT     the n-th call of that kind fails (from 1); 0 or unset: none does
-//   FAULT_SITE   instead of FAULT_AT: the first call from this place (a hash of return addresses)
-//   FAULT_IN     "serve" or "worker": only in processes with this subcommand
-//   FAULT_ONCE   a file, made by whoever fails first; where it is already, nothing fails
+//   FAULT_AT     the n-th call of that kind fails (from 1); 0 or unset: none fails
+//   FAULT_SITE   instead of FAULT_AT: the first call from this place fails (a hash of return addresses)
+//   FAULT_IN     "serve" or "worker": only processes with this subcommand
+//   FAULT_ONCE   a file that the first failure makes; if it is there already, nothing fails
 //   FAULT_LIST   a file that gets a line for each new place: "kind hash"; and at the end of the
 //                process "kind n", the number of calls
 //
-// What fails is said on stderr; a call upon a TCP connection with the peer's port, so that a client
-// can tell that it was its own connection that broke.
+// A failing call is reported on stderr. For a call on a TCP connection the peer's port is added, so that a client can
+// tell that its own connection broke.
 //
-// A process whose binary's name is not xpyd is left alone. What io_uring is told by the static
-// liburing, and what libc calls of itself, are not seen.
+// A process whose binary's name is not xpyd is left alone. Calls of the static liburing to io_uring, and calls that
+// libc makes by itself, are not seen.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -54,7 +54,7 @@ struct State {
   std::atomic<uint64_t> seen[1 << 15] = {};
 };
 State state;
-thread_local int inside = 0;  // what the library itself calls does not count
+thread_local int inside = 0;  // calls of the library itself do not count
 
 struct Inside {
   Inside() { ++inside; }
@@ -66,8 +66,8 @@ F* next(F*, const char* name) {
   return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
 }
 
-// Where the call comes from: the return addresses of at most eight frames. The driver switches
-// address randomisation off, so that they are the same in the next process.
+// The place of a call: the return addresses of at most eight frames. The driver switches address randomisation off, so
+// that they are the same in the next process.
 __attribute__((noinline)) uint64_t site_of() {
   void* frames[10];
   const int n = backtrace(frames, 10);
@@ -93,7 +93,7 @@ bool take_turn() {
   return true;
 }
 
-// 0: no TCP connection.
+// 0 if `fd` is no TCP connection.
 int peer_port(int fd) {
   sockaddr_in peer{};
   socklen_t bytes = sizeof peer;
@@ -101,7 +101,7 @@ int peer_port(int fd) {
   return peer.sin_family == AF_INET ? ntohs(peer.sin_port) : 0;
 }
 
-// Whether this call, upon `fd` if that is given, is the one to fail.
+// Returns whether this call, on `fd` if that is given, is the one to fail.
 bool fails(Kind kind, int fd = -1) {
   if (!state.on || inside) return false;
   if (!state.listing && state.kind != kind) return false;
@@ -172,7 +172,7 @@ int with_error(int error) {
 
 extern "C" {
 
-// glibc's own names of its allocator: dlsym() would need memory itself.
+// glibc's own names of its allocator, because dlsym() would need memory itself.
 void* __libc_malloc(size_t);
 void* __libc_calloc(size_t, size_t);
 void* __libc_realloc(void*, size_t);
@@ -285,7 +285,7 @@ ssize_t recvmsg(int fd, msghdr* message, int flags) {
   return fails(kRead, fd) ? with_error(ECONNRESET) : real(fd, message, flags);
 }
 
-// An eventfd always takes a wake-up: nobody need be ready for another answer.
+// An eventfd always takes a wake-up, so callers need not be ready for an error.
 bool is_eventfd(int fd) {
   char link[32], name[32] = {};
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);

@@ -1,7 +1,7 @@
-// Bytes as they may come from the network -> HttpParser -> Api, without sockets: no input may crash, hang, or leave a
-// request without exactly one answer. The first byte chooses how the input is cut.
+// Feeds bytes as they may come from the network to HttpParser and Api, without sockets. No input may crash, hang, or
+// leave a request without exactly one answer. The first byte chooses how the input is cut.
 //
-// Seeds worth giving: the requests of tests/server/http_test.cc. `make check STAGE=fuzz` runs it for a minute.
+// The requests of tests/server/http_test.cc are useful seeds. `make check STAGE=fuzz` runs it for a minute.
 
 #include <chrono>
 #include <condition_variable>
@@ -20,7 +20,7 @@
 namespace xpyd::testing {
 namespace {
 
-// Answers every request at once: two tokens, one of them half a UTF-8 sequence's worth of trouble.
+// Answers every request at once with two tokens, one of which is an incomplete UTF-8 sequence.
 class EchoService final : public Service {
  public:
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
@@ -115,7 +115,7 @@ struct Fixture {
       wake.notify_one();
     });
   }
-  // What was posted; until there is an answer: a session's turn is parsed on another thread.
+  // Runs the posted work until there is an answer. A session's turn is parsed on another thread.
   void run_posted(const int& answers) {
     std::unique_lock lock(mutex);
     while (wake.wait_for(lock, std::chrono::seconds(answers > 0 ? 0 : 10), [this] { return !posted.empty(); })) {
@@ -129,7 +129,7 @@ struct Fixture {
 };
 
 void serve(Fixture& fixture, HttpRequest request) {
-  // Bodies beyond this are parsed on another thread, whose timing a fuzzer could not repeat.
+  // Larger bodies are parsed on another thread, whose timing a fuzzer could not repeat.
   if (request.body.size() > 16u << 10) return;
   if (fixture.api->on_header(request)) return;
   auto exchange = std::make_shared<CountingExchange>();
@@ -146,7 +146,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   size_t step = data[0] % 4 == 0 ? size : data[0];
   std::string_view input(reinterpret_cast<const char*>(data + 1), size - 1);
-  // Every other input is a JSON body as such: the fuzzer need not find out about Content-Length.
+  // Every other input is a plain JSON body, so the fuzzer need not discover Content-Length.
   if (data[0] & 1) {
     for (const char* path : {"/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"}) {
       xpyd::testing::HttpRequest request;

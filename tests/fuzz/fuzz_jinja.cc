@@ -1,5 +1,5 @@
-// libFuzzer: the input up to its first NUL byte is a chat template; the rest is JSON, an object of
-// variables. Neither may crash, hang or leave the bounds, and every byte of an output has an owner.
+// libFuzzer: the input up to its first NUL byte is a chat template, and the rest is a JSON object of variables. Neither
+// may crash, hang or exceed the limits, and every byte of an output has an origin.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string_view>

@@ -1,5 +1,5 @@
-// libFuzzer: arbitrary bytes as a safetensors file, a header, an index and a config.json. Whatever
-// is accepted must hold what the parsers promise.
+// libFuzzer: arbitrary bytes as a safetensors file, a header, an index and a config.json. Whatever is accepted must
+// hold what the parsers promise.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

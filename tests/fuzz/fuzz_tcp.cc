@@ -1,6 +1,6 @@
-// Bytes as they may come from a peer that was let in -> the owner's half of the tcp wire, without sockets: no
-// input may crash, allocate without bound, or change a byte outside the one open window. The first
-// byte chooses how the input is cut.
+// Feeds bytes as they may come from an admitted peer to the receiving half of the tcp transport, without sockets. No
+// input may crash, allocate without bound, or change a byte outside the one open registration. The first byte chooses
+// how the input is cut.
 
 #include <algorithm>
 #include <cstdint>
@@ -20,7 +20,7 @@ int run(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const size_t step = data[0] == 0 ? size : data[0];
   ++data, --size;
-  // Where the fuzzer can name it: frames hold addresses.
+  // The address is fixed, so the fuzzer can name it: frames hold addresses.
   alignas(64) static std::byte memory[kMemory];
   std::memset(memory, 0x5a, sizeof memory);
   const MemoryRange region(memory);
@@ -31,7 +31,7 @@ int run(const uint8_t* data, size_t size) {
   XPYD_CHECK(key.index == 0 && key.generation == 1);
   InboundReader reader(registrations, std::make_shared<InboundSession>(1, registrations));
 
-  // The input as it is, but for addresses: offsets of the memory become addresses in it.
+  // The input is used as it is, but offsets of the memory become addresses in it.
   std::vector<uint8_t> bytes(data, data + size);
   for (size_t at = 0; at + sizeof(FrameHead) <= size;) {
     FrameHead head;

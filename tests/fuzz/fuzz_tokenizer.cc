@@ -1,5 +1,5 @@
-// libFuzzer: the input up to its first NUL byte is a tokenizer.json; the rest is a text for it.
-// What loads must encode any text and decode its ids the same at once and as a stream.
+// libFuzzer: the input up to its first NUL byte is a tokenizer.json, and the rest is a text for it. Whatever loads must
+// encode any text, and decode its ids the same at once and as a stream.
 #include <cstdint>
 #include <string_view>
 
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) try {
   for (bool parse_special : {true, false}) {
     std::vector<int32_t> ids = tokenizer.encode(text, {.parse_special_tokens = parse_special});
     for (int32_t id : ids) XPYD_CHECK(id >= 0 && id < tokenizer.vocab_size());
-    ids.push_back(static_cast<int32_t>(size) - 100);  // perhaps no token
+    ids.push_back(static_cast<int32_t>(size) - 100);  // may be no valid token
     for (uint8_t byte : text.substr(0, 50)) ids.push_back(byte);
     for (bool skip : {true, false}) {
       Detokenizer detokenizer(tokenizer, skip);

@@ -1,8 +1,8 @@
-// Bytes as a peer may send them -> handshake, frames, messages: no input may crash, hang, or be taken for what no
-// member sent. The first byte chooses what is fuzzed, the second how the input is cut.
+// Feeds bytes as a peer may send them to handshake, frames and messages. No input may crash, hang, or be accepted as
+// something that no member sent. The first byte chooses what is fuzzed, and the second how the input is cut.
 //
-// Messages are what matters most: everything that a handshake or a frame lets in was made with the
-// key. So their bytes are fuzzed as such, and not behind an authentication code.
+// Messages matter most, because everything that a handshake or a frame lets in was made with the key. So their bytes
+// are fuzzed directly, and not behind an authentication code.
 
 #include <cstdint>
 #include <cstdlib>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kNow = 1000;
 
-// A message that was taken is whole: it can be said again, and means the same then.
+// A message that is accepted is complete: it can be encoded again, with the same meaning.
 void fuzz_message(uint16_t type, std::string_view payload) {
   Result<Envelope> got = decode(type, payload, kNow);
   if (!got) {
@@ -31,7 +31,7 @@ void fuzz_message(uint16_t type, std::string_view payload) {
   XPYD_CHECK(second.value().message.index() == got.value().message.index());
 }
 
-// Without the key nothing gets through, however it is cut.
+// Without the key no frame is accepted, however the input is cut.
 void fuzz_frames(std::string_view input, size_t step) {
   FrameReader reader(SipKey{0x0123456789abcdef, 0xfedcba9876543210});
   Status status = ok();
@@ -46,7 +46,7 @@ void fuzz_frames(std::string_view input, size_t step) {
   XPYD_CHECK(reader.buffered_bytes() <= kMaxFramePayloadBytes + kFrameOverheadBytes);
 }
 
-// Frames that the writer made, cut, and one byte of them changed: those before it arrive, no other.
+// Cuts frames of the writer, and changes one byte of them. Those before it arrive, and no other.
 void fuzz_changed_frame(std::string_view input, size_t step) {
   if (input.size() < 8) return;
   const SipKey key{1, 2};

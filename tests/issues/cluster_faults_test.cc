@@ -1,5 +1,5 @@
-// What instances of one process owe each other when a wire loses what it was given; what is counted of what D pulls;
-// and how the order of P and D is chosen while nobody has been measured.
+// Instances of one process end every request over transports with faults, D counts its reads, and the order of P and D
+// is chosen well before anything is measured.
 
 #include <cstdlib>
 #include <set>
@@ -25,7 +25,7 @@ Tokens prompt_of(int length, int family) {
   return prompt;
 }
 
-// A wire of the table with faults, as a function that the table could have.
+// A transport of the table with faults, as a function that the table could have.
 FaultOptions faults;
 std::string transport;
 Result<std::unique_ptr<KvTransport>> make_faulty(const TransportOptions& options) {
@@ -87,11 +87,11 @@ void check_faults(const std::set<std::string>& kinds) {
       }
 }
 
-TEST_CASE("faults over every wire in one process: every request ends, and nothing leaks", "[issues][lost_posts]") {
+TEST_CASE("faults over every transport in one process: every request ends, and nothing leaks", "[issues][lost_posts]") {
   check_faults({"delay", "reorder"});
 }
-// What waits for its next try was looked at when something else happened, and never by itself.
-TEST_CASE("an attempt that fails again and again in one process ends in its time", "[issues][lost_posts]") {
+// A request that waited for its next try was looked at only when something else happened.
+TEST_CASE("an attempt that fails again and again in one process ends at its deadline", "[issues][lost_posts]") {
   struct Deaf final : ForwardingTransport {
     using ForwardingTransport::ForwardingTransport;
     Result<RemoteKey> open(PeerId, KvOp, std::span<const MemoryRange>) override { return invalid("no windows today"); }
@@ -100,7 +100,7 @@ TEST_CASE("an attempt that fails again and again in one process ends in its time
     return std::unique_ptr<KvTransport>(std::make_unique<Deaf>(find_transport("local")->make(options).value()));
   });
   REQUIRE(tiny.cluster->start().ok());
-  auto request = tiny_request(1, prompt_of(30, 1), 300);  // each try brings P's token
+  auto request = tiny_request(1, prompt_of(30, 1), 300);  // each try brings a token from P
   request->ignore_eos = true;
   request->deadline_s = tiny.clock.now() + 0.7;
   REQUIRE(tiny.submit(request).ok());
@@ -109,7 +109,7 @@ TEST_CASE("an attempt that fails again and again in one process ends in its time
   tiny.cluster->stop();
 }
 
-TEST_CASE("pull: D counts the bytes, pieces and seconds of what it reads", "[issues][pull]") {
+TEST_CASE("pull: D counts the bytes, pieces and seconds of its reads", "[issues][pull]") {
   InstanceStats by[2];
   for (bool pull : {false, true}) {
     TinySetup setup{.topology = "1P1D"};
@@ -124,21 +124,21 @@ TEST_CASE("pull: D counts the bytes, pieces and seconds of what it reads", "[iss
     CHECK(stats[pull ? 0 : 1].transfers == 0);
   }
   for (const InstanceStats& poster : by) {
-    CHECK(poster.transfers == 1);  // what its bytes and seconds are divided by
+    CHECK(poster.transfers == 1);  // its bytes and seconds are divided by this
     CHECK(poster.transfer_bytes == int64_t(60 * kTokenBytes));
     CHECK(poster.transfer_seconds > 0);
   }
   CHECK(by[1].transfer_descriptors == by[0].transfer_descriptors);
 }
 
-TEST_CASE("issue: of 1,000 prompts at once 69 of 100 were refused", "[cluster]") {
+TEST_CASE("issue: none of 1,000 prompts that come at once is refused", "[cluster]") {
   TinyCluster tiny({.topology = "1P1D"});
   for (uint64_t id = 0; id < 1000; ++id) REQUIRE(tiny.submit(tiny_request(id, std::vector<int32_t>(20, 7), 1)).ok());
   tiny.run();
   CHECK(tiny.recorder->ended() == 1000);
 }
 
-TEST_CASE("cluster: the queue's bytes come back, however its requests leave it", "[cluster]") {
+TEST_CASE("cluster: the queue's bytes are given back, however its requests leave it", "[cluster]") {
   for (const char* disagg : {"prefill_first", "decode_first"}) {
     INFO(disagg);
     TinyCluster tiny({.topology = "1P1D", .disagg = disagg, .max_queue_bytes = 3 * (4096 + 80)});
@@ -160,14 +160,14 @@ TEST_CASE("cluster: the queue's bytes come back, however its requests leave it",
 
 const DisaggPolicy& cost() { return *find_disagg_policy("conditional_cost"); }
 
-TEST_CASE("conditional_cost: the chunk and the overlap count", "[issues][order]") {
+TEST_CASE("conditional_cost: the size of a chunk and the overlap count", "[issues][order]") {
   CHECK(overlap(StreamKv::layer, false, 32, 500, 512) == Approx(31.0 / 32));
   CHECK(overlap(StreamKv::layer, false, 32, 2048, 512) == Approx(1 - 0.25 / 32));
   CHECK(overlap(StreamKv::chunk, false, 32, 2048, 512) == Approx(0.75));
   CHECK(overlap(StreamKv::chunk, false, 32, 100, 512) == 0);
   CHECK(overlap(StreamKv::request, false, 32, 2048, 512) == 0);
   CHECK(overlap(StreamKv::layer, true, 32, 2048, 512) == 0);
-  // The transfer takes as long as the computation: worth it where it hides behind it.
+  // The transfer takes as long as the computation. It is worth it if it hides behind the computation.
   DisaggView view{.tokens = 1000,
                   .prefill_s_per_token = 1e-4,
                   .decode_s_per_token = 1e-4,
@@ -178,12 +178,12 @@ TEST_CASE("conditional_cost: the chunk and the overlap count", "[issues][order]"
   CHECK(cost().decide(view, {}) == DisaggOrder::local);
   view.overlap = 0.9;
   CHECK(cost().decide(view, {}) == DisaggOrder::push);
-  // No more hides than there is computation.
+  // A transfer hides behind no more than there is to compute.
   view.cached_prefill = 990;
   CHECK(cost().decide(view, {}) == DisaggOrder::push);
   view.kv_s_per_token = 1e-3;
   CHECK(cost().decide(view, {}) == DisaggOrder::local);
-  // Each chunk costs a local prompt a step of D.
+  // Each chunk of a local prompt costs a step of D.
   view = {.tokens = 1000, .prefill_s_per_token = 1e-4, .decode_s_per_token = 1e-4, .step_s = 0.01};
   view.kv_s_per_token = 3e-5;
   view.chunk_tokens = 2000;
@@ -192,8 +192,8 @@ TEST_CASE("conditional_cost: the chunk and the overlap count", "[issues][order]"
   CHECK(cost().decide(view, {}) == DisaggOrder::push);
 }
 
-// It was local for ever: until P has run it seemed to cost as little as D, and it was never run.
-TEST_CASE("conditional_cost: a P that nobody has used yet gets its share", "[issues][order]") {
+// Every prompt was once local for ever: a P that had never run seemed to cost as little as D, so it never ran.
+TEST_CASE("conditional_cost: a P that has not run yet gets its share", "[issues][order]") {
   for (bool pull : {false, true}) {
     SimOptions options;
     options.conductor.disagg = &cost();

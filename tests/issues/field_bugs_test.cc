@@ -1,6 +1,6 @@
-// Bugs that others had in the field, under their names (reference: the projects' issue trackers), which a run of chaos
-// would not see; what the other side says that is in range, and a lie (lies_test.cc has what is not); and a request
-// that ends whoever computes it.
+// Bugs of other projects under their names (reference: the projects' issue trackers), which a run of chaos would not
+// find; messages that are in range and false (lies_test.cc has those beyond it); and requests that end the instances
+// which compute them.
 
 #include "base/json/json.h"
 #include "tests/disagg/scene.h"
@@ -17,11 +17,11 @@ class Meddled : public Scene {
     const int times = meddle ? meddle(from, to, message) : 1;
     for (int i = 0; i < times; ++i) Scene::send(from, to, message);
   }
-  std::function<int(InstanceId, InstanceId, Message&)> meddle;  // how often it is sent, changed or not
+  std::function<int(InstanceId, InstanceId, Message&)> meddle;  // how often the message is sent, changed or not
 };
 
 // An error of the peer was swallowed, and the client waited for ever.
-TEST_CASE("llm-d#2433: a client hears of a failure that nobody can mend", "[issues]") {
+TEST_CASE("llm-d#2433: a client hears of a failure that nobody can repair", "[issues]") {
   SimOptions options;
   options.conductor.patience_s = 2;
   Meddled scene("1P1D", options);
@@ -35,7 +35,7 @@ TEST_CASE("llm-d#2433: a client hears of a failure that nobody can mend", "[issu
   CHECK(choice.error == "no instance came to take its place");
 }
 
-// A burst of remote prefills (they cost D nothing) starved its decodes.
+// A burst of remote prefills, which cost D nothing, starved D's decodes.
 TEST_CASE("dynamo's vLLM patch: a burst of remote prefills does not starve decode", "[issues]") {
   Meddled scene("1P1D", in("decode_first"));
   scene.ask(1, 20, 60);
@@ -47,7 +47,7 @@ TEST_CASE("dynamo's vLLM patch: a burst of remote prefills does not starve decod
   scene.settle();
 }
 
-// Its queue of finished prefills was put back in reverse, so that early ones waited longest.
+// The queue of finished prefills was put back in reverse, so that early ones waited longest.
 TEST_CASE("dynamo's vLLM patch: prompts that wait for D are admitted in their order", "[issues]") {
   SimOptions options;
   options.max_batch = 1;
@@ -64,7 +64,7 @@ TEST_CASE("dynamo's vLLM patch: prompts that wait for D are admitted in their or
   scene.settle();
 }
 
-// ---- what is in range, and of nobody's
+// ---- Messages that are in range and false.
 
 TEST_CASE("lies: work that is given or offered twice is done once", "[lies]") {
   for (bool pull : {false, true}) {
@@ -82,7 +82,7 @@ TEST_CASE("lies: work that is given or offered twice is done once", "[lies]") {
 }
 
 // A delivery that does not fit its request, and a token beyond max_tokens.
-TEST_CASE("lies: what does not fit its request is a failed attempt", "[lies]") {
+TEST_CASE("lies: a message that does not fit its request is a failed attempt", "[lies]") {
   const std::function<bool(Message&)> changes[] = {
       [](Message& m) { return std::get<KvDelivered>(m).choices[0].output.clear(), true; },
       [](Message& m) { return std::get<KvDelivered>(m).choices[0].output.resize(5), true; },
@@ -105,8 +105,7 @@ TEST_CASE("lies: what does not fit its request is a failed attempt", "[lies]") {
   }
 }
 
-TEST_CASE("lies: a prefill job is what the conductor knows of it, and room is not given before it is asked for",
-          "[lies]") {
+TEST_CASE("lies: a changed copy of a prefill job is ignored, and so is a request for room before its time", "[lies]") {
   for (const bool early : {false, true}) {
     Meddled scene("1P1D", in("decode_first"));
     int told = 0;
@@ -133,12 +132,12 @@ TEST_CASE("lies: a prefill job is what the conductor knows of it, and room is no
   }
 }
 
-// ---- a request that ends whoever computes it
+// ---- Poison requests: they end the instances that compute them.
 
 class Deadly final : public Meddled {
  public:
-  // `at`: the token of request 1's attempts that ends whoever would say it, counted from 1; 0: what ends it is to be
-  // told.
+  // `at` is the token of request 1, counted from 1, whose sender ends before it sends it. With 0 the instance ends when
+  // it is told of the request.
   explicit Deadly(const std::string& topology, int at = 1) : Meddled(topology) {
     meddle = [this, at](InstanceId from, InstanceId to, const Message& m) {
       if (auto* start = std::get_if<StartRequest>(&m); start && start->request->id == 1 && from == kConductor) {
@@ -151,7 +150,7 @@ class Deadly final : public Meddled {
     };
   }
   ~Deadly() override { close(); }
-  // Request 1, which has time for ever, and is not expected to be answered.
+  // Asks request 1, which has time for ever, and is not expected to be answered.
   void ask_deadly(int max_tokens) { Scene::ask(1, std::vector<int32_t>(40, 17), max_tokens, 1e9); }
   void run() {
     for (int i = 0; i < 20000 && !conductor().wait_idle(0); ++i) {
@@ -176,9 +175,8 @@ void check_failed(const Deadly& scene) {
   CHECK(scene.recorder->choice(1).finish == FinishReason::error);
 }
 
-TEST_CASE(
-    "a request that has ended two instances, or whoever had told a token, ends with an error, and its prompt's hash",
-    "[lies][conductor]") {
+TEST_CASE("a poison request ends with an error after two instances, and the log has its prompt's hash",
+          "[lies][conductor]") {
   TempDir dir;
   for (const char* topology : {"3C", "1P3D", "2P2D"})
     for (int at : {0, 1, 2, 3}) {
@@ -200,7 +198,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("a request that ends instances does not take those with it that were there by chance", "[lies][conductor]") {
+TEST_CASE("requests that run beside a poison request by chance are answered", "[lies][conductor]") {
   Deadly scene("2C");
   scene.ask_deadly(12);
   for (uint64_t id = 2; id <= 8; ++id) scene.ask(id, 40);
@@ -210,7 +208,7 @@ TEST_CASE("a request that ends instances does not take those with it that were t
   check_failed(scene);
 }
 
-TEST_CASE("a request whose instances end goes on as long as it gets on", "[lies][conductor]") {
+TEST_CASE("a request whose instances end goes on as long as it gets further", "[lies][conductor]") {
   Meddled scene("2C");
   scene.ask(2, 40, 100);
   int crashes = 0;

@@ -1,6 +1,6 @@
-// What a member of the cluster says is checked at the door of whoever hears it: one bad number used
-// to abort every process that it came to, one after the other (a TokenOf with token 600 of 512: the
-// replay of its request aborted fifteen healthy workers).
+// Every process checks a message of another one when it arrives. One bad number once aborted every process that it came
+// to: a TokenOf with token 600 of 512 was replayed with its request, and aborted fifteen healthy workers one after
+// another.
 
 #include <thread>
 
@@ -22,22 +22,21 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-// An archive (codec_fields.h) that sets one number of a message to one that it cannot be, the
-// n-th of all that there are.
+// An archive (codec_fields.h) that sets the n-th number of a message to an impossible value.
 struct Spoiler {
   template <class T>
   using Ref = T&;
 
   const Limits& limits;
   int n;             // counts down
-  std::string what;  // was spoilt; "": there are no more
+  std::string what;  // was changed; "": there are no more
 
   template <class T>
   void set(const char* name, T& value, std::initializer_list<double> wrongs) {
     for (double wrong : wrongs) {
       if (std::is_integral_v<T> &&
           (wrong < double(std::numeric_limits<T>::min()) || wrong > double(std::numeric_limits<T>::max())))
-        continue;  // its type cannot say that
+        continue;  // its type cannot hold that
       if (n-- != 0) continue;
       value = T(wrong);
       what = std::string(name) + " = " + std::to_string(wrong);
@@ -96,7 +95,7 @@ struct Lie {
   std::string what;
 };
 
-// Every number of every message, set to what it cannot be; and every message whole.
+// Every number of every message with impossible values, and every message unchanged.
 std::vector<Lie> lies(const Limits& limits) {
   std::vector<Lie> all;
   for (const Message& message : full_messages()) {
@@ -119,7 +118,8 @@ std::string refusal(const Message& message, const Door& door) {
   return got ? "" : got.error().message;
 }
 
-TEST_CASE("lies: each number of each message beyond its range is refused by name", "[lies][codec]") {
+TEST_CASE("lies: each number of each message beyond its range is refused, and the error names the field",
+          "[lies][codec]") {
   int n = 0;
   for (const Lie& lie : lies(kLimits)) {
     const std::string text = refusal(lie.message, {kAnyWay, kLimits});
@@ -135,7 +135,7 @@ TEST_CASE("lies: each number of each message beyond its range is refused by name
   CHECK(n > 350);
 }
 
-TEST_CASE("lies: what the conductor says is heard from the conductor alone", "[lies][codec]") {
+TEST_CASE("lies: messages of the conductor are accepted from the conductor alone", "[lies][codec]") {
   int heard[3] = {};
   const Way ways[] = {kToInstance, kToConductor, kBetweenInstances};
   for (const Message& message : full_messages())
@@ -147,14 +147,14 @@ TEST_CASE("lies: what the conductor says is heard from the conductor alone", "[l
     CHECK(refusal(message, {kBetweenInstances, kLimits}).find("not for this one to say") != std::string::npos);
 }
 
-TEST_CASE("lies: what does not fit together is refused", "[lies][codec]") {
+TEST_CASE("lies: fields that contradict each other are refused", "[lies][codec]") {
   auto request = std::make_shared<Request>();
   request->prompt = {1, 2, 3};
   request->max_tokens = 5;
   const Door door{kAnyWay, kLimits};
   CHECK(refusal(ReserveKv{1, request, {}}, door) == "");
-  CHECK(refusal(ReserveKv{1, request, {.output = {1, 2, 3, 4, 5}}}, door) != "");  // all of it
-  CHECK(refusal(ReserveKv{1, request, {.choice = 1}}, door) != "");                // of one
+  CHECK(refusal(ReserveKv{1, request, {.output = {1, 2, 3, 4, 5}}}, door) != "");  // all tokens are there
+  CHECK(refusal(ReserveKv{1, request, {.choice = 1}}, door) != "");                // the second choice of one
   CHECK(refusal(ReserveKv{1, request, {.stands_for = 2, .output = {1}}}, door) != "");
   CHECK(refusal(KvOffered{1, request, {}, {}}, door) != "");
   CHECK(refusal(KvOffered{1, request, {{.output = {4}}}, {}}, door) == "");
@@ -168,8 +168,8 @@ TEST_CASE("lies: what does not fit together is refused", "[lies][codec]") {
   CHECK(refusal(PrefillJob{1, short_one, {}, 2}, door) != "");
 }
 
-// A conductor and workers of this process, as `serve --processes` and `worker` have them, so that
-// an abort of one of them ends the test.
+// A conductor and workers in this process, as `serve --processes` and `worker` have them. An abort of one of them ends
+// the test.
 class Bed {
  public:
   explicit Bed(const std::string& role) : dir_() {
@@ -205,11 +205,11 @@ class Bed {
   ControlEndpoint endpoint(const std::string& address, NodeRole role, const char* id) const {
     return {address, {}, {role, id, fingerprint(*build_), codec_schema()}};
   }
-  // What instance `id` of this conductor calls itself.
+  // The name that instance `id` of this conductor gives itself.
   std::string member(const std::string& id) const {
     return id + cluster_->id().substr(std::string("conductor").size());
   }
-  // It answers as it should.
+  // A request is answered as it should be.
   void check_answers(uint64_t id) {
     auto request = tiny_request(id, {7, 8, 9, 10}, 6);
     request->ignore_eos = true;
@@ -238,7 +238,7 @@ void say(End& end, const Message& message) {
   end.channel->send(frame_type(message), encode(1, kConductor, message, 1000));
 }
 
-// Joins as an instance would; then it has a name.
+// Joins as an instance does, and has a name then.
 void join(End& liar, Role role) {
   say(liar, JoinRequest{role});
   liar.wait([&] { return !liar.frames.empty(); });
@@ -248,7 +248,7 @@ void join(End& liar, Role role) {
   say(liar, Joined{info});
 }
 
-// Each lie is in the log, in its order, with the name of the message.
+// Each lie is in the log, in order, with the name of its message.
 void check_log(const std::string& log, const std::vector<Lie>& said) {
   size_t at = 0;
   for (const Lie& lie : said) {
@@ -260,14 +260,14 @@ void check_log(const std::string& log, const std::vector<Lie>& said) {
   CHECK(said.size() > 350);
 }
 
-// Those of all that may not be said this way; whole messages that may are none.
+// The lies that may not be sent this way. Unchanged messages that may be sent are not among them.
 std::vector<Lie> lies(Way way, const Limits& limits) {
   std::vector<Lie> all = lies(limits);
   std::erase_if(all, [&](const Lie& lie) { return refusal(lie.message, {way, limits}) == ""; });
   return all;
 }
 
-TEST_CASE("lies: a token beyond the vocabulary ends its member, and nobody else", "[lies][processes]") {
+TEST_CASE("lies: a token beyond the vocabulary ends the member that sends it, and no other", "[lies][processes]") {
   Bed bed("colocated");
   End liar;  // outlives the loop that calls it
   ControlLoop loop(bed.build().clock);
@@ -300,7 +300,7 @@ TEST_CASE("lies: a token beyond the vocabulary ends its member, and nobody else"
   CHECK(totals.failed_attempts == 1);
 }
 
-TEST_CASE("lies: the conductor drops the member that says one, whichever it is", "[lies][processes]") {
+TEST_CASE("lies: the conductor drops a member that sends any lie", "[lies][processes]") {
   Bed bed("colocated");
   bed.add_worker();
   REQUIRE(bed.cluster().wait_members(1, 30));
@@ -312,7 +312,7 @@ TEST_CASE("lies: the conductor drops the member that says one, whichever it is",
     for (const Lie& lie : all) {
       End liar;
       REQUIRE(loop.connect(bed.endpoint(bed.cluster().address(), NodeRole::decode, "new"), 5, liar.on_open()).ok());
-      if (n++ % 8 == 0) join(liar, Role::decode);  // a member, and one that is none
+      if (n++ % 8 == 0) join(liar, Role::decode);  // every eighth is a member
       say(liar, lie.message);
       liar.wait_closed();
     }
@@ -321,7 +321,7 @@ TEST_CASE("lies: the conductor drops the member that says one, whichever it is",
   bed.check_answers(1);
 }
 
-TEST_CASE("lies: a worker closes the channel of a peer that says one, or speaks as the conductor",
+TEST_CASE("lies: a worker closes the channel of a peer that sends a lie or speaks as the conductor",
           "[lies][processes]") {
   Bed bed("colocated");
   bed.add_worker();
@@ -342,7 +342,8 @@ TEST_CASE("lies: a worker closes the channel of a peer that says one, or speaks 
   bed.check_answers(1);
 }
 
-TEST_CASE("lies: a member took the channel of another one, and names of instances that are none", "[lies][processes]") {
+TEST_CASE("lies: a member cannot take the channel of another one, nor a name that no instance has",
+          "[lies][processes]") {
   Bed bed("colocated");
   bed.add_worker();
   REQUIRE(bed.cluster().wait_members(1, 30));
@@ -355,7 +356,7 @@ TEST_CASE("lies: a member took the channel of another one, and names of instance
     return *ends.back();
   };
   const auto dial = [&](const std::string& id) -> End& { return call(bed.member(id)); };
-  for (const char* foreign : {"i99", "i99.", "i99.0123456789abcdef"}) {  // whose conductor is another one
+  for (const char* foreign : {"i99", "i99.", "i99.0123456789abcdef"}) {  // of another conductor
     End& other = call(foreign);
     other.wait_closed();
     CHECK(other.closed.find("it is another conductor's") != std::string::npos);
@@ -367,7 +368,7 @@ TEST_CASE("lies: a member took the channel of another one, and names of instance
   CHECK(honest.channel->is_open());
   honest.channel->close("it broke");
   honest.wait_closed();
-  End* again = nullptr;  // who lost its channel comes again, once its end is noticed
+  End* again = nullptr;  // a peer that lost its channel comes again, once its end is noticed
   for (int n = 0; n < 100 && !(again && again->channel->is_open()); ++n) {
     again = &dial("i99");
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -380,18 +381,18 @@ TEST_CASE("lies: a member took the channel of another one, and names of instance
     none.wait_closed();
     CHECK(none.closed.find("only later instances are expected here") != std::string::npos);
   }
-  // Instances that the conductor has not told of are few.
+  // Few instances may come before the conductor has told of them.
   for (int id = 1000; id < 1063; ++id) dial("i" + std::to_string(id));
   const std::string& why = dial("i5000").closed;
   ends.back()->wait_closed();
   CHECK(why.find("has not told of") != std::string::npos);
   for (size_t i = ends.size() - 64; i + 1 < ends.size(); ++i) CHECK(ends[i]->channel->is_open());
-  bed.add_worker();  // and one that it tells of is none of them
+  bed.add_worker();  // an instance that it tells of is not one of them
   REQUIRE(bed.cluster().wait_members(2, 30));
   for (uint64_t id = 1; id <= 4; ++id) bed.check_answers(id);
 }
 
-TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next", "[lies][processes]") {
+TEST_CASE("lies: a worker leaves a conductor that sends a lie, and joins the next one", "[lies][processes]") {
   Bed bed("colocated");
   const std::vector<Lie> all = lies(kToInstance, bed.limits());
   End conductor;  // outlives the loop that calls it
@@ -410,7 +411,7 @@ TEST_CASE("lies: a worker leaves a conductor that says one, and joins the next",
     }
     check_log(read_small_file(bed.folder() + "/log", 1 << 20).value(), all);
   }
-  // And now an honest word.
+  // The next conductor is honest.
   conductor.wait([&] { return conductor.opens == n + 1; });
   say(conductor, Welcome{.id = 1, .name = "C0", .lease_s = 30});
   const auto joined = [&] {

@@ -1,6 +1,5 @@
-// sglang #34815: with PP8, every first token took 30 s, whatever the load, because admission and the release of KV went
-// round the pipeline with the data, some 2 P iterations each. Here a wave that does not end holds up nothing but
-// itself.
+// sglang #34815: with PP8 every first token took 30 s, whatever the load, because admission and the release of KV went
+// round the pipeline with the data, some 2 P iterations each. Here a wave that does not end delays nothing but itself.
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -12,7 +11,7 @@
 namespace xpyd::testing::pipeline_control_test {
 namespace {
 
-// A pipeline of eight stages in which waves stand until they are let go. It computes in end().
+// A pipeline of eight stages whose waves wait until the test lets them go. It computes in begin().
 class Gate {
  public:
   void let_go(int waves) {
@@ -20,14 +19,14 @@ class Gate {
     open += waves;
     changed.notify_all();
   }
-  // So many are begun, and the engine has nothing to do but to wait.
+  // Waits until so many waves have begun and the engine can only wait.
   bool waits_for(int waves, double seconds) {
     std::unique_lock lock(mutex);
     return changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return waits && begun >= waves; });
   }
   std::mutex mutex;
   std::condition_variable changed;
-  int begun = 0, open = 0;  // waves, of all time
+  int begun = 0, open = 0;  // waves, since the start
   bool news = false, waits = false;
 };
 
@@ -81,8 +80,8 @@ bool within(double seconds, Done done) {
   return true;
 }
 
-TEST_CASE("field bugs: a first token does not wait for waves that are not its own (sglang #34815)", "[issues][waves]") {
-  constexpr double kSoon = 60;  // seconds, of a machine that does other things too
+TEST_CASE("field bugs: a first token does not wait for waves of other requests (sglang #34815)", "[issues][waves]") {
+  constexpr double kSoon = 60;  // seconds, on a machine that does other things too
   ThreadTeam team(1);
   Gate gate;
   TinySetup setup;
@@ -98,18 +97,18 @@ TEST_CASE("field bugs: a first token does not wait for waves that are not its ow
   };
   ask(1, 300);  // five waves, none of which ends
   REQUIRE(gate.waits_for(5, kSoon));
-  // Whoever comes is begun at once.
+  // A request that comes is begun at once.
   ask(2, 20);
   REQUIRE(gate.waits_for(6, kSoon));
   ask(3, 20);
   REQUIRE(gate.waits_for(7, kSoon));
-  // Whoever leaves has left, and his KV is kept as long as it is written to.
+  // An aborted request ends at once, and its KV is kept as long as waves write to it.
   tiny.cluster->abort(1);
   CHECK(within(kSoon, [&] { return tiny.recorder->choice(1).ends == 1; }));
   CHECK(tiny.recorder->choice(1).finish == FinishReason::abort);
   CHECK(tiny.recorder->choice(2).ends == 0);
   CHECK(tiny.cluster->stats().instances[0].kv.active >= 300 / 16);
-  // Then all goes on.
+  // Then all go on.
   gate.let_go(1000);
   CHECK(within(kSoon, [&] { return tiny.recorder->ended() == 3; }));
   CHECK(tiny.recorder->choice(2).tokens.size() == 2);

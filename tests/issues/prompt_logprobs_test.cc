@@ -1,5 +1,5 @@
-// echo with logprobs was refused, and prompt_logprobs too: the standard evaluation tools
-// (lm-eval's loglikelihood tasks) could not say what int4 KV costs.
+// echo with logprobs and prompt_logprobs were once refused, so the standard evaluation tools (lm-eval's loglikelihood
+// tasks) could not measure what int4 KV costs.
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -22,7 +22,7 @@ struct Direct {
   std::vector<int32_t> top;
 };
 
-// By one forward pass over the whole prompt, in double, without the sampler.
+// Logprobs by one forward pass over the whole prompt, in double, without the sampler.
 std::vector<Direct> direct(const std::vector<int32_t>& prompt) {
   ThreadTeam team(1);
   auto model = make_llama(tiny_weights(), team, 128, 128);
@@ -78,8 +78,8 @@ void check_prompt(const std::vector<int32_t>& prompt, const std::vector<Sampled>
   }
 }
 
-// Twice the same prompts, so that the second time a prefix cache has them all; and others beside
-// them, whose logits must not change.
+// The same prompts come twice, so that a prefix cache has all of them the second time. Others run beside them, and
+// their logits must not change.
 void check_setup(const TinySetup& setup) {
   INFO(setup.describe());
   std::map<std::pair<uint64_t, int>, uint64_t> plain;
@@ -115,8 +115,9 @@ void check_setup(const TinySetup& setup) {
   }
 }
 
-TEST_CASE("prompt logprobs are those of a direct computation, whatever schedules, preempts, splits and moves",
-          "[engine][prompt_logprobs]") {
+TEST_CASE(
+    "prompt logprobs equal those of a direct computation, whatever schedules, preempts, splits and moves the prompt",
+    "[engine][prompt_logprobs]") {
   for (const char* scheme : {"paged", "contiguous", "slots", "vattention", "token"})
     for (int step_tokens : {16, 512})
       check_setup({.scheme = scheme,
@@ -140,7 +141,7 @@ TEST_CASE("prompt logprobs are those of a direct computation, whatever schedules
       }
 }
 
-TEST_CASE("prompt logprobs where the model chooses the tokens itself", "[engine][prompt_logprobs]") {
+TEST_CASE("prompt logprobs are right where the model chooses the tokens itself", "[engine][prompt_logprobs]") {
   ThreadTeam team(1);
   const long begun = LateModel::begun;
   TinySetup setup;
@@ -150,12 +151,12 @@ TEST_CASE("prompt logprobs where the model chooses the tokens itself", "[engine]
         make_llama(tiny_weights(), team, std::max(s.step_tokens, s.max_batch), s.max_batch)));
   };
   check_setup(setup);
-  CHECK(LateModel::begun > begun);  // the others' steps are still ahead
+  CHECK(LateModel::begun > begun);  // steps of the others still run ahead
 }
 
-// ---- the API
+// ---- The API.
 
-// What a service says of prompt and output, one logprob for each token: -(its id) / 10.
+// Events of a service with one logprob for each token of prompt and output: -(its id) / 10.
 std::vector<TokenEvent> judged_hello(const Request& request, int choice) {
   auto events = FakeService::hello(request, choice);
   auto say = [](int32_t id) {
@@ -176,11 +177,12 @@ std::vector<TokenEvent> judged_hello(const Request& request, int choice) {
   return events;
 }
 
-TEST_CASE("echo with logprobs, echo of nothing more, and vLLM's prompt_logprobs", "[server][prompt_logprobs]") {
+TEST_CASE("echo with logprobs, echo of nothing more, and vLLM's prompt_logprobs are answered",
+          "[server][prompt_logprobs]") {
   TestServer server;
   server.service.script = judged_hello;
   check_answers(server, "/v1/completions",
-                // The prompt's tokens come first, the first without a logprob.
+                // The prompt's tokens come first, and the very first has no logprob.
                 {{R"({"prompt":["éb","c"],"echo":true,"logprobs":1,"max_tokens":2,"n":2})",
                   {{"/choices/1/text", R"("ébhe")"},
                    {"/choices/1/logprobs/tokens", R"(["bytes:\\xc3","bytes:\\xa9","b","h","e"])"},
@@ -190,7 +192,7 @@ TEST_CASE("echo with logprobs, echo of nothing more, and vLLM's prompt_logprobs"
                    {"/choices/1/logprobs/top_logprobs/2", R"({"b":-9.8,"!":-0.5})"},
                    {"/choices/1/logprobs/token_logprobs/4", "-10.1"},
                    {"/choices/1/logprobs/text_offset", "[0,0,1,2,3]"}}},
-                 // As lm-eval asks: ids, one token more, which it drops.
+                 // As lm-eval asks: ids, and one token more, which it drops.
                  {R"({"prompt":[[97,98,99]],"echo":true,"logprobs":1,"max_tokens":1})",
                   {{"/choices/0/text", R"("abch")"}, {"/choices/0/logprobs/tokens", R"(["a","b","c","h"])"}}},
                  {R"({"prompt":"ab","echo":true,"logprobs":0,"max_tokens":0,"return_token_ids":true})",
@@ -199,7 +201,7 @@ TEST_CASE("echo with logprobs, echo of nothing more, and vLLM's prompt_logprobs"
                    {"/choices/0/logprobs/text_offset", "[0,1]"},
                    {"/choices/0/token_ids", "[]"},
                    {"/usage/completion_tokens", "0"}}},
-                 // In a stream with the first event.
+                 // A stream has them in its first event.
                  {R"({"prompt":"ab","echo":true,"logprobs":1,"max_tokens":2,"stream":true})",
                   {{"/0/choices/0/text", R"("abh")"},
                    {"/0/choices/0/logprobs/tokens", R"(["a","b","h"])"},
@@ -219,13 +221,13 @@ TEST_CASE("echo with logprobs, echo of nothing more, and vLLM's prompt_logprobs"
   CHECK(parsed(chat.body)["prompt_logprobs"].size() == server.service.seen().back().prompt.size());
 }
 
-TEST_CASE("logprobs of tokens with one text: a client's dictionary keeps the likeliest", "[server][prompt_logprobs]") {
+TEST_CASE("logprobs of tokens with one text: the reply's dictionary keeps the likeliest", "[server][prompt_logprobs]") {
   TestServer server;
   server.service.script = [](const Request& request, int choice) {
     auto events = FakeService::hello(request, choice);
     for (TokenEvent& event : events) {
       event.has_logprobs = true;
-      event.sampled.chosen = {900, -3};  // no token: its text is its id's
+      event.sampled.chosen = {900, -3};  // no token: its id is its text
       event.sampled.top = {{'!', -0.1f}, {'!', -2}};
     }
     return events;

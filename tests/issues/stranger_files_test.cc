@@ -1,4 +1,4 @@
-// What this program may take away, cut short, replace or leave behind: nothing that is not its own, and no secret.
+// This program removes, truncates and replaces no file of others, and leaves no secret behind.
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -37,7 +37,7 @@ std::string text_of(const std::string& path) {
   return text.str();
 }
 
-// A variable of the environment while this lives.
+// Sets a variable of the environment while it lives.
 struct Environment {
   const std::string name;
   const char* const before = std::getenv(name.c_str());
@@ -46,7 +46,7 @@ struct Environment {
   ~Environment() { before ? setenv(name.c_str(), kept.c_str(), 1) : unsetenv(name.c_str()); }
 };
 
-// No descriptor more can be opened while this lives.
+// While this lives, no further descriptor can be opened.
 struct NoDescriptors {
   rlimit before{};
   NoDescriptors() {
@@ -68,8 +68,7 @@ bool answers(const std::string& path) {
   return fd.ok();
 }
 
-TEST_CASE("files: a control address that names a file, a link, a pipe or a folder takes nothing away",
-          "[issues][files]") {
+TEST_CASE("files: a control address that names a file, a link, a pipe or a folder removes nothing", "[issues][files]") {
   TempDir dir;
   const std::string file = dir.path + "/f", link = dir.path + "/l", dangling = dir.path + "/d", pipe = dir.path + "/p",
                     folder = dir.path + "/o";
@@ -92,22 +91,22 @@ TEST_CASE("files: a control address that names a file, a link, a pipe or a folde
   CHECK_FALSE(fs::exists(dir.path + "/nowhere"));
 }
 
-TEST_CASE("files: a socket whose process died is replaced, one that lives is not", "[issues][files]") {
+TEST_CASE("files: the socket of a dead process is replaced, and that of a live one is not", "[issues][files]") {
   TempDir dir;
   const std::string path = dir.path + "/s";
   Result<int> first = listen_unix(path);
   REQUIRE(first.ok());
   CHECK_FALSE(listen_unix(path).ok());
   CHECK(answers(path));
-  CHECK(fs::status(path).permissions() == fs::perms(0600));  // its user's alone
-  // Full of clients that nobody accepts: connect() says EAGAIN, and the socket is alive.
+  CHECK(fs::status(path).permissions() == fs::perms(0600));  // for its user alone
+  // A full backlog makes connect() say EAGAIN, and the socket is alive.
   std::vector<int> clients;
   for (int i = 0; i < 300; ++i)
     if (Result<int> c = connect_to(parse_control_address("unix:" + path).value()); c) clients.push_back(c.value());
   CHECK(clients.size() < 300);
   CHECK_FALSE(listen_unix(path).ok());
   for (int c : clients) close(c);
-  close(first.value());  // as death closes it: the name stays
+  close(first.value());  // as the end of a process closes it: the name stays
   CHECK_FALSE(answers(path));
   Result<int> second = listen_unix(path);
   REQUIRE(second.ok());
@@ -116,8 +115,9 @@ TEST_CASE("files: a socket whose process died is replaced, one that lives is not
   CHECK_FALSE(fs::exists(path));
 }
 
-// One takes the dead socket away and listens; the other, who has found it dead too, must not take away the new one.
-TEST_CASE("files: of many who find a dead socket one listens, and is not robbed of its name", "[issues][files]") {
+// One process removes the dead socket and listens. Another one that has found it dead, too, must not remove the new
+// one.
+TEST_CASE("files: of many that find a dead socket one listens, and keeps its name", "[issues][files]") {
   TempDir dir;
   for (int round = 0; round < 100; ++round) {
     const std::string path = dir.path + "/s" + std::to_string(round);
@@ -141,7 +141,8 @@ TEST_CASE("files: of many who find a dead socket one listens, and is not robbed 
   }
 }
 
-TEST_CASE("files: a control loop's socket goes with it, and what has its name since then stays", "[issues][files]") {
+TEST_CASE("files: a control loop removes its socket at its end, but not a file that has its name since then",
+          "[issues][files]") {
   TempDir dir;
   RealClock clock;
   const std::string path = dir.path + "/s", address = "unix:" + path;
@@ -162,7 +163,7 @@ TEST_CASE("files: a control loop's socket goes with it, and what has its name si
   CHECK(text_of(path) == "somebody else's");
 }
 
-TEST_CASE("files: a result takes the place of its file and of no other", "[issues][files]") {
+TEST_CASE("files: a result replaces its own file and no other", "[issues][files]") {
   TempDir dir;
   const std::string path = dir.path + "/r.json", pipe = dir.path + "/p", link = dir.path + "/l";
   put(path, "old");
@@ -173,12 +174,12 @@ TEST_CASE("files: a result takes the place of its file and of no other", "[issue
   CHECK(replace_file(path, "new").ok());
   CHECK(text_of(path) == "new");
   CHECK(text_of(path + ".part") == "a file of the user's");
-  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);  // as root it could be /dev/null
+  REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);  // for root it could be /dev/null
   CHECK_FALSE(check_replaceable(pipe).ok());
   CHECK_FALSE(replace_file(pipe, "new").ok());
   CHECK(fs::is_fifo(pipe));
   CHECK_FALSE(replace_file(dir.path, "new").ok());
-  fs::create_symlink("r.json", link);  // to another's file: not written through
+  fs::create_symlink("r.json", link);  // a link to another's file is not written through
   CHECK(replace_file(link, "newer").ok());
   CHECK(text_of(path) == "new");
   CHECK(text_of(link) == "newer");
@@ -188,7 +189,8 @@ TEST_CASE("files: a result takes the place of its file and of no other", "[issue
   CHECK(n == 4);
 }
 
-TEST_CASE("issue: a conductor or worker that found no descriptor at its start aborted", "[control][attack]") {
+TEST_CASE("issue: a conductor or worker that finds no free descriptor at its start reports an error",
+          "[control][attack]") {
   RealClock clock;
   const ControlEndpoint here{"127.0.0.1:0", ClusterKey::random(), {NodeRole::conductor, "conductor"}};
   std::unique_ptr<ControlLoop> loop;
@@ -206,7 +208,7 @@ TEST_CASE("issue: a conductor or worker that found no descriptor at its start ab
   CHECK(channel.error().code == ErrorCode::unavailable);
 }
 
-TEST_CASE("issue: a server without descriptors at its end left its key behind", "[private_folder][attack]") {
+TEST_CASE("issue: a server without free descriptors at its end still removes its key", "[private_folder][attack]") {
   std::string path;
   {
     auto folder = std::make_unique<PrivateFolder>();
@@ -218,16 +220,17 @@ TEST_CASE("issue: a server without descriptors at its end left its key behind", 
   }
   CHECK(!fs::exists(path));
   NoDescriptors none;
-  PrivateFolder folder;  // nor is one made that could not be removed
+  PrivateFolder folder;  // a folder that could not be removed is not made
   CHECK(errno == EMFILE);
   CHECK(folder.path() == "");
 }
 
-TEST_CASE("issue: kill -9 of a server left its folder with the cluster's key for ever", "[issues][private_folder]") {
+TEST_CASE("issue: the key folder that kill -9 of a server leaves behind is removed by the next server",
+          "[issues][private_folder]") {
   TempDir dir;
   const std::string tmp = fs::absolute(dir.path).string();
   const Environment of("TMPDIR", tmp);
-  const std::string mine = tmp + "/xpyd-models";  // a user's own of the same form
+  const std::string mine = tmp + "/xpyd-models";  // a user's own folder of the same form
   fs::create_directory(mine);
   chmod(mine.c_str(), 0700);
   std::ofstream(mine + "/key") << "mine";
@@ -240,7 +243,7 @@ TEST_CASE("issue: kill -9 of a server left its folder with the cluster's key for
     PrivateFolder live;
     lives = live.path();
     std::ofstream(lives + "/key") << "secret";
-    const pid_t child = fork();  // which ends without its destructors
+    const pid_t child = fork();  // it ends without its destructors
     if (child == 0) {
       PrivateFolder* killed = new PrivateFolder;
       std::ofstream(killed->path() + "/key") << "secret";
@@ -250,7 +253,7 @@ TEST_CASE("issue: kill -9 of a server left its folder with the cluster's key for
     REQUIRE(waitpid(child, &status, 0) == child);
     REQUIRE(status == 0);
     const auto all = [&] { return std::distance(fs::directory_iterator(tmp), {}); };
-    CHECK(all() == 5);  // three of others, the living one, the dead one
+    CHECK(all() == 5);  // three of others, the living one and the dead one
     PrivateFolder next;
     CHECK(all() == 5);
     CHECK(fs::exists(next.path()));
@@ -262,7 +265,7 @@ TEST_CASE("issue: kill -9 of a server left its folder with the cluster's key for
   CHECK(std::distance(fs::directory_iterator(tmp), {}) == 3);
 }
 
-TEST_CASE("export: the demo model as a folder, and nobody's file is touched", "[export]") {
+TEST_CASE("export: the demo model is written as a folder, and nobody's file is touched", "[export]") {
   TempDir dir;
   const std::string made = dir.path + "/demo";
   REQUIRE(export_demo(made).ok());
@@ -280,7 +283,7 @@ TEST_CASE("export: the demo model as a folder, and nobody's file is touched", "[
   CHECK_FALSE(export_demo(dir.path + "/no/such/parent").ok());
 }
 
-TEST_CASE("the demo model's folder in the cache: written once, whole, and over nothing", "[export]") {
+TEST_CASE("the demo model's folder in the cache: it is written once and whole, and over nothing", "[export]") {
   TempDir dir;
   Environment cache("XDG_CACHE_HOME", fs::absolute(dir.path).string());
   Result<std::string> first = cached_demo();
@@ -294,12 +297,12 @@ TEST_CASE("the demo model's folder in the cache: written once, whole, and over n
   const auto written = fs::last_write_time(folder + "/config.json");
   CHECK(cached_demo().value() == folder);
   CHECK(fs::last_write_time(folder + "/config.json") == written);
-  CHECK(std::distance(fs::directory_iterator(fs::path(folder).parent_path()), {}) == 1);  // no rest
-  // Another's content stays, and is said.
+  CHECK(std::distance(fs::directory_iterator(fs::path(folder).parent_path()), {}) == 1);  // nothing is left over
+  // Another's content stays, and is an error.
   std::ofstream(folder + "/config.json") << "{}";
   CHECK_FALSE(cached_demo());
   CHECK(text_of(folder + "/config.json") == "{}");
-  // A link in its place, to somebody's file.
+  // A link in its place leads to somebody's file.
   std::ofstream(dir.path + "/precious") << "precious";
   fs::remove_all(folder);
   fs::create_directory_symlink(fs::absolute(dir.path), folder);

@@ -1,5 +1,5 @@
 // `xpyd info` refused the vAttention paper's own example (Yi-34B: 60 layers, 8 KV heads of 128, a context of 200,000
-// tokens, batch 500: 120 buffers of 100 GB): it counted twice the batch, and addresses in 2^32 rows of one head.
+// tokens, batch 500: 120 buffers of 100 GB). It counted twice the batch, and had addresses for 2^32 rows of one head.
 #include <cstring>
 
 #include "allocator/kv_memory.h"
@@ -10,7 +10,7 @@
 namespace xpyd::testing::vattention_addresses_test {
 namespace {
 
-TEST_CASE("a card's kernels refused the paper's Yi-34B example, whose layers they count one by one",
+TEST_CASE("a card's kernels accept the paper's Yi-34B example, because they count rows layer by layer",
           "[info][vattention]") {
   KvOptions o;
   o.shape = {60, 8, 128, Dtype::bf16};
@@ -28,7 +28,7 @@ TEST_CASE("a card's kernels refused the paper's Yi-34B example, whose layers the
   CHECK(more.error().message.find(" rows of addresses of a layer, ") != std::string::npos);
 }
 
-TEST_CASE("vattention serves the paper's Yi-34B example: KV in the last of a thousand slots",
+TEST_CASE("vattention serves the paper's Yi-34B example: KV in the last of a thousand slots is right",
           "[allocator][vattention]") {
 #if defined(__SANITIZE_THREAD__)
   SKIP_TEST("ThreadSanitizer leaves a program no 24 TB of addresses");
@@ -44,7 +44,7 @@ TEST_CASE("vattention serves the paper's Yi-34B example: KV in the last of a tho
   REQUIRE(pool);
   auto memory = find_kv_scheme("vattention")->make(std::move(pool).value(), o);
   CHECK(double(memory->layout().pool_bytes()) >= 24.5e12);
-  // Slots of short sequences until one lies behind 2^32 rows of one head of the layers before it.
+  // Reserves slots of short sequences until one lies behind 2^32 rows of one head of the layers before it.
   const std::vector<int32_t> tokens(3, 7);
   std::vector<KvHandle> handles;
   for (int i = 0; i < 8; ++i) {

@@ -1,5 +1,5 @@
-// Chat templates of published models against jinja2's rendering of the same conversations, where a
-// model's template is found, and injection.
+// Renders chat templates of published models as jinja2 renders the same conversations. Also tests where a model's
+// template is found, and injection through messages.
 #include "model/text/chat_template.h"
 
 #include <filesystem>
@@ -15,7 +15,7 @@ using ordered = nlohmann::ordered_json;
 
 namespace {
 
-constexpr int64_t kNow = 1753574400;  // as make_chat_fixtures.py
+constexpr int64_t kNow = 1753574400;  // the same as in make_chat_fixtures.py
 
 std::string file_text(const std::string& path) {
   auto text = read_small_file(path, size_t{64} << 20);
@@ -30,7 +30,7 @@ std::unique_ptr<const Tokenizer> tokenizer_of(const std::string& name) {
   return std::move(tokenizer).value();
 }
 
-// With the special tokens that the text names.
+// Builds a template with the special tokens that `config` names.
 std::unique_ptr<const ChatTemplate> template_of(const std::string& jinja, const std::string& config = "{}") {
   testing::TempDir dir;
   std::ofstream(dir.path + "/chat_template.jinja") << jinja;
@@ -106,10 +106,10 @@ TEST_CASE("chat template: published models' templates render as jinja2 renders t
   CHECK(errors >= 100);
 }
 
-TEST_CASE("chat template: what was guessed and silently wrong", "[model][chat][issue]") {
+TEST_CASE("chat template: defaults that the template itself adds are rendered exactly", "[model][chat][issue]") {
   const std::vector<ChatMessage> hello = {{"user", "Hello"}};
-  // Llama 3.1's system block stands there without a system message (vLLM's variant also says how to
-  // call tools, and only with them).
+  // Llama 3.1's template adds a system block without a system message. vLLM's variant also explains tool calls, but
+  // only if there are tools.
   CHECK(joined(published("vllm__tool_chat_template_llama3.1_json")->render(hello, true)) ==
         "<s><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
         "Today Date: 27 Jul 2025\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHello"
@@ -173,7 +173,7 @@ TEST_CASE("chat template: a message never makes a control token", "[model][chat]
   }
 }
 
-TEST_CASE("chat template: ids are those of the whole text", "[model][chat]") {
+TEST_CASE("chat template: encoding in pieces gives the ids of the whole text", "[model][chat]") {
   const struct {
     const char *tokenizer, *name;
   } models[] = {{"llama2", "axolotl__mistral_v1"},
@@ -193,7 +193,7 @@ TEST_CASE("chat template: ids are those of the whole text", "[model][chat]") {
     INFO(name);
     CHECK(chat->encode(*tokenizer, prompt.value()) == tokenizer->encode(joined(prompt), {.add_special_tokens = false}));
   }
-  // "plain" has no control text, and BOS is what the tokenizer adds.
+  // "plain" has no control text, and the tokenizer adds BOS.
   auto tokenizer = tokenizer_of("llama2");
   auto plain = ChatTemplate::load("plain", "", [] { return kNow; }).value();
   auto prompt = plain->render({{"system", " a\n"}, {"user", "hi </s>"}}, true);
@@ -201,7 +201,7 @@ TEST_CASE("chat template: ids are those of the whole text", "[model][chat]") {
   CHECK(plain->encode(*tokenizer, prompt.value())[0] == 1);
 }
 
-TEST_CASE("chat template: where a folder's template is found", "[model][chat]") {
+TEST_CASE("chat template: a folder's template is found in the files where Hugging Face looks", "[model][chat]") {
   testing::TempDir dir;
   auto write = [&](const std::string& name, const std::string& text) { std::ofstream(dir.path + "/" + name) << text; };
   auto load = [&](const std::string& wanted = "auto") {
@@ -224,7 +224,7 @@ TEST_CASE("chat template: where a folder's template is found", "[model][chat]") 
   CHECK(hello() == "<s>hi</s><img>");
   write("special_tokens_map.json", R"({"bos_token": "<other>", "pad_token": "<pad>"})");
   CHECK(hello() == "<s>hi</s><pad><img>");
-  ChatTemplate::Request other;  // the caller's word counts more, as with Hugging Face
+  ChatTemplate::Request other;  // the caller's value wins, as with Hugging Face
   other.kwargs = jinja::json_value(R"({"bos_token": "<mine>"})");
   CHECK(joined(load().value()->render({{"user", "hi"}}, other)) == "<mine>hi</s><pad><img>");
   write("mine.jinja", "mine {{ messages[0].content }}{{ eos_token }}\n");
@@ -256,7 +256,7 @@ TEST_CASE("chat template: where a folder's template is found", "[model][chat]") 
   }
 }
 
-TEST_CASE("chat template: roles, contents, tools and more variables", "[model][chat]") {
+TEST_CASE("chat template: roles, contents, tools and extra variables reach the template", "[model][chat]") {
   auto chat = template_of(
       "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}"
       "{{ mood }}{{ strftime_now('%Y') }}{{ tools is none }}{{ documents is none }}");
@@ -268,8 +268,8 @@ TEST_CASE("chat template: roles, contents, tools and more variables", "[model][c
   request.kwargs = jinja::json_value(R"({"mood": "good "})");
   CHECK(joined(chat->render({{"user", "u"}}, request)) == "user=u;good 2025TrueTrue");
 
-  // A list of parts goes to a template that reads parts, and as one text to others; text becomes a
-  // part for one that reads nothing else.
+  // A list of parts goes unchanged to a template that reads parts, and as one text to others. Text becomes one part for
+  // a template that reads parts only.
   const ChatMessage parts{
       "user", "ab",
       jinja::json_value(
@@ -284,20 +284,20 @@ TEST_CASE("chat template: roles, contents, tools and more variables", "[model][c
   CHECK(joined(only->render({parts, {"user", "c"}}, true)) == "[a][b][c]");
 }
 
-TEST_CASE("chat template: a content is text but for a template that iterates over it", "[model][chat]") {
+TEST_CASE("chat template: content is text unless the template iterates over it", "[model][chat]") {
   const ChatMessage parts{"user", "what <b>",
                           jinja::json_value(R"({"role": "user", "content": [{"type": "text", "text": "what "},
                                                 {"type": "text", "text": "<b>"}]})")};
   const ChatMessage words{"user", "what <b>"};
-  // A source, and what it makes of the text and of its parts. The first ones got lists, whose parts they printed or
-  // failed on; the others iterate, by several names.
+  // Each row is a template, its output for the text, and its output for the parts. The first templates print content,
+  // or fail on lists. The others iterate over it, under several names.
   for (const json& one : parsed_file(data_path("chat_templates/contents.json"))) {
     INFO(as_text(one));
     auto chat = template_of(one[0]);
     CHECK(joined(chat->render({words}, true)) == one[1].get<std::string>());
     CHECK(joined(chat->render({parts}, true)) == one[2].get<std::string>());
   }
-  // Each of two templates by itself.
+  // With two templates in a folder, each is examined by itself.
   testing::TempDir dir;
   std::filesystem::create_directory(dir.path + "/additional_chat_templates");
   std::ofstream(dir.path + "/chat_template.jinja") << "{{ messages[0].content[:4] }}";

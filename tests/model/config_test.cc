@@ -1,5 +1,4 @@
-// config.json as it is found in the wild, and as nobody should write it; and what generation_config.json says of
-// sampling.
+// Tests config.json as published and as malformed, and the sampling defaults of generation_config.json.
 #include "model/config.h"
 
 #include <fstream>
@@ -49,7 +48,7 @@ std::string error_of(const json& j) {
   return config ? "accepted" : config.error().message;
 }
 
-TEST_CASE("config: a Llama with its defaults", "[model][config]") {
+TEST_CASE("config: a Llama config gets the family's defaults", "[model][config]") {
   ModelConfig c = config_of(llama());
   CHECK(c.family == "llama");
   CHECK(c.n_layers == 5);
@@ -82,12 +81,12 @@ TEST_CASE("config: a Llama with its defaults", "[model][config]") {
   CHECK(config_of(j).eos_tokens.empty());
   j.erase("bos_token_id");
   CHECK(config_of(j).bos_token == -1);
-  j["sliding_window"] = 9;  // not a Llama's: ignored, as Hugging Face does
+  j["sliding_window"] = 9;  // not a field of Llama: ignored, as by Hugging Face
   CHECK(config_of(j).sliding_window == 0);
 }
 
-TEST_CASE("config: parameter counts", "[model][config]") {
-  // stories260k: 260,032 parameters as published, embeddings tied
+TEST_CASE("config: parameter counts match the published ones", "[model][config]") {
+  // stories260k has 260,032 parameters as published, with tied embeddings.
   json j = llama();
   j["tie_word_embeddings"] = true;
   CHECK(config_of(j).parameters() == 260032);
@@ -99,7 +98,7 @@ TEST_CASE("config: parameter counts", "[model][config]") {
   }
 }
 
-TEST_CASE("config: rope in its three spellings", "[model][config]") {
+TEST_CASE("config: RoPE scaling reads the same in its three spellings", "[model][config]") {
   json scaling = {
       {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
   for (int spelling = 0; spelling < 3; ++spelling) {
@@ -140,7 +139,7 @@ TEST_CASE("config: rope in its three spellings", "[model][config]") {
   CHECK_THAT(error_of(j), Contains("rope_scaling.high_freq_factor"));
 }
 
-TEST_CASE("config: the other families", "[model][config]") {
+TEST_CASE("config: Mistral, Qwen2 and Qwen3 get their own defaults", "[model][config]") {
   json mistral = of_family("mistral", "MistralForCausalLM");
   CHECK(config_of(mistral).sliding_window == 4096);  // the family's default
   mistral["sliding_window"] = nullptr;
@@ -153,7 +152,7 @@ TEST_CASE("config: the other families", "[model][config]") {
   qwen2["sliding_window"] = 64;
   CHECK(config_of(qwen2).qkv_bias);
   CHECK_FALSE(config_of(qwen2).o_bias);
-  CHECK(config_of(qwen2).sliding_window == 0);  // use_sliding_window is false unless it is there
+  CHECK(config_of(qwen2).sliding_window == 0);  // use_sliding_window is false by default
   qwen2["use_sliding_window"] = true;
   qwen2["max_window_layers"] = 3;
   CHECK(config_of(qwen2).sliding_window == 64);
@@ -185,14 +184,14 @@ TEST_CASE("config: each wrong field is named", "[model][config]") {
     CHECK_THAT(error_of(j), Contains("config.json") && Contains(field));
   }
   for (const json& one :
-       parsed_file(data_path("hostile/config.json")))  // a field, its values, and what is said of each
+       parsed_file(data_path("hostile/config.json")))  // a field, its values, and the message for each
     for (const json& value : one[1]) {
       json j = llama();
       j[one[0].get<std::string>()] = value;
       CAPTURE(as_text(one), as_text(value));
       CHECK_THAT(error_of(j), Contains("config.json") && Contains(one[2].get<std::string>()));
     }
-  json huge = llama();  // every field in range, the product not
+  json huge = llama();  // every field is in range, but their product is not
   huge["hidden_size"] = 1 << 19;
   huge["vocab_size"] = (1 << 24);
   huge["num_attention_heads"] = 1 << 9;
@@ -209,7 +208,7 @@ TEST_CASE("config: each wrong field is named", "[model][config]") {
   }
 }
 
-TEST_CASE("config: a folder, and what generation_config.json overrides", "[model][config]") {
+TEST_CASE("config: a folder is read, and generation_config.json overrides config.json", "[model][config]") {
   TempDir dir;
   auto write = [&](const char* file, const std::string& text) { std::ofstream(dir.path + "/" + file) << text; };
   auto missing = load_model_config(dir.path + "/nowhere");
@@ -249,7 +248,7 @@ TEST_CASE("config: a model beyond this machine's memory is an error", "[model][c
   CHECK_THAT(weights.error().message, Contains("MB of memory"));
 }
 
-TEST_CASE("generation config: what it says is the default, what it does not say stays", "[model][config]") {
+TEST_CASE("generation config: given values become defaults, and absent ones stay", "[model][config]") {
   TempDir dir;
   const auto load = [&](const std::string& text) {
     std::ofstream(dir.path + "/generation_config.json") << text;
@@ -258,7 +257,7 @@ TEST_CASE("generation config: what it says is the default, what it does not say 
   CHECK(describe_defaults(need(load_generation_config(dir.path))) == "");  // no such file
   CHECK(describe_defaults(need(load_generation_config(kDemoModel))) == "");
   CHECK(describe_defaults(need(load("{}"))) == "");
-  // Llama 3 Instruct's, and Qwen2.5 Instruct's.
+  // The files of Llama 3 Instruct and Qwen2.5 Instruct.
   CHECK(describe_defaults(need(load(R"({"bos_token_id":1,"do_sample":true,"temperature":0.6,"top_p":0.9})"))) ==
         "temperature 0.6, top_p 0.9");
   const SamplingParams qwen = need(
@@ -266,7 +265,7 @@ TEST_CASE("generation config: what it says is the default, what it does not say 
   CHECK((qwen.temperature == 0.7f && qwen.top_p == 0.8f && qwen.top_k == 20 && qwen.min_p == 0.125f));
   CHECK(qwen.repetition_penalty == 1.05f);
   CHECK(describe_defaults(qwen) == "temperature 0.7, top_k 20, top_p 0.8, min_p 0.125, repetition_penalty 1.05");
-  // Whoever does not sample is greedy, whatever temperature stands there.
+  // Without do_sample decoding is greedy, whatever temperature the file has.
   CHECK(need(load(R"({"do_sample":false})")).temperature == 0);
   CHECK(need(load(R"({"do_sample":false,"temperature":0.7})")).temperature == 0);
   CHECK(need(load(R"({"temperature":null,"top_k":-1,"do_sample":null})")).temperature == 1);

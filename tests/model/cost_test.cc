@@ -1,4 +1,4 @@
-// What steps cost: closed forms against the work that is counted, terms that are learned from steps, and pipelines.
+// Tests the cost of steps: closed forms against the counted work, terms that are learned from steps, and pipelines.
 #include <algorithm>
 #include <optional>
 
@@ -46,7 +46,7 @@ CostModel llama_70b() {
   return cost;
 }
 
-TEST_CASE("cost_model: closed forms are the counted work of a step", "[model][cost_model]") {
+TEST_CASE("cost_model: closed forms equal the counted work of a step", "[model][cost_model]") {
   for (auto [name, kv] :
        {std::pair("llama31", Dtype::bf16), {"qwen2", Dtype::int8}, {"qwen3", Dtype::int4}, {"mistral", Dtype::f32}}) {
     CostModel cost{.config = load_model_config(testing::data_path("models/" + std::string(name))).value(),
@@ -67,23 +67,22 @@ TEST_CASE("cost_model: closed forms are the counted work of a step", "[model][co
   }
 }
 
-TEST_CASE("cost_model: Mooncake's published break-even points", "[model][cost_model]") {
-  // FAST'25 section 2.2: 320 KB a token; 6 GB/s on 8 x A800 and 19 GB/s on 8 x H800 for a prefix of
-  // 8192.
+TEST_CASE("cost_model: Mooncake's published break-even points are reproduced", "[model][cost_model]") {
+  // FAST'25 section 2.2: 320 KB a token. For a prefix of 8192 tokens, 6 GB/s on 8 x A800 and 19 GB/s on 8 x H800.
   CHECK(kMooncakeLlama70b.kv_token_bytes() == 327680);
   CHECK(1e-9 * kMooncakeLlama70b.break_even_bytes_per_s(8192, 8 * 312e12) == Approx(5.86).margin(0.01));
   CHECK(1e-9 * kMooncakeLlama70b.break_even_bytes_per_s(8192, 8 * 989e12) == Approx(18.57).margin(0.01));
 }
 
-TEST_CASE("cost_model: the model's real widths differ from Mooncake's constants by what is known",
+TEST_CASE("cost_model: the model's real widths differ from Mooncake's constants by known factors",
           "[model][cost_model]") {
   const CostModel cost = llama_70b();
   CHECK(cost.kv_token_bytes() == 327680);
-  // Short prefix: matrices alone, 2 * 855.6M weights a layer of which the last counts its K and V
-  // projections only: 25.5 d^2 for 22. Long: causal attention is half of a = 4.
+  // A short prefix costs matrices alone: 2 * 855.6M weights a layer, of which the last layer counts only its K and V
+  // projections: 25.5 d^2 instead of 22. For a long prefix, causal attention is half of a = 4.
   CHECK(cost.prefill(16, 0, false).flops / kMooncakeLlama70b.flops(16) == Approx(25.5 / 22).epsilon(0.02));
   CHECK(cost.prefill(1 << 24, 0, false).flops / kMooncakeLlama70b.flops(1 << 24) == Approx(0.5).epsilon(0.02));
-  // A split prefill costs what the whole costs.
+  // A split prefill costs as much as the whole.
   CHECK(cost.prefill(1000, 0, false).flops + cost.prefill(24, 1000, false).flops ==
         Approx(cost.prefill(1024, 0, false).flops));
 }
@@ -93,7 +92,7 @@ TEST_CASE("cost_model: a step takes the slower of its two bounds", "[model][cost
   CHECK(seconds({.bytes = 1000, .flops = 100}, {.flops_per_s = 100, .bytes_per_s = 100}) == 10);
 }
 
-TEST_CASE("step cost: a prompt's steps together are its chunks' steps", "[cost]") {
+TEST_CASE("step cost: a prompt's cost is the sum of its chunks' costs", "[cost]") {
   const StepCost cost(StepCost::Terms{1e-3, 3e-5, 2e-8, 1.5e-10, 2e-5, 3e-8});
   for (auto [tokens, cached, chunk] :
        {std::tuple{5000, 0, 512}, {5000, 3000, 512}, {512, 0, 512}, {513, 7, 512}, {1, 0, 512}}) {
@@ -107,7 +106,7 @@ TEST_CASE("step cost: a prompt's steps together are its chunks' steps", "[cost]"
   }
 }
 
-// Steps of a machine with other terms than the prior's, off by up to 5 %.
+// Steps of a machine whose terms differ from the prior's, with up to 5 % noise.
 struct Machine {
   StepCost::Terms truth = {8e-4, 33e-6, 1e-8, 1.7e-10, 2e-5, 3e-8};
   StepCost real{truth};
@@ -122,7 +121,7 @@ struct Machine {
   double seconds(const StepShape& s) { return real.seconds(s) * (0.95 + 0.1 * random.uniform()); }
 };
 
-TEST_CASE("step cost: steps correct a prior that is off by a factor of three", "[cost]") {
+TEST_CASE("step cost: observed steps correct a prior that is off by a factor of three", "[cost]") {
   Machine machine;
   StepCost cost(StepCost::Terms{2.4e-3, 11e-6, 3e-9, 0.6e-10, 6e-5, 1e-7});
   PredictionError before, after;
@@ -133,12 +132,12 @@ TEST_CASE("step cost: steps correct a prior that is off by a factor of three", "
     cost.saw(s, seconds);
   }
   CHECK(before.mape() > 0.3);
-  CHECK(after.mape() < 0.03);                        // the noise itself is 2.5 % in the mean
-  for (size_t i = 0; i < machine.truth.size(); ++i)  // gamma is less than 1 % of any step, and drowns
+  CHECK(after.mape() < 0.03);                        // the noise alone has a mean of 2.5 %
+  for (size_t i = 0; i < machine.truth.size(); ++i)  // gamma is below 1 % of any step, within the noise
     if (i != 2) CHECK(cost.terms()[i] == Approx(machine.truth[i]).epsilon(0.1));
 }
 
-TEST_CASE("step cost: what no step has said stays the prior's, and nothing becomes negative", "[cost]") {
+TEST_CASE("step cost: unobserved terms keep the prior's values, and no term becomes negative", "[cost]") {
   const StepCost::Terms prior = {1e-3, 3e-5, 2e-8, 1.5e-10, 2e-5, 3e-8};
   StepCost cost(prior);
   for (int i = 0; i < 500; ++i) cost.saw({.decodes = 8, .decode_context = 8000}, 1e-4);  // far less than the prior's c
@@ -146,18 +145,18 @@ TEST_CASE("step cost: what no step has said stays the prior's, and nothing becom
   CHECK(cost.terms()[3] == prior[3]);
   CHECK(cost.seconds({.decodes = 8, .decode_context = 8000}) == Approx(1e-4).epsilon(0.02));
   for (double term : cost.terms()) CHECK(term >= 0);
-  cost.saw({.decodes = 8}, 0);  // a clock that stood says nothing
+  cost.saw({.decodes = 8}, 0);  // a step of zero duration is ignored
   CHECK(cost.steps_seen() == 500);
 }
 
-TEST_CASE("step cost: of equal steps it says the mean, whatever their spread", "[cost]") {
+TEST_CASE("step cost: equal steps are predicted at their mean, whatever their spread", "[cost]") {
   StepCost cost;
   const StepShape s = {.decodes = 8, .decode_context = 8000};
   for (int i = 0; i < 1000; ++i) cost.saw(s, i % 2 ? 1e-3 : 3e-3);
-  CHECK(cost.seconds(s) == Approx(2e-3).epsilon(0.05));  // relative to what was seen, it would be 1.2 ms
+  CHECK(cost.seconds(s) == Approx(2e-3).epsilon(0.05));  // weighted by the observed time it would be 1.2 ms
 }
 
-TEST_CASE("step cost: it follows a machine that becomes slower", "[cost]") {
+TEST_CASE("step cost: predictions follow a machine that becomes slower", "[cost]") {
   Machine machine;
   StepCost cost(machine.truth);
   for (int i = 0; i < 3000; ++i) {
@@ -172,7 +171,7 @@ using namespace experiments;
 
 const ChunkCost kCost{.stage_s = 5e-4, .c = 0.04, .b = 3.2e-4, .g = 1e-7, .a = 3e-9};
 
-TEST_CASE("chunks: they tile a prompt, and equal-time ones take as long each", "[pipeline]") {
+TEST_CASE("chunks: they tile a prompt, and equal-time chunks take the same time", "[pipeline]") {
   Random random(7);
   for (int trial = 0; trial < 100; ++trial) {
     const double cached = double(random.below(100000)), tokens = double(1 + random.below(100000));
@@ -192,7 +191,7 @@ TEST_CASE("chunks: they tile a prompt, and equal-time ones take as long each", "
   }
 }
 
-TEST_CASE("chunks: the best equal-time ones end before any fixed ones", "[pipeline]") {
+TEST_CASE("chunks: the best equal-time chunks end before any fixed chunks", "[pipeline]") {
   for (double tokens : {8192., 131072.}) {
     const auto end = [&](const std::vector<Chunk>& chunks) {
       return experiments::pipeline_seconds(stage_seconds(kCost, chunks, 8), 8);
@@ -212,7 +211,7 @@ Chunks same_on_all(std::span<const double> seconds, int n_stages) {
   return chunks;
 }
 
-TEST_CASE("pipeline time: the closed form is the recurrence, for the same time on all stages", "[pipeline]") {
+TEST_CASE("pipeline time: the closed form equals the recurrence when all stages take the same time", "[pipeline]") {
   Random random(3);
   for (int trial = 0; trial < 300; ++trial) {
     std::vector<double> seconds(1 + random.below(60));

@@ -1,5 +1,5 @@
-// What the tests of the model on CUDA share: arrays to the card and back, a model of a folder
-// there, and KV in device memory.
+// Shared by the CUDA tests of the model: arrays copied to the GPU and back, a model of a folder on the GPU, and KV in
+// device memory.
 #pragma once
 
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace xpyd::testing {
 
-// u = 2^-24 is f32's unit roundoff, 2^-8 is bf16's.
+// Unit roundoff: u = 2^-24 for f32, 2^-8 for bf16.
 constexpr double kU = 0x1p-24;
 inline double roundoff(Dtype dtype) { return dtype == Dtype::bf16 ? 0x1p-8 : kU; }
 inline bool near(double got, double want, double bound) { return std::fabs(got - want) <= bound; }
@@ -50,7 +50,7 @@ std::vector<T> from_card(const void* from, size_t n, cuda::Stream& stream) {
   return {staging.as<T>(), staging.as<T>() + n};
 }
 
-// n floats as an array of `dtype` on the card, and back. What came back was rounded.
+// Copies n floats to the GPU as an array of `dtype`, and back. The values that come back have been rounded.
 inline cuda::Memory floats_to_card(const std::vector<float>& from, Dtype dtype, cuda::Stream& stream) {
   if (dtype == Dtype::f32) return to_card(from, stream);
   std::vector<bf16> rounded(from.size());
@@ -65,7 +65,7 @@ inline std::vector<float> floats_from_card(const void* from, size_t n, Dtype dty
   return values;
 }
 
-// A model of a folder on the card, beside the host's model of the same weights.
+// A model of a folder on the GPU, beside the host's model of the same weights.
 struct CudaLoaded {
   CudaLoaded(const std::string& dir, CudaModelOptions options = small(), LoadOptions load = {})
       : host(dir, load, 1, options.max_step_tokens), card(cuda::open().value()) {
@@ -81,7 +81,7 @@ struct CudaLoaded {
     REQUIRE(made.ok());
     return std::move(made).value();
   }
-  // One attention kernel for both phases: then the chunking cannot show.
+  // One attention kernel serves both phases, so chunking cannot change a bit.
   static CudaModelOptions small() {
     return {.max_step_tokens = 64,
             .max_logits = 64,
@@ -96,8 +96,8 @@ struct CudaLoaded {
   std::unique_ptr<CudaModel> model;
 };
 
-// KV of up to n_seqs sequences of max_tokens tokens on the card, all NaN at first. block_tokens 0:
-// contiguous slots; else blocks scattered over the pool.
+// KV on the GPU for up to n_seqs sequences of max_tokens tokens, all NaN at first. With block_tokens 0 the slots are
+// contiguous, otherwise blocks are scattered over the pool.
 struct CudaKv {
   CudaKv(const Model& model, cuda::Stream& stream, int max_tokens, int n_seqs = 1, int block_tokens = 0,
          KvOrder order = KvOrder::layer_major, Dtype dtype = Dtype::f32)
@@ -107,7 +107,7 @@ struct CudaKv {
         pool(cuda::Memory::device(layout.pool_bytes()).value()),
         contiguous(block_tokens == 0) {
     cuda::fill(pool.data(), 0xff, pool.size(), stream);
-    int step = 7;  // coprime to the number of blocks: a permutation
+    int step = 7;  // coprime to the number of blocks, so it permutes them
     while (std::gcd(step, layout.n_blocks) != 1) ++step;
     for (int i = 0; i < layout.n_blocks; ++i) tables.push_back((i * step + 1) % layout.n_blocks);
   }

@@ -1,5 +1,5 @@
-// Rows of kernels: those of the program's tables that run here; and AVX-512's as every processor with AVX2 executes
-// them, over which the same tests run as [emulated], hidden.
+// The rows of the GEMM table that run on this CPU. The AVX-512 rows also run in emulation on every CPU with AVX2, and
+// the hidden [emulated] tests repeat the same tests over them.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@ extern const DotKernels kAvx512Dot_emulated, kAvx512VnniDot_emulated, kAvx512Bf1
 #endif
 }  // namespace xpyd::model
 
-// TEST_ROWS(function, name, tags, here, emulated) { ... rows ... }: twice, over what each of the two gives.
+// TEST_ROWS(function, name, tags, here, emulated) { ... rows ... } defines two tests, one over each list of rows.
 #define TEST_ROWS(function, name, tags, here, emulated)                   \
   static void function(const decltype(here())& rows);                     \
   TEST_CASE(name, tags) { function(here()); }                             \
@@ -61,12 +61,12 @@ inline std::vector<const GemmVariant*> emulated_gemm_rows() {
   return rows;
 }
 
-// A row whose bf16 products round activations to bf16.
+// True for a row whose bf16 products round activations to bf16.
 inline bool rounds_bf16(const GemmVariant& row) { return std::string(row.name).starts_with("avx512_bf16"); }
 
 inline float random_value(Random& random) { return float(random.uniform() * 2 - 1); }
 
-// Inputs whose groups are scattered over K, as GPTQ's desc_act leaves them.
+// Groups whose members are scattered over K, as GPTQ's desc_act leaves them.
 inline QuantGroups scattered(int k, int size, uint64_t seed = 5) {
   QuantGroups groups = even_groups(k, size);
   Random random(seed);
@@ -74,17 +74,17 @@ inline QuantGroups scattered(int k, int size, uint64_t seed = 5) {
   return groups;
 }
 
-// A matrix of numbers or of codes, and what it stands for.
+// A dense or quantised matrix, and the values that it stands for.
 struct Problem {
   int n = 0, k = 0, groups = 1;
   Dtype dtype = Dtype::f32;
-  std::vector<QuantRow> rows = {};  // of codes
+  std::vector<QuantRow> rows = {};  // if quantised
   std::vector<float> w = {};        // [n, k], already rounded to dtype
   std::vector<float> bias = {};
   PackedMatrix packed = {};
 };
 
-// quant: of codes.
+// quant: the groups of a quantised matrix.
 inline Problem make_problem(int n, int k, int groups, Dtype dtype, ThreadTeam& team, uint64_t seed = 1,
                             const QuantGroups& quant = {}) {
   Problem p{.n = n, .k = k, .groups = groups, .dtype = dtype};
@@ -115,7 +115,7 @@ inline Problem make_problem(int n, int k, int groups, Dtype dtype, ThreadTeam& t
   return p;
 }
 
-// Now and then a large one.
+// Random values, some of them large.
 inline std::vector<float> random_rows(int m, int stride, uint64_t seed) {
   Random random(seed);
   std::vector<float> x(size_t(m) * size_t(stride));
@@ -125,7 +125,7 @@ inline std::vector<float> random_rows(int m, int stride, uint64_t seed) {
 
 constexpr float kSentinel = 12345.0f;
 
-// y [m, n] with row stride n + 3; the three floats after every row must survive.
+// Returns y [m, n]. Its row stride is n + 3, and the three floats behind each row must survive.
 inline std::vector<float> run(const GemmVariant& variant, const Problem& p, const std::vector<float>& x, int m,
                               int x_stride, bool with_bias, ThreadTeam& team, size_t first_row = 0) {
   GemmScratch scratch(m, p.packed.stored({0, p.groups}), team.size());

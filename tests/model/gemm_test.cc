@@ -1,5 +1,5 @@
-// The one matrix product: every element against the double reference, and the invariance that the
-// whole project's bitwise parity rests on.
+// Tests the matrix product: every element against the double reference, and the invariance of bits on which the parity
+// of the whole project rests.
 #include "model/gemm/gemm.h"
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 namespace xpyd::testing::gemm_test {
 namespace {
 
-// Largest distance from the double reference, as a share of the bound: an element is a chain of at most ceil(k /
-// groups) additions, log2(groups) of the tree, and one of the bias; each rounds once with FMA and twice without.
-// Where whole numbers are multiplied, a row is rounded to 2^-16 of its largest for each weight.
+// Returns the largest distance from the double reference as a share of its bound. An element takes a chain of at most
+// ceil(k / groups) additions, log2(groups) of the tree, and one of the bias. Each rounds once with FMA and twice
+// without. Integer products also round a row to 2^-16 of its largest value for each weight.
 double worst_error(const Problem& p, const std::vector<float>& x, int m, int x_stride, bool with_bias,
                    const std::vector<float>& y, bool fused, double rounding, double of_largest) {
   std::vector<float> expected(y.size());
@@ -46,7 +46,7 @@ double worst_error(const Problem& p, const std::vector<float>& x, int m, int x_s
                      std::numeric_limits<float>::min();
       size_t i = size_t(r) * size_t(p.n) + size_t(n);
       double error = std::abs(double(y[i]) - double(expected[i]));
-      if (!(error <= bound)) return error / bound;  // also a NaN
+      if (!(error <= bound)) return error / bound;  // also if it is NaN
       worst = std::max(worst, error / bound);
     }
   return worst;
@@ -62,7 +62,7 @@ constexpr bool kInstrumented = true;
 constexpr bool kInstrumented = false;
 #endif
 
-// What a matrix is of.
+// The kind of a matrix.
 struct Form {
   Dtype dtype;
   bool in_order = true;
@@ -97,7 +97,8 @@ TEST_GEMM_ROWS(agrees, "gemm agrees with the double reference at every element",
             INFO(variant->name << " m=" << s.m << " n=" << s.n << " k=" << s.k << " " << dtype_name(dtype)
                                << " groups=" << groups << " bias=" << bias << " in order=" << form.in_order);
             bool fused = std::string(variant->name).starts_with("avx");
-            // bf16_dot: activations are off by up to 2^-8 of themselves, and sums and products are rounded apart.
+            // With bf16_dot, activations are off by up to 2^-8 of themselves, and sums and products are rounded
+            // separately.
             const bool bf16_dot = dtype == Dtype::bf16 && rounds_bf16(*variant);
             const bool rounds = !variant->exact && (dtype == Dtype::int8 || dtype == Dtype::int4);
             REQUIRE(worst_error(p, x, s.m, stride, bias, y, fused && !bf16_dot, bf16_dot ? 0x1.01p-8 : 0,
@@ -115,7 +116,7 @@ TEST_GEMM_ROWS(invariant, "a row's bits do not depend on its batch, place or thr
   int turn = 0;
   for (const GemmVariant* variant : rows)
     for (Shape s : {Shape{200, 520}, Shape{50, 4099}, Shape{1000, 130}}) {
-      if (kInstrumented && s.k != 520) continue;  // one of them for long enough
+      if (kInstrumented && s.k != 520) continue;  // one shape takes long enough
       for (const auto& form : kForms)
         for (int groups : {1, 8}) {
           const Dtype dtype = form.dtype;
@@ -123,7 +124,7 @@ TEST_GEMM_ROWS(invariant, "a row's bits do not depend on its batch, place or thr
           Problem p = form.make(s.n, s.k, groups, one);
           constexpr int kRows = 300;
           auto x = random_rows(kRows, s.k, 3);
-          std::vector<float> alone;  // row by row, one thread: the definition
+          std::vector<float> alone;  // the definition: row by row on one thread
           for (int r = 0; r < kRows; ++r) {
             auto y = run(*variant, p, x, 1, s.k, true, one, size_t(r));
             alone.insert(alone.end(), y.begin(), y.end());
@@ -132,7 +133,7 @@ TEST_GEMM_ROWS(invariant, "a row's bits do not depend on its batch, place or thr
           for (int m = 1; m <= 17; ++m) sizes.push_back(m);
           sizes.insert(sizes.end(), {47, 48, 64, 130, 265});
           for (int m : sizes) {
-            // One way for each size and problem, in turn: all problems together try every way of every size.
+            // Each size and problem runs in one way, in turn. All problems together try every way of every size.
             const auto [team, first] = ways[size_t(turn++) % ways.size()];
             auto y = run(*variant, p, x, m, s.k, true, *team, first);
             INFO(variant->name << " m=" << m << " n=" << s.n << " k=" << s.k << " " << dtype_name(dtype)
@@ -151,7 +152,7 @@ static void tree_sum(float* const* parts, int n_parts, size_t n) {
 }
 
 TEST_GEMM_ROWS(subtrees, "group sums are added in the fixed tree, so shards of K are subtrees", "[gemm][model]") {
-  // A tensor-parallel rank holds half of K and half of the groups; tree_sum over ranks gives the whole.
+  // A tensor-parallel rank holds a share of K and of the groups. tree_sum over ranks gives the whole.
   ThreadTeam team(2);
   for (const GemmVariant* variant : rows)
     for (int ranks : {2, 4, 8}) {
@@ -215,7 +216,7 @@ TEST_GEMM_ROWS(slices, "a slice of columns or of groups has the bits of the whol
       for (int r = 0; r < m; ++r)
         REQUIRE(std::memcmp(columns.data() + r * (end - begin + 2), expected.data() + r * n + begin,
                             size_t(end - begin) * 4) == 0);
-      // Ranks of one, two or four groups; each reads its own columns of x.
+      // Each rank has one, two or four groups and reads its own columns of x.
       const int ranks = 1 << (1 + below(3)), each = 8 / ranks;
       std::vector<std::vector<float>> sums;
       std::vector<float*> parts;
@@ -251,8 +252,7 @@ TEST_CASE("the tree one leaf at a time equals the tree level by level", "[gemm][
 }
 
 TEST_GEMM_ROWS(runs_itself, "the variant asked for is the variant that runs", "[gemm][model]") {
-  // -(1 + 2^-7 + 2^-17) + (1 + 2^-17)(1 + 2^-7) is 2^-24 when the product is not rounded first,
-  // else 0.
+  // -(1 + 2^-7 + 2^-17) + (1 + 2^-17)(1 + 2^-7) is 2^-24 if the product is not rounded first, else 0.
   ThreadTeam team(1);
   const float a = 1 + 0x1p-17f, b = 1 + 0x1p-7f;
   const float rounded = a * b;
@@ -296,7 +296,7 @@ TEST_GEMM_ROWS(has_avx2s_bits, "AVX-512 has the bits of AVX2", "[gemm][model]") 
       }
 }
 
-TEST_CASE("rows come out of the panels as they went in", "[gemm][model]") {
+TEST_CASE("unpacked rows equal the rows that were packed", "[gemm][model]") {
   ThreadTeam team(1);
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16})
     for (int n : {1, 16, 37}) {

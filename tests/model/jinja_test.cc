@@ -1,5 +1,5 @@
-// The template language against what jinja2 makes of the same templates (tests/data/jinja_cases.json, by
-// make_jinja_fixtures.py), its bounds, and what it knows about who wrote a byte.
+// Tests the template language: jinja2's output for the same templates (tests/data/jinja_cases.json, made by
+// make_jinja_fixtures.py), its limits, and how it tracks which bytes come from the client.
 #include "model/jinja/jinja.h"
 
 #include <ctime>
@@ -17,7 +17,7 @@ namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
-// Variables out of JSON text whose fields are in order.
+// Makes variables of JSON text and keeps the order of its fields.
 Variables variables_of(const std::string& text) {
   Variables out;
   const jinja::Value object = jinja::json_value(text);
@@ -25,7 +25,7 @@ Variables variables_of(const std::string& text) {
   return out;
 }
 
-// The output, or "ERROR " and why.
+// Returns the output, or "ERROR " and the reason.
 std::string render(const std::string& source, const Variables& variables = {}, int64_t now = 0,
                    jinja::Limits limits = {}) {
   auto made = jinja::Template::parse(source);
@@ -34,7 +34,7 @@ std::string render(const std::string& source, const Variables& variables = {}, i
   return out.ok() ? out.value().bytes : "ERROR " + out.error().message;
 }
 
-// The value of the first field `name` in JSON text as it stands there: nlohmann sorts fields.
+// Returns the raw JSON text of the first field `name`, because nlohmann sorts fields.
 std::string raw_object(const std::string& text, const std::string& name) {
   size_t begin = text.find("\"" + name + "\": {") + name.size() + 4, at = begin;
   int depth = 0;
@@ -56,7 +56,7 @@ std::string raw_object(const std::string& text, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("jinja: every construct as jinja2 renders it", "[model][jinja]") {
+TEST_CASE("jinja: every construct renders as jinja2 renders it", "[model][jinja]") {
   setenv("TZ", "UTC", 1);
   tzset();
   auto text = read_small_file(data_path("jinja_cases.json"), 1 << 20);
@@ -78,7 +78,7 @@ TEST_CASE("jinja: every construct as jinja2 renders it", "[model][jinja]") {
   }
   CHECK(rendered >= 100);
   CHECK(errors >= 60);
-  // What jinja2 renders and chat templates do not use is refused, never approximated.
+  // Constructs that jinja2 renders and chat templates do not use are refused and never approximated.
   for (const json& one : file["refused"]) {
     const std::string got = render(one, variables, file["now"]);
     INFO(one.get<std::string>());
@@ -88,8 +88,8 @@ TEST_CASE("jinja: every construct as jinja2 renders it", "[model][jinja]") {
   CHECK(file["refused"].size() >= 100);
 }
 
-TEST_CASE("jinja: what is not supported is refused at once, by line and name", "[model][jinja]") {
-  const json cases = parsed_file(data_path("hostile/jinja.json"));  // and what each is told
+TEST_CASE("jinja: unsupported constructs are refused by line and name", "[model][jinja]") {
+  const json cases = parsed_file(data_path("hostile/jinja.json"));  // each with its message
   for (const json& one : cases) {
     auto made = jinja::Template::parse(one[0].get<std::string>());
     INFO(as_text(one));
@@ -98,7 +98,7 @@ TEST_CASE("jinja: what is not supported is refused at once, by line and name", "
     CHECK(has(made.error().message, one[1]));
   }
   CHECK(has(jinja::Template::parse("{{ \xff }}").error().message, "the template is not UTF-8"));
-  // And what shows only while rendering.
+  // These errors appear only while rendering.
   CHECK(render("a\n{{ raise_exception('No ' ~ 1) }}") == "ERROR line 2: No 1");
   CHECK(render("{{ x.y }}") == "ERROR line 1: 'x' is undefined");
   CHECK(has(render("{{ 9223372036854775807 + 1 }}"), "beyond 64 bits"));
@@ -106,7 +106,7 @@ TEST_CASE("jinja: what is not supported is refused at once, by line and name", "
   CHECK(has(render("{{ 'x'.count }}"), "the method .count() of a string is not supported"));
 }
 
-// Steps, bytes and depth are counted: without a count each of these would take minutes, all memory or all of the stack.
+// Steps, bytes and depth are counted. Without a count each of these would take minutes, all memory or all of the stack.
 TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "[model][jinja]") {
   const auto many = [](const std::string& part, int times) {
     std::string text;
@@ -130,8 +130,8 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
       grown("[1]", 99, "ns.x + ns.x"),
       grown("[1]", 99, "[ns.x, ns.x]") + "{{ ns.x }}",
       grown("[1]", 9999, "[ns.x]") + "{{ ns.x }}",
-      // Printed before it was counted; keys compared that are long and alike; values chained
-      // through methods and loops, whose end was a recursion as deep as the chain.
+      // These once evaded the count: output that is printed before it is counted, long keys that are alike, and values
+      // chained through methods and loops, whose destruction recursed as deep as the chain.
       grown("['\x01' * 15]", 22, "[ns.x, ns.x]") + "{{ ns.x }}",
       "{% set s = 'aaaaaaaaaaaaaaaa' * 500000 %}{% set d = {s: 1} %}" + often("{% set y = d[s] %}"),
       grown("1", 90000, "[ns.x].append"),
@@ -165,7 +165,7 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
       "{% set ns = namespace(" + numbered(60000, "a", "=1,") + ") %}" + often("{% set y = ns.a59999 %}"),
       "{% macro f(" + numbered(60000, "a", ",") + "z) %}{% endmacro %}" + often("{{ f() }}"),
       "{% set d = {" + numbered(1000, "'a", "':1,") + "} %}" + often("{% set y = d is eq d %}"),
-      // Text of many authors.
+      // Text with many runs of different origin.
       "{% set s = ('-' ~ c) * 4000000 %}" + often("{{ s }}"),
       grown("'-' ~ c", 90000, "ns.x ~ ns.x"),
   };
@@ -179,19 +179,19 @@ TEST_CASE("jinja: no template takes for ever, all memory or all of the stack", "
             "more than 999 bytes"));
   CHECK(has(render("{% for i in range(99) %}{% endfor %}", {}, 0, {.work = 50}), "takes too long"));
   CHECK(has(render(std::string(jinja::Template::kMaxBytes + 1, 'x')), "more than 1 MiB"));
-  // Long is not deep.
-  // Jinja's else of a loop: unless a turn has come to its end.
+  // A long template is not a deep one.
+  // A loop's else runs in jinja2 unless an iteration has come to its end.
   CHECK(render("{% for x in [1, 2] %}{% if x == y %}{% break %}{% endif %}{% else %}E{% endfor %}") == "");
   CHECK(render("{% for x in [1] %}{% break %}{% else %}E{% endfor %}") == "E");
   CHECK(render("{% for x in [1] %}{% continue %}{% else %}E{% endfor %}") == "E");
   CHECK(render("{% if 0 %}" + many("{% elif 0 %}", 999) + "{% else %}x{% endif %}") == "x");
-  // A namespace that holds itself, and a macro that a namespace holds, are freed (LeakSanitizer).
+  // A namespace that holds itself, and a macro that a namespace holds, are freed (LeakSanitizer checks it).
   CHECK(render("{% set ns = namespace() %}{% set ns.me = ns %}{% macro f() %}{{ ns }}{% endmacro %}"
                "{% set ns.f = f %}x") == "x");
 }
 
-TEST_CASE("jinja: whose bytes they are survives every operation", "[model][jinja]") {
-  // Clients' bytes stand in <>.
+TEST_CASE("jinja: every operation keeps track of which bytes come from the client", "[model][jinja]") {
+  // The client's bytes are shown in <>.
   const auto marked = [](const std::string& source) {
     auto made = jinja::Template::parse(source);
     if (!made.ok()) return made.error().message;
@@ -217,7 +217,7 @@ TEST_CASE("jinja: whose bytes they are survives every operation", "[model][jinja
   CHECK(marked("{% set x %}[{{ c }}]{% endset %}{{ x }}{% macro f(y) %}({{ y }}){% endmacro %}{{ "
                "f(c) }}") == "[<ab cd>](<ab cd>)");
   CHECK(marked("{% for k, v in d.items() %}{{ k }}={{ v }}{% endfor %} {{ l|join(',') }}") == "<k>=<v> <x>,<y>");
-  // Text of a whole value is a client's where any of it is.
+  // The text of a whole value counts as the client's if any part of it is.
   CHECK(marked("{{ d|tojson }} {{ ['a']|tojson }} {{ d }} {{ [c] }}") ==
         "<{\"k\": \"v\"}> [\"a\"] <{'k': 'v'}> <['ab cd']>");
 }

@@ -1,5 +1,4 @@
-// What holds for the model on the CPU and on CUDA alike: each case is asked of both. A Kv has views of slots and a
-// pool.
+// Cases that hold for the model on the CPU and on CUDA alike, and run on both. A Kv has views of its slots and a pool.
 #pragma once
 
 #include <cmath>
@@ -24,7 +23,7 @@ inline double largest_difference(const std::vector<float>& a, const std::vector<
   }
   return largest;
 }
-// In squares, of b's size.
+// The root of the squared error over b's squared size.
 inline double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
   REQUIRE(a.size() == b.size());
   double error = 0, size = 0;
@@ -33,8 +32,8 @@ inline double relative_error(const std::vector<float>& a, const std::vector<floa
   return std::sqrt(error / size);
 }
 
-// Sequences in slots of another order: first all but a tail of each, then the tails, of one or two tokens. alone():
-// the KV of one sequence.
+// Runs sequences in permuted slots: first all but a tail of each, then the tails of one or two tokens. Each must have
+// the bits that it has alone. alone() makes the KV of one sequence.
 template <class Kv, class Alone>
 void check_batch_mates(Model& model, const Kv& kv, Alone alone, const std::vector<std::vector<int32_t>>& prompts,
                        const std::vector<int>& tail) {
@@ -62,7 +61,7 @@ void check_batch_mates(Model& model, const Kv& kv, Alone alone, const std::vecto
   }
 }
 
-// make_kv(): of five sequences of 16 tokens.
+// make_kv() makes KV for five sequences of 16 tokens.
 template <class MakeKv>
 void check_wanted_rows(Model& model, MakeKv make_kv) {
   const size_t vocab = size_t(model.config().vocab);
@@ -71,7 +70,7 @@ void check_wanted_rows(Model& model, MakeKv make_kv) {
   const auto views_of = [](const auto& kv) {
     return std::vector<KvView>{kv.view(0), kv.view(1), kv.view(2), kv.view(3), kv.view(4)};
   };
-  // The KV is whole whatever logits were wanted: the next tokens agree.
+  // The KV is complete whatever logits were wanted: the next tokens agree.
   const auto next = [&](const std::vector<KvView>& views) {
     return run_step(model, views, {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4});
   };
@@ -97,8 +96,8 @@ void check_wanted_rows(Model& model, MakeKv make_kv) {
   }
 }
 
-// kv: of two sequences of 6 tokens, all NaN. What is enqueued as an observer hears of a layer sees this layer's rows
-// and none of the next one. pool(): what is in kv's pool, where the CPU can read it.
+// kv: two sequences of 6 tokens, all NaN. Work that is enqueued in layer_done() sees the rows of this layer and none of
+// the next. pool() returns the bytes of kv's pool where the CPU can read them.
 template <class Kv, class Pool>
 void check_observer(Model& model, const Kv& kv, Pool pool) {
   struct Observer : LayerObserver {

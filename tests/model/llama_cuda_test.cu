@@ -1,5 +1,5 @@
-// The forward pass on CUDA against the CPU's, and against itself: the same bits however the tokens are cut into steps,
-// wherever their KV lies, whoever shares the step, and whether it ran as a graph.
+// Tests the forward pass on CUDA against the CPU's, and against itself. Bits must not depend on how tokens are cut into
+// steps, where their KV lies, which sequences share the step, or whether it ran as a graph.
 #include "base/random.h"
 #include "model/gemm/gemm.h"
 #include "tests/model/cuda_fixture.h"
@@ -22,7 +22,7 @@ TEST_CASE("cuda llama: f32 logits are the CPU's within rounding, for every famil
     const auto prompt = some_tokens(24, int(vocab));
     CudaKv kv(*loaded.model, loaded.stream, 32);
     const auto got = prompt_logits(*loaded.model, kv, prompt, 64), want = run_prompt(*loaded.host.model, prompt, 64);
-    // As against Hugging Face (llama_test.cc): logits have unit variance, other orders of addition
+    // The same bound as against Hugging Face (llama_test.cc): logits have unit variance, and other orders of addition
     // differ by some tens of roundings of 6e-8.
     const double bound = 2e-5;
     CHECK(largest_difference(got, want) < bound);
@@ -37,7 +37,7 @@ TEST_CASE("cuda llama: f32 logits are the CPU's within rounding, for every famil
   }
 }
 
-TEST_CASE("cuda llama: bf16 stays within its rounding", "[cuda][model]") {
+TEST_CASE("cuda llama: bf16 logits stay within their rounding", "[cuda][model]") {
   for (const std::string& name : kFixtures) {
     CAPTURE(name);
     CudaLoaded loaded(data_path("models/" + name), CudaLoaded::small(), {.dtype = Dtype::bf16});
@@ -45,17 +45,17 @@ TEST_CASE("cuda llama: bf16 stays within its rounding", "[cuda][model]") {
     CudaKv kv(*loaded.model, loaded.stream, 32, 1, 4, KvOrder::layer_major, Dtype::bf16);
     const auto got = prompt_logits(*loaded.model, kv, prompt, 5), want = run_prompt(*loaded.host.model, prompt, 64);
     // The weights are the same. An activation is off by up to 2^-8 of itself, 0.17 % rms, at each of about ten places
-    // on its way through a layer, the residual stream nowhere: added in squares, 1 % of the logits' size after three
-    // layers; the steeper softmax and norms of some double it (measured 0.6 % to 2.2 %).
+    // on its way through a layer. The residual stream is not rounded. Added in squares, this is 1 % of the logits' size
+    // after three layers. The steeper softmax and norms of some models double it (measured 0.6 % to 2.2 %).
     const double relative = relative_error(got, want);
     CHECK(relative < 0.04);
-    CHECK(relative > 1e-4);  // it was rounded
+    CHECK(relative > 1e-4);  // proof of rounding
   }
 }
 
 TEST_CASE("cuda llama: graphs change no bit", "[cuda][model]") {
-  // Over batches of 1 to 5 that come back, paged and contiguous, across the 512 tokens at which
-  // another graph is made and a split kernel takes a second split.
+  // Batches of 1 to 5 recur, paged and contiguous, across 512 tokens. There another graph is made, and a split kernel
+  // takes a second split.
   ThreadTeam team(1);
   cuda::Stream stream;
   const cuda::Card card = cuda::open().value();
@@ -101,12 +101,12 @@ TEST_CASE("cuda llama: graphs change no bit", "[cuda][model]") {
       }
       CHECK(same_bits(logits[0], logits[1]));
       CHECK(counts[0].replays == 0);
-      CHECK(counts[1].captures == 3);  // batch 8, 8 and 1 beyond 512 tokens; others were seen once
+      CHECK(counts[1].captures == 3);  // batch 8, and 8 and 1 beyond 512 tokens; others were seen once
       CHECK(counts[1].replays > counts[1].captures);
     }
 }
 
-// All that the card has, down to pieces of 64 KiB.
+// Allocates all free GPU memory, down to pieces of 64 KiB.
 std::vector<cuda::Memory> take_the_rest() {
   std::vector<cuda::Memory> all;
   for (size_t bytes = cuda::open().value().free_bytes; bytes >= 64 << 10;) {
@@ -119,7 +119,7 @@ std::vector<cuda::Memory> take_the_rest() {
   return all;
 }
 
-TEST_CASE("cuda llama: where the card has no room for a graph, steps run without", "[cuda][model]") {
+TEST_CASE("cuda llama: where GPU memory has no room for a graph, steps run without one", "[cuda][model]") {
   CudaLoaded loaded(data_path("models/llama2"));
   std::vector<float> logits[2];
   for (bool full : {false, true}) {
@@ -136,16 +136,16 @@ TEST_CASE("cuda llama: where the card has no room for a graph, steps run without
   CHECK(same_bits(logits[0], logits[1]));
 }
 
-TEST_CASE("cuda llama: work, memory and what was chosen", "[cuda][model]") {
+TEST_CASE("cuda llama: work, memory sizes and the chosen kernels are reported", "[cuda][model]") {
   CudaLoaded loaded(data_path("models/llama2")), tied(data_path("models/llama31"));
   CudaKv kv(*loaded.model, loaded.stream, 16);
   const std::vector<KvView> views = {kv.view()};
   const std::vector<int32_t> ids = {1, 2}, offsets = {0, 2}, lengths = {2}, rows = {1};
   const Work mine = loaded.model->work({ids, offsets, lengths, views, rows}),
              theirs = loaded.host.model->work({ids, offsets, lengths, views, rows});
-  CHECK(mine.bytes == theirs.bytes);  // in f32 both move the same
+  CHECK(mine.bytes == theirs.bytes);  // in f32 both move the same bytes
   CHECK(mine.flops == theirs.flops);
-  // Tied embeddings are there once. Beside the parameters: the table of RoPE's turns, padding of rows and parts.
+  // Tied embeddings are stored once. Beside the parameters there are the RoPE table and the padding of rows and parts.
   const ModelConfig& c = tied.host.config;
   const size_t rope = size_t(c.max_position) * size_t(c.head_dim / 2) * sizeof(RopeAngle);
   CHECK(tied.weights->embedding.data == tied.weights->lm_head.data);
@@ -155,7 +155,7 @@ TEST_CASE("cuda llama: work, memory and what was chosen", "[cuda][model]") {
   CHECK(loaded.model->describe().find("decode naive") != std::string::npos);
 }
 
-TEST_CASE("cuda llama: a card that is full says so", "[cuda][model]") {
+TEST_CASE("cuda llama: a full GPU is an error that names the size needed", "[cuda][model]") {
   LoadedModel host(data_path("models/llama2"));
   cuda::Stream stream;
   auto weights = upload_weights(*host.weights, stream).value();
@@ -185,7 +185,7 @@ TEST_CASE("cuda llama: attention is chosen by name, and refused with a reason", 
   CHECK(check("auto", "flash_mma").error().message.find("decode attention: flash_mma needs") != std::string::npos);
 }
 
-TEST_CASE("cuda codes: a model of them is the CPU's, and its bits are the same in one step and in chunks",
+TEST_CASE("cuda codes: a quantised model agrees with the CPU's, with the same bits in one step and in chunks",
           "[cuda][model]") {
   const auto prompt = some_tokens(11, 200);
   const struct {
@@ -193,7 +193,7 @@ TEST_CASE("cuda codes: a model of them is the CPU's, and its bits are the same i
     Dtype codes;
     int group;
     Dtype dtype;
-  } models[] = {{"llama31", Dtype::int8, 0, Dtype::f32},  // its embeddings are tied
+  } models[] = {{"llama31", Dtype::int8, 0, Dtype::f32},  // has tied embeddings
                 {"llama31", Dtype::int4, 0, Dtype::bf16},
                 {"qwen2", Dtype::int4, 8, Dtype::f32},
                 {"qwen2", Dtype::fp8, 0, Dtype::bf16}};
@@ -204,7 +204,7 @@ TEST_CASE("cuda codes: a model of them is the CPU's, and its bits are the same i
     CHECK(loaded.weights->layers[1].down.codes.dtype == m.codes);
     CHECK(loaded.weights->lm_head.codes.dtype == m.codes);
     CHECK_FALSE(is_quantised(loaded.weights->embedding.codes.dtype));
-    // Graphs take the steps of one token.
+    // Steps of one token run as graphs.
     CudaKv kv(*loaded.model, loaded.stream, 20), again(*loaded.model, loaded.stream, 20),
         seven(*loaded.model, loaded.stream, 20);
     const auto got = prompt_logits(*loaded.model, kv, prompt, 64);
@@ -213,7 +213,7 @@ TEST_CASE("cuda codes: a model of them is the CPU's, and its bits are the same i
     CHECK(prompt_logits(*loaded.model, seven, prompt, 7) == got);
     const auto exact = make_llama(loaded.host.weights, loaded.host.team, 64, 64, {.gemm = &default_gemm(true)});
     const auto want = run_prompt(*exact, prompt, 64);
-    // Bounds as above; bf16 here rounds activations alone.
+    // Bounds as above. Here bf16 rounds activations alone.
     if (m.dtype == Dtype::f32)
       CHECK(largest_difference(got, want) < 2e-5);
     else

@@ -1,5 +1,5 @@
-// The forward pass against Hugging Face transformers (fixtures of tests/data/make_model_fixtures.py), and against
-// itself: the same bits however the tokens are cut into steps.
+// Tests the forward pass against Hugging Face transformers (fixtures of tests/data/make_model_fixtures.py), and against
+// itself: bits do not depend on how the tokens are cut into steps.
 #include <algorithm>
 
 #include "experiments/null_model.h"
@@ -37,8 +37,8 @@ TEST_CASE("llama: logits agree with Hugging Face for every family", "[model][lla
     CAPTURE(name);
     LoadedModel loaded(data_path("models/" + name));
     Expected expected = load_expected(name, loaded.config.vocab);
-    // Logits have unit variance. Two f32 computations that add in other orders differ by some tens
-    // of roundings of 6e-8: measured 2e-6 to 6e-6.
+    // Logits have unit variance. Two f32 computations that add in other orders differ by some tens of roundings of
+    // 6e-8: measured 2e-6 to 6e-6.
     CHECK(largest_difference(run_prompt(*loaded.model, expected.tokens, 64), expected.logits) < 2e-5);
   }
 }
@@ -54,17 +54,17 @@ TEST_CASE("llama: bf16 matrices stay within their rounding", "[model][llama]") {
       CHECK(largest_difference(logits, expected.logits) < 2e-5);
       continue;
     }
-    // A weight is off by up to 2^-9 of itself, 2^-9 / sqrt(3) = 0.11 % rms, and a layer passes an
-    // activation through four products in a row: a few roundings' worth at each, added in squares,
-    // gives about 1 % of the logits' size after three layers (measured 0.8 % to 1.4 %).
+    // A weight is off by up to 2^-9 of itself, 2^-9 / sqrt(3) = 0.11 % rms. A layer passes an activation through four
+    // products in a row. A few roundings at each, added in squares, give about 1 % of the logits' size after three
+    // layers (measured 0.8 % to 1.4 %).
     const double error = relative_error(logits, expected.logits);
     CHECK(error < 0.025);
-    CHECK(error > 0.001);  // it was rounded
+    CHECK(error > 0.001);  // proof of rounding
     CHECK(largest_difference(logits, expected.logits) < 0.2);
   }
 }
 
-TEST_CASE("llama: the same bits in one step, in chunks and token by token", "[model][llama]") {
+TEST_CASE("llama: the bits are the same in one step, in chunks and token by token", "[model][llama]") {
   for (const std::string& name : kFixtures)
     for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       CAPTURE(name, dtype_name(dtype));
@@ -78,7 +78,7 @@ TEST_CASE("llama: the same bits in one step, in chunks and token by token", "[mo
     }
 }
 
-TEST_CASE("llama: the same bits on one thread and on three", "[model][llama]") {
+TEST_CASE("llama: the bits are the same on one thread and on three", "[model][llama]") {
   for (const std::string& name : kFixtures) {
     CAPTURE(name);
     LoadedModel one(data_path("models/" + name)), three(data_path("models/" + name), {}, 3);
@@ -89,7 +89,7 @@ TEST_CASE("llama: the same bits on one thread and on three", "[model][llama]") {
   }
 }
 
-TEST_CASE("llama: only the wanted rows' logits, with the bits they have among all", "[model][llama]") {
+TEST_CASE("llama: logits of the wanted rows have the bits that they have among all rows", "[model][llama]") {
   for (const std::string& name : kFixtures) {
     CAPTURE(name);
     LoadedModel loaded(data_path("models/" + name));
@@ -106,7 +106,7 @@ TEST_CASE("llama: work counts weights once and logits for wanted rows only", "[m
   const Work without = loaded.model->work({ids, offsets, lengths, views, none});
   const Work with = loaded.model->work({ids, offsets, lengths, views, one});
   CHECK(with.flops - without.flops >= 2.0 * c.vocab * c.hidden);
-  // The last layer's o_proj and MLP run for wanted rows only: here for one token of two, or for none.
+  // The last layer's o_proj and MLP run for wanted rows only. Here that is one token of two, or none.
   const double one_token = 2.0 * c.hidden * (c.n_heads * c.head_dim + 3.0 * c.intermediate);
   CHECK(with.flops - without.flops < 2.0 * c.vocab * c.hidden + 1.1 * one_token);
   CHECK(with.bytes - without.bytes > 4.0 * c.vocab * c.hidden);
@@ -131,7 +131,7 @@ TEST_CASE("llama: dummy weights are seeded, finite and of sane size", "[model][l
   CHECK(rms < 3);
 }
 
-TEST_CASE("llama: rope frequencies of the scaled kinds", "[model][llama]") {
+TEST_CASE("llama: scaled RoPE frequencies follow their definitions", "[model][llama]") {
   ModelConfig c;
   c.head_dim = 128;
   c.rope_theta = 500000;
@@ -140,8 +140,8 @@ TEST_CASE("llama: rope frequencies of the scaled kinds", "[model][llama]") {
   CHECK(plain[63] == Approx(std::pow(500000.0, -126.0 / 128)).epsilon(1e-12));
   c.rope_scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 8192};
   const auto scaled = rope_frequencies(c);
-  CHECK(scaled[0] == plain[0]);                               // many turns: kept
-  CHECK(scaled[63] == Approx(plain[63] / 8).epsilon(1e-12));  // less than one turn: slowed
+  CHECK(scaled[0] == plain[0]);                               // many rotations: kept
+  CHECK(scaled[63] == Approx(plain[63] / 8).epsilon(1e-12));  // less than one rotation: slowed
   bool blended = false;
   for (size_t i = 0; i < 64; ++i) {
     CHECK(scaled[i] <= plain[i]);
@@ -165,7 +165,7 @@ TEST_CASE("null model: logits follow from token and position alone", "[model][nu
     int calls = 0;
   } observer;
   const std::vector<std::vector<int32_t>> prompts = {{4, 5, 6, 7}, {5, 5}};
-  const std::vector<KvView> views(2);  // never looked at
+  const std::vector<KvView> views(2);  // never read
   const auto together = run_step(*model, views, prompts, {0, 3}, &observer);
   CHECK(observer.calls == 3);
   for (size_t s = 0; s < 2; ++s)
@@ -176,7 +176,7 @@ TEST_CASE("null model: logits follow from token and position alone", "[model][nu
       CHECK(std::count(alone.begin(), alone.end(), 1.0f) == 1);
       CHECK(std::count(alone.begin(), alone.end(), 0.0f) == 36);
     }
-  // The same token at another position goes on differently (somewhere in 20 positions).
+  // The same token at another position has other logits, at least at one of 20 positions.
   bool differs = false;
   for (int p = 1; p < 20; ++p)
     differs |= run_step(*model, {KvView{}}, {{5}}, {p}) != run_step(*model, {KvView{}}, {{5}}, {0});

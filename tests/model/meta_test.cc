@@ -1,4 +1,4 @@
-// A folder in Meta's layout is Hugging Face's folder of the same model: the same configuration, the same bits.
+// A folder in Meta's layout loads as Hugging Face's folder of the same model: the same configuration and the same bits.
 #include "model/meta.h"
 
 #include <filesystem>
@@ -14,8 +14,8 @@ namespace {
 
 void write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
-// The tensors of a fixture under Meta's names; the rows of W_q and W_k by the words of Meta's converter: rows (head,
-// half, i) of Hugging Face's are (head, i, half) of Meta's.
+// Writes the tensors of a fixture under Meta's names. Rows (head, half, i) of W_q and W_k in Hugging Face's order
+// become rows (head, i, half) in Meta's, as in Meta's converter.
 void write_metas(const std::string& fixture, const ModelConfig& config, const std::string& dir) {
   const Checkpoint checkpoint = Checkpoint::open(data_path("models/" + fixture)).value();
   nlohmann::json header;
@@ -60,7 +60,7 @@ TEST_CASE("meta: a folder with params.json and Meta's tensors has Hugging Face's
       if (fixture == std::string("llama2"))
         write(dir.path + "/params.json", R"({"dim": 48, "n_layers": 2, "n_heads": 6, "n_kv_heads": 3, "vocab_size": 211,
               "multiple_of": 100, "ffn_dim_multiplier": 0.7, "norm_eps": 1e-05, "max_seq_len": 128})");
-      else  // its heads are not of hidden / n_heads dims, which params.json cannot say; either file is read
+      else  // params.json cannot express its head_dim; either file is read
         std::filesystem::copy_file(theirs + "/config.json", dir.path + "/config.json");
       LoadedModel model(dir.path, {.dtype = dtype});
       CHECK((run_prompt(*model.model, prompt, 4) == run_prompt(*expected.model, prompt, 4)));
@@ -68,11 +68,11 @@ TEST_CASE("meta: a folder with params.json and Meta's tensors has Hugging Face's
     }
 }
 
-TEST_CASE("meta: params.json says what config.json says", "[model][meta]") {
+TEST_CASE("meta: params.json gives the same configuration as config.json", "[model][meta]") {
   const auto parsed = [](const std::string& text) {
     return parse_model_config(config_of_params(text, "params.json").value(), "params.json").value();
   };
-  // As the two publish Llama-3.1-8B.
+  // Both files as published with Llama-3.1-8B.
   ModelConfig c = parsed(
       R"({"dim": 4096, "ffn_dim_multiplier": 1.3, "multiple_of": 1024, "n_heads": 32, "n_kv_heads": 8,
                              "n_layers": 32, "norm_eps": 1e-05, "rope_theta": 500000.0, "use_scaled_rope": true,
@@ -100,7 +100,7 @@ TEST_CASE("meta: params.json says what config.json says", "[model][meta]") {
   CHECK(c.intermediate == 28672);
 }
 
-TEST_CASE("meta: a text ends at what its tokenizer has for that, as no file says", "[model][meta]") {
+TEST_CASE("meta: without an eos id in a file, a text ends at the tokenizer's end tokens", "[model][meta]") {
   const auto names = [](const char* fixture) {
     const std::string file = data_path(std::string("tokenizers/") + fixture + ".json");
     const auto tokenizer = Tokenizer::parse(read_small_file(file, 1 << 20).value(), file).value();
@@ -112,7 +112,7 @@ TEST_CASE("meta: a text ends at what its tokenizer has for that, as no file says
   CHECK(names("llama3") == std::vector<std::string>{"<|end_of_text|>", "<|eot_id|>"});
 }
 
-TEST_CASE("meta: what cannot be meant is refused by its field or tensor", "[model][meta]") {
+TEST_CASE("meta: impossible values are refused by their field or tensor", "[model][meta]") {
   const auto error = [](const std::string& text) { return config_of_params(text, "params.json").error().message; };
   CHECK(error("[1]") == "params.json: expected an object");
   CHECK(error("{}").find("dim") != std::string::npos);
@@ -122,7 +122,7 @@ TEST_CASE("meta: what cannot be meant is refused by its field or tensor", "[mode
   const std::string whole = config_of_params(llama + R"(, "vocab_size": 9})", "params.json").value();
   CHECK(whole.find("\"hidden_size\":48") != std::string::npos);
 
-  // Qwen's biases have rows to turn, too, and Meta has no name for them.
+  // Qwen's biases need their rows permuted, too, and Meta has no name for them.
   TempDir dir;
   const ModelConfig qwen = load_model_config(data_path("models/qwen2")).value();
   write_metas("qwen2", qwen, dir.path);

@@ -1,4 +1,4 @@
-// What the tests of the model share: a model of a folder, and a sequence with contiguous KV.
+// Shared by the tests of the model: a model of a folder, and sequences with contiguous KV.
 #pragma once
 
 #include <memory>
@@ -39,15 +39,15 @@ struct ContiguousKv {
   ContiguousKv(const Model& model, int max_tokens, int n_slots = 1, KvOrder order = KvOrder::layer_major)
       : layout{kv_shape(model.config(), Dtype::f32), order, max_tokens, n_slots}, pool(layout.pool_bytes()) {
     for (size_t i = 0; i < pool.size() / 4; ++i)
-      pool.as<uint32_t>()[i] = 0x7fc00000;  // NaN: a row read before it is written shows
+      pool.as<uint32_t>()[i] = 0x7fc00000;  // NaN reveals a row that is read before it is written
   }
   KvView view(int slot = 0) const { return {pool.data(), &layout, nullptr, slot}; }
   KvLayout layout;
   Buffer pool;
 };
 
-// One forward over some sequences: `tokens[s]` follow the `past[s]` tokens that are in the KV.
-// Returns the logits of every token, [n_tokens, vocab].
+// Runs one forward over some sequences: `tokens[s]` follow the `past[s]` tokens that are in the KV. Returns the logits
+// of every token, [n_tokens, vocab].
 inline std::vector<float> run_step(Model& model, const std::vector<KvView>& views,
                                    const std::vector<std::vector<int32_t>>& tokens, const std::vector<int>& past,
                                    LayerObserver* observer = nullptr) {
@@ -64,7 +64,7 @@ inline std::vector<float> run_step(Model& model, const std::vector<KvView>& view
   return logits;
 }
 
-// Logits of all tokens of one prompt, computed in steps of `chunk` tokens.
+// Returns the logits of all tokens of one prompt, computed in steps of `chunk` tokens.
 template <class Kv>
 std::vector<float> prompt_logits(Model& model, const Kv& kv, const std::vector<int32_t>& prompt, int chunk) {
   std::vector<float> all;

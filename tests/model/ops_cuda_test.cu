@@ -1,4 +1,4 @@
-// Every CUDA row operation and the sampler against plain loops in double, every element with a bound.
+// Tests every CUDA row operation and the sampler against plain loops in double, every element with a bound.
 #include <cfloat>
 #include <cmath>
 #include <limits>
@@ -17,8 +17,8 @@ namespace {
 constexpr double kEps = 1e-5;
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16};
 
-// A row of width n adds n / (its threads) <= 32 squares one after the other, then 5 + 32 partial sums: a sum of
-// positive terms is off by at most 69 u of itself, its root by half of that; the rest is rounded a few times.
+// A row of width n adds n / (its threads) <= 32 squares one after the other, then 5 + 32 partial sums. A sum of
+// positive terms is off by at most 69 u of itself, and its root by half of that. The rest is rounded a few times.
 constexpr double kNormError = 40 * kU;
 
 std::vector<double> normed(const std::vector<double>& x, const std::vector<float>& weight) {
@@ -30,7 +30,7 @@ std::vector<double> normed(const std::vector<double>& x, const std::vector<float
   return out;
 }
 
-TEST_CASE("cuda ops: embedding rows and their norm", "[cuda][model]") {
+TEST_CASE("cuda ops: embedding rows and their norm agree with double precision", "[cuda][model]") {
   cuda::Stream stream;
   Random random(1);
   for (Dtype dtype : kDtypes)
@@ -68,7 +68,7 @@ TEST_CASE("cuda ops: embedding rows and their norm", "[cuda][model]") {
     }
 }
 
-TEST_CASE("cuda ops: residual, bias and norm", "[cuda][model]") {
+TEST_CASE("cuda ops: residual, bias and norm agree with double precision", "[cuda][model]") {
   cuda::Stream stream;
   Random random(2);
   for (Dtype dtype : kDtypes)
@@ -114,7 +114,7 @@ TEST_CASE("cuda ops: residual, bias and norm", "[cuda][model]") {
         }
 }
 
-TEST_CASE("cuda ops: norm of chosen rows; rows gathered", "[cuda][model]") {
+TEST_CASE("cuda ops: the norm of chosen rows and gathered rows agree with double precision", "[cuda][model]") {
   cuda::Stream stream;
   Random random(3);
   const int width = 100, n_x = 6;
@@ -152,7 +152,7 @@ TEST_CASE("cuda ops: norm of chosen rows; rows gathered", "[cuda][model]") {
   }
 }
 
-// Two sequences and padding: tokens 0..2 of a sequence at positions 4..6, one token of another at position 0.
+// Two sequences and padding: tokens 0..2 of a sequence at positions 4..6, and one token of another at position 0.
 struct RopeCase {
   Dtype dtype, kv_dtype;
   KvOrder order;
@@ -234,7 +234,7 @@ void check_turn(const RopeCase& c) {
       }
       const Dtype out = is_q ? c.dtype : c.kv_dtype;
       std::vector<float> row(static_cast<size_t>(d));
-      double step_size = 0;  // half of one, of quantised rows
+      double step_size = 0;  // half a quantisation step
       if (is_q) {
         std::copy_n(got_q.begin() + (i * c.n_heads + h) * d, d, row.begin());
       } else if (i < n) {
@@ -244,7 +244,7 @@ void check_turn(const RopeCase& c) {
         read_kv_row(c.kv_dtype, d, at, 0, d, row.data());
         if (layout.shape.quantised()) {
           step_size = 0.501 * double(kv_scale(at + layout.shape.element_bytes()).scale);
-          if (is_v && !c.bias) {  // nothing was rounded before: the host's bytes
+          if (is_v && !c.bias) {  // nothing was rounded before, so the bytes are the host's
             std::vector<std::byte> host(layout.shape.row_bytes());
             write_kv_row(c.kv_dtype, d, &qkv[size_t(i * stride + h * d)], host.data());
             CHECK(std::memcmp(host.data(), at, host.size()) == 0);
@@ -258,15 +258,15 @@ void check_turn(const RopeCase& c) {
         CAPTURE(i, h, j);
         if (i >= n)
           CHECK(row[size_t(j)] == -7);
-        else  // the bias, a norm, two products and a sum, and the last rounding
+        else  // bias, norm, two products and a sum, and the last rounding
           CHECK(near(row[size_t(j)], want[size_t(j)],
                      (kNormError + 4 * kU) * size[size_t(j)] + roundoff(out) * std::fabs(want[size_t(j)]) + step_size));
       }
     }
-  for (std::byte b : got_pool) REQUIRE(b == std::byte{0x5a});  // every row was where it belongs, and nothing else
+  for (std::byte b : got_pool) REQUIRE(b == std::byte{0x5a});  // nothing outside the rows was written
 }
 
-TEST_CASE("cuda ops: bias, head norm, RoPE and append", "[cuda][model]") {
+TEST_CASE("cuda ops: bias, head norm, RoPE and append agree with double precision", "[cuda][model]") {
   for (Dtype dtype : kDtypes)
     for (Dtype kv : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4})
       for (bool contiguous : {true, false}) {
@@ -279,7 +279,7 @@ TEST_CASE("cuda ops: bias, head norm, RoPE and append", "[cuda][model]") {
   check_turn({Dtype::bf16, Dtype::bf16, KvOrder::token_major, true, false, true, 70, 5, 5});
 }
 
-TEST_CASE("cuda ops: SwiGLU", "[cuda][model]") {
+TEST_CASE("cuda ops: SwiGLU agrees with double precision", "[cuda][model]") {
   cuda::Stream stream;
   Random random(5);
   for (Dtype dtype : kDtypes)
@@ -311,10 +311,10 @@ TEST_CASE("cuda ops: SwiGLU", "[cuda][model]") {
           const double up = double(x[size_t(i * stride + width + j)]) +
                             (with_bias ? double(bias[size_t(width + j)]) : 0);
           const double want = gate / (1 + std::exp(-gate)) * up;
-          // A gate rounded by u |gate| moves e^-gate by as much of itself; expf, the sums and the
-          // products round a few times. Below 1e-30, e^-gate passes f32's range: 0.
+          // A gate that is rounded by u |gate| changes e^-gate by that share. expf, the sums and the products round a
+          // few times. Below 1e-30, e^-gate leaves the range of f32 and gives 0.
           const double relative = (8 + std::fabs(gate)) * kU + roundoff(dtype);
-          // The bias may leave little of gate or up.
+          // The bias may cancel most of gate or up.
           const double lost = with_bias ? kU * (std::fabs(gate) + std::fabs(up)) : 0;
           CAPTURE(i, j, gate, up);
           CHECK(near(got[size_t(i * stride + j)], want, relative * std::fabs(want) + lost + 1e-30));
@@ -333,7 +333,7 @@ struct Sampling {
         greedy(draws.empty()) {
     cuda::fill(workspace.data(), 0, workspace.size(), stream);
   }
-  // A token for each row, and then how many NaNs it had. The workspace is as the call before left it.
+  // Returns a token for each row, and then how many NaNs it had. The workspace keeps the contents of the call before.
   std::vector<int32_t> run(int n_slices = 0) {
     cuda::Memory out = to_card(std::vector<int32_t>(size_t(2 * n), -1), stream);
     cuda_sample({.logits = logits.as<float>(),
@@ -362,15 +362,15 @@ TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]
     auto logits = random_floats(size_t(n * vocab), random);
     auto row = [&](int i) { return logits.data() + i * vocab; };
     auto at = [&](double share) { return int(share * (vocab - 1)); };
-    row(1)[at(0.9)] = row(1)[at(0.4)] = 5;             // a tie: the lower id
+    row(1)[at(0.9)] = row(1)[at(0.4)] = 5;             // in a tie the lower id wins
     row(2)[at(0.2)] = nan;                             // NaN never wins
-    row(3)[at(0.7)] = inf, row(3)[at(0.8)] = FLT_MAX;  // both are the largest float
+    row(3)[at(0.7)] = inf, row(3)[at(0.8)] = FLT_MAX;  // inf and FLT_MAX compare as equal
     row(4)[at(0.9)] = inf, row(4)[at(0.3)] = FLT_MAX;
     std::fill_n(row(5), vocab, nan);
     std::fill_n(row(6), vocab, -inf);
     std::fill_n(row(7), vocab, -inf), row(7)[at(1)] = -FLT_MAX;
     std::fill_n(row(8), vocab, 0.0f), row(8)[0] = -0.0f;
-    // Alone in its block, and in slices of which some are empty or all NaN.
+    // The kernel runs in one block, and in slices of which some are empty or all NaN.
     const auto got = Sampling(logits, {}, vocab, stream).run(vocab == 1000 ? 16 : vocab == 33 ? 7 : 0);
     for (int i = 0; i < n; ++i) {
       CAPTURE(vocab, i);
@@ -383,7 +383,8 @@ TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]
   }
 }
 
-// Where in [0, 1) the kept tokens lie, by ascending id, in double. Empty where a token is not kept.
+// The intervals of [0, 1) in which the kept tokens lie, by ascending id, in double. The interval of a token that is not
+// kept is empty.
 struct Interval {
   double begin = 0, end = 0;
 };
@@ -440,7 +441,7 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
                                              {.temperature = 1, .top_p = 1e-6f}}) {
       CAPTURE(vocab, how.temperature, how.top_k, how.top_p, how.min_p);
       auto x = random_floats(size_t(vocab), random, Dtype::f32, 4);
-      // Ties, also at the cut; with three values, both filters may cut among the same equals.
+      // There are ties, also at the cut. With three values both filters may cut among the same equal logits.
       for (int i = 0; i < vocab; i += how.top_k == 50 ? 1 : 3)
         x[size_t(i)] = how.top_k == 50 ? float(i % 3) : std::round(x[size_t(i)]);
       const int n = 12;
@@ -460,14 +461,14 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
     }
 }
 
-TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is cut into", "[cuda][model]") {
+TEST_CASE("cuda sampler: a row's token does not depend on how the row is cut into blocks", "[cuda][model]") {
   cuda::Stream stream;
   Random random(9);
   constexpr float kLast = 0x1.fffffep-1f;
   const Draw just_p{.temperature = 1, .top_p = 0.7f, .uniform = kLast};
-  // Llama 3's vocabulary, which takes the most blocks, and one for every number of them.
+  // Llama 3's vocabulary takes the most blocks. The other size tries every number of blocks.
   for (auto [vocab, slicings] : {std::pair(128256, std::vector{1, 0}), std::pair(9001, std::vector{1, 2, 3, 7, 16})}) {
-    // Eight values: the cut falls among thousands of equals, and these among all slices.
+    // With eight values the cut falls among thousands of equal logits, which lie in all slices.
     std::vector<float> x(static_cast<size_t>(vocab));
     for (float& value : x) value = float(int(random.uniform() * 8)) / 4;
     std::vector<Draw> rows{just_p,
@@ -495,14 +496,14 @@ TEST_CASE("cuda sampler: a row's token does not depend on the blocks that it is 
       }
       const auto want = intervals(x, rows[size_t(i)]);
       check_draw(want, first[size_t(i)], rows[size_t(i)].uniform);
-      // The last that top-k keeps: a count, so exact.
+      // top-k keeps a count of tokens, so the last one is exact.
       if (i == 1)
         CHECK(std::none_of(want.begin() + first[1] + 1, want.end(), [](const Interval& w) { return w.end > w.begin; }));
     }
   }
 }
 
-TEST_CASE("cuda row hash: the CPU's value for every row", "[cuda][model]") {
+TEST_CASE("cuda row hash: every row has the CPU's value", "[cuda][model]") {
   cuda::Stream stream;
   Random random(2);
   // One block of the kernel takes 4096 floats.
@@ -515,7 +516,7 @@ TEST_CASE("cuda row hash: the CPU's value for every row", "[cuda][model]") {
       auto hash = [&] { hash_rows(rows.as<float>(), n, vocab, out.as<uint64_t>(), stream); };
       hash();
       cuda::Graph graph = cuda::Graph::capture(stream, hash);
-      graph.launch(stream);  // again: out is not added to
+      graph.launch(stream);  // a second run overwrites out
       const auto got = from_card<uint64_t>(out.data(), size_t(n), stream);
       for (int i = 0; i < n; ++i) {
         CAPTURE(vocab, n, i);

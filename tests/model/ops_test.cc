@@ -1,4 +1,4 @@
-// Every variant of the row operations against double precision, at every length around the vectors.
+// Tests every variant of the row operations against double precision, at every length around the vector width.
 #include "model/gemm/ops.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ std::vector<float> random_row(int n, Random& random, double scale = 1) {
   return row;
 }
 
-// The rows of the table that this CPU has, best first.
+// The rows of the table that this CPU supports, best first.
 std::vector<const Ops*> runnable() {
   std::vector<const Ops*> list;
   for (const Ops& ops : ops_variants())
@@ -44,7 +44,7 @@ std::vector<const Ops*> emulated_ops() {
 
 const std::vector<int> kLengths = {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 172, 1000};
 
-TEST_OPS(exp_is_near, "ops: exp within two units in the last place, over its whole range") {
+TEST_OPS(exp_is_near, "ops: exp is exact within two units in the last place over its whole range") {
   for (const Ops* ops : rows) {
     CAPTURE(ops->name);
     std::vector<float> x;
@@ -67,7 +67,7 @@ TEST_OPS(exp_is_near, "ops: exp within two units in the last place, over its who
   }
 }
 
-TEST_OPS(every_length, "ops: against double precision at every length") {
+TEST_OPS(every_length, "ops: every operation agrees with double precision at every length") {
   Random random(3);
   for (const Ops* ops : rows)
     for (int n : kLengths) {
@@ -162,7 +162,7 @@ TEST_OPS(sixteen_lanes, "ops: vectors of 16 lanes give the bits of 8") {
     for (int n = 2; n < 200; n += 2) {
       CAPTURE(n);
       auto x = random_row(n, random, 100), y = random_row(n, random, 3), z = random_row(n, random);
-      for (float& v : x) v = std::ldexp(v, int(random.below(80)) - 75);  // sums in double are rounded, too
+      for (float& v : x) v = std::ldexp(v, int(random.below(80)) - 75);  // so that sums in double are rounded, too
       for (float odd : {-0.0f, INFINITY, -INFINITY, NAN, 1e-40f, 3e38f}) {
         std::vector<float> out[2];
         int which = 0;
@@ -179,20 +179,20 @@ TEST_OPS(sixteen_lanes, "ops: vectors of 16 lanes give the bits of 8") {
           const Largest peak = row->peak(x.data(), n);
           const double sum = row->sum(x.data(), n);
           to += n;
-          to[0] = peak.value + 0.0f, to[1] = float(peak.nans);  // of two zeros either is the largest
+          to[0] = peak.value + 0.0f, to[1] = float(peak.nans);  // +0 and -0 both count as the largest
           if (!std::isnan(sum)) std::memcpy(to + 2, &sum, sizeof sum);
-          for (float* f = all.data(); f < to; ++f)  // of two NaNs either is their sum
+          for (float* f = all.data(); f < to; ++f)  // the bits of a NaN may differ
             if (std::isnan(*f)) *f = NAN;
         }
         REQUIRE(std::memcmp(out[0].data(), out[1].data(), out[0].size() * sizeof(float)) == 0);
-        x[size_t(random.below(uint64_t(n)))] = odd;  // of the next turn
+        x[size_t(random.below(uint64_t(n)))] = odd;  // for the next round
       }
     }
   }
 }
 #endif
 
-TEST_OPS(nan_shows, "ops: NaN is not hidden") {
+TEST_OPS(nan_shows, "ops: NaN in the input shows in the output") {
   for (const Ops* ops : rows) {
     CAPTURE(ops->name);
     std::vector<float> x(20, 1), w(20, 1), out(20);

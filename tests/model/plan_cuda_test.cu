@@ -1,4 +1,4 @@
-// How a decode step is cut for the card: what the grid, the copy and the workspace are sized by.
+// Tests how a decode step is cut for the GPU. The plan sets the size of the grid, the copy and the workspace.
 #include <numeric>
 #include <vector>
 
@@ -11,7 +11,7 @@ namespace {
 constexpr int kBlock = 16;
 const KvLayout kLayout{{32, 8, 128, Dtype::bf16}, KvOrder::layer_major, kBlock, 1 << 20};
 
-// One-token sequences of these lengths; entry i of sequence s's block table is 10000 s + i.
+// One-token sequences of these lengths. Entry i of sequence s's block table is 10000 s + i.
 struct Decodes {
   explicit Decodes(std::vector<int> of) : lengths(std::move(of)) {
     for (size_t s = 0; s < lengths.size(); ++s) {
@@ -35,7 +35,7 @@ struct Planner {
     options.max_kv_length = 131072;
     options.max_table_entries = options.max_kv_length / kBlock;
     const size_t ints = StepPlanner::max_ints(options);
-    // The interpreter's device memory, and a card's.
+    // Device memory of the interpreter or of a GPU.
     memory = cuda::Memory::device(ints * sizeof(int32_t)).value();
     planner.allocate(options, window, memory.as<int32_t>(), ints);
     planner.begin();
@@ -47,8 +47,8 @@ struct Planner {
     stream.wait();
     return {host.as<T>(), host.as<T>() + n};
   }
-  // Each sequence of these parts, in order, has its own length, its own table, and every split of
-  // which it sees a part once.
+  // Each sequence of these parts, in order, must have its own length and its own table, and each split that it sees
+  // exactly once.
   void check(const std::vector<CudaStep>& parts, const Decodes& all, int window) {
     planner.copy(stream);
     size_t s = 0;
@@ -80,8 +80,8 @@ struct Planner {
   StepPlanner planner;
 };
 
-// 255 of 1,000 tokens and one of 131,072: 766 splits, where 256 x 256 were launched for each KV
-// head, 2 M table entries copied and 1.1 GB of workspace taken.
+// 255 sequences of 1,000 tokens and one of 131,072 need 766 splits. Padding all to the longest once launched 256 x 256
+// for each KV head, copied 2 M table entries and took 1.1 GB of workspace.
 std::vector<int> one_long() {
   std::vector<int> lengths(256, 1000);
   lengths[100] = 131072;
@@ -125,7 +125,7 @@ TEST_CASE("cuda plan: padded steps of the same kind have the same plan", "[cuda]
   b.check({y.all}, two, 0);
 }
 
-TEST_CASE("cuda plan: more splits than the workspace holds are several parts", "[cuda][model]") {
+TEST_CASE("cuda plan: more splits than the workspace holds become several parts", "[cuda][model]") {
   Planner p(40);
   const Decodes step(std::vector<int>(40, 131072));  // 10,240 splits
   CHECK_FALSE(p.planner.plan_padded(step.input(), 40));

@@ -1,4 +1,4 @@
-// The demo model's multi-token head, against what PyTorch computes from the same weights (experiments/demo_model).
+// Tests the demo model's multi-token prediction head against PyTorch with the same weights (experiments/demo_model).
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -29,7 +29,7 @@ struct Head {
   int argmax(const float* logits) const { return int(std::max_element(logits, logits + config.vocab) - logits); }
 };
 
-// The prompt in pieces of so many tokens: hidden states cross from one to the next.
+// Runs the prompt in pieces of `piece` tokens. Hidden states carry over from one piece to the next.
 void check_prompt(Head& head, const nlohmann::json& golden, int piece) {
   const std::vector<int32_t> ids = golden["ids"];
   const size_t width = size_t(head.config.hidden), n = ids.size();
@@ -58,7 +58,8 @@ void check_prompt(Head& head, const nlohmann::json& golden, int piece) {
   }
   CHECK(next == golden["next"]);
 
-  // One token whose KV, as far as the head's layer goes, stands before it. At p it was written by the step.
+  // Predicts after one token whose KV up to the head's layer is already there. For tokens of the prompt the step wrote
+  // it.
   const auto predict = [&](int32_t token, int length, const float* state, float* out) {
     const std::vector<int32_t> one = {token}, offsets = {0, 1}, lengths = {length};
     const std::vector<KvView> views = {head.memory->view(kv)};
@@ -93,7 +94,7 @@ void check_prompt(Head& head, const nlohmann::json& golden, int piece) {
   head.memory->free(kv);
 }
 
-TEST_CASE("mtp: the demo model's head is PyTorch's, however its prompt is cut", "[mtp]") {
+TEST_CASE("mtp: the demo model's head agrees with PyTorch, however the prompt is cut", "[mtp]") {
   Head head;
   std::ifstream file("tests/model/golden_mtp.json");
   REQUIRE(file);
@@ -106,7 +107,7 @@ TEST_CASE("mtp: the demo model's head is PyTorch's, however its prompt is cut", 
     }
 }
 
-TEST_CASE("mtp: a folder without a head says so", "[mtp]") {
+TEST_CASE("mtp: a folder without a head is an error that names the missing field", "[mtp]") {
   ModelConfig config = parse_model_config(R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 32,
       "intermediate_size": 44, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96,
       "max_position_embeddings": 512})",

@@ -1,4 +1,4 @@
-// How text is cut before merges, and what Unicode says of its characters.
+// Tests how text is split before merges, and the Unicode properties of its characters.
 #include "model/text/pretokenize.h"
 
 #include "base/status.h"
@@ -27,7 +27,7 @@ constexpr const char* kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 }  // namespace
 
-TEST_CASE("pretokenize: Metaspace and added spaces", "[model][tokenizer]") {
+TEST_CASE("pretokenize: Metaspace and prepended spaces split as in Hugging Face", "[model][tokenizer]") {
   const std::string m = "\u2581";
   PreTokenizerStep step{.kind = PreTokenizerStep::Kind::metaspace};
   step.replacement = m;
@@ -57,14 +57,15 @@ TEST_CASE("pretokenize: Metaspace and added spaces", "[model][tokenizer]") {
   }
 }
 
-TEST_CASE("pretokenize: what Oniguruma and PCRE2 read differently is rewritten or refused", "[model][tokenizer]") {
+TEST_CASE("pretokenize: regexes that Oniguruma and PCRE2 read differently are rewritten or refused",
+          "[model][tokenizer]") {
   CHECK(words(split(R"(\p{N}{1,3}+)"), "1234567a") == Strings{"1234567", "a"});  // Ruby repeats, PCRE2 is possessive
   CHECK(words(split(R"(\v)"), "a\vb\nc") == Strings{"a", "\v", "b\nc"});         // not every vertical space
   CHECK(words(split(R"(\s)"), "a\u180eb c") == Strings{"a\u180eb", " ", "c"});   // PCRE2's \s
   CHECK(words(split(R"(\w+)"), "a\u0301\u203fb-") == Strings{"a\u0301\u203fb", "-"});
   CHECK(words(split("^b$"), "a\nb\nc") == Strings{"a\n", "b", "\nc"});
   CHECK(words(split("a{,2}b"), "aab") == Strings{"aab"});
-  CHECK(words(split(R"(\p{L})"), "-\U0002ebf0") == Strings{"-", "\U0002ebf0"});  // of Unicode 15.1
+  CHECK(words(split(R"(\p{L})"), "-\U0002ebf0") == Strings{"-", "\U0002ebf0"});  // new in Unicode 15.1
   CHECK(words(split(escaped_regex("a.[{b")), "xa.[{by") == Strings{"x", "a.[{b", "y"});
   for (const json& refused : parsed_file(data_path("hostile/regexes.json"))) {
     const std::string regex = refused[0], says = refused[1];
@@ -104,14 +105,14 @@ TEST_CASE("pretokenize: a regex that takes for ever ends with an error", "[model
     CHECK(says ==
           "T.json: the regex takes too much time or memory on a text of " + std::to_string(text.size()) + " bytes");
   }
-  // What is only long is no harm: going back from the end of a run is a step for each character.
+  // A long text alone is harmless: backing up from the end of a run takes one step for each character.
   for (const char* regex : {kLlama3, kGpt2}) {
     CHECK(words(split(regex), std::string(3'000'000, ' ') + "x").size() == 2);
     CHECK(words(split(regex), std::string(3'000'000, 'x')).size() == 1);
   }
 }
 
-TEST_CASE("pretokenize: replace_all", "[model][tokenizer]") {
+TEST_CASE("pretokenize: replace_all replaces from left to right without overlap", "[model][tokenizer]") {
   for (auto& [text, result] : {std::pair{"", ""}, {"aaa", "ba"}, {"xaax", "xbx"}, {"a", "a"}}) {
     std::string changed = text;
     replace_all(changed, "aa", "b");
@@ -119,7 +120,7 @@ TEST_CASE("pretokenize: replace_all", "[model][tokenizer]") {
   }
 }
 
-TEST_CASE("unicode: classes at their edges", "[model][unicode]") {
+TEST_CASE("unicode: character classes are right at their edges", "[model][unicode]") {
   struct Row {
     uint32_t c;
     bool letter, number, space, word;
@@ -143,7 +144,7 @@ TEST_CASE("unicode: classes at their edges", "[model][unicode]") {
     CHECK(unicode::is_space(row.c) == row.space);
     CHECK(unicode::is_word(row.c) == row.word);
   }
-  // Unicode 16.0's sizes.
+  // The sizes of the classes in Unicode 16.0.
   size_t letters = 0, numbers = 0, spaces = 0;
   for (uint32_t c = 0; c < 0x110000; ++c) {
     letters += unicode::is_letter(c);
@@ -155,14 +156,14 @@ TEST_CASE("unicode: classes at their edges", "[model][unicode]") {
   CHECK(spaces == 25);
 }
 
-TEST_CASE("unicode: normalization form C", "[model][unicode]") {
-  for (const json& one : parsed_file(data_path("unicode_nfc.json"))) {  // from, to, and why
+TEST_CASE("unicode: normalization form C maps each case and is idempotent", "[model][unicode]") {
+  for (const json& one : parsed_file(data_path("unicode_nfc.json"))) {  // from, to, and the reason
     INFO(as_text(one));
     const std::string from = one[0], to = one[1];
     CHECK(unicode::nfc(from) == to);
     CHECK(unicode::nfc(to) == to);
   }
-  // One run of many marks is sorted, not bubbled.
+  // A long run of marks is not sorted in quadratic time.
   std::string marks = "a";
   for (int i = 0; i < 100000; ++i) marks += i % 2 ? "\u0323" : "\u0301";
   std::string sorted = unicode::nfc(marks);  // U+1EA1 is as long as a and U+0323

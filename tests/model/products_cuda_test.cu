@@ -1,4 +1,5 @@
-// Products on CUDA against double: of dense matrices by the library and by the kernel for few rows, and of codes.
+// Tests matrix products on CUDA against double: dense matrices by the library and by the kernel for few rows, and
+// quantised matrices.
 #include <functional>
 
 #include "model/cuda/gemm_cuda.h"
@@ -23,16 +24,17 @@ struct Product {
   Dtype x_dtype, y_dtype;
   const std::vector<float>& w;  // rows of w_stride
   int w_stride;
-  double roundings;  // of a term and a sum
+  double roundings;  // for each term and sum
   std::function<void(const Call&)> run;
 };
 
-// Every element of products of several numbers of rows, the first of which is the most, and its bits for every M.
+// Checks every element for several numbers of rows, the largest first, and that a row's bits are the same for each
+// number.
 void check(const Product& p, const std::vector<int>& rows, cuda::Stream& stream) {
   CAPTURE(p.n, p.k, dtype_name(p.x_dtype), dtype_name(p.y_dtype));
   const int most = rows[0];
   Random random(7);
-  std::vector<float> x(size_t(most * p.x_stride), 1e9f);  // nobody reads what lies between the rows
+  std::vector<float> x(size_t(most * p.x_stride), 1e9f);  // nothing reads between the rows
   for (int m = 0; m < most; ++m) {
     const auto row = random_floats(size_t(p.k), random, p.x_dtype, 1, 0.25);
     std::copy(row.begin(), row.end(), x.begin() + m * p.x_stride);
@@ -66,7 +68,8 @@ void check(const Product& p, const std::vector<int>& rows, cuda::Stream& stream)
   }
 }
 
-// Each takes what the one before it gives. On the interpreter it comes to its wait before that one has begun.
+// Runs a chain of launches, each of which reads the output of the one before. On the interpreter a kernel reaches its
+// wait before the previous one has begun.
 void check_early(int width, int m, double scale, const std::function<void(const Call&, const cuda::On&)>& run) {
 #ifdef XPYD_SIMT
   cuda::simt::Late late(true);
@@ -86,7 +89,8 @@ void check_early(int width, int m, double scale, const std::function<void(const 
   CHECK(got[0] == got[1]);
 }
 
-TEST_CASE("cuda gemm: every element against double, and a row's bits for every M", "[cuda][model][gemm]") {
+TEST_CASE("cuda gemm: every element agrees with double, and a row's bits are the same for every M",
+          "[cuda][model][gemm]") {
   cuda::Stream stream;
   Random random(7);
   CudaGemm gemm(stream);
@@ -112,10 +116,11 @@ TEST_CASE("cuda gemm: every element against double, and a row's bits for every M
   CHECK(gemm.describe().find("37 x 50") != std::string::npos);
 }
 
-TEST_CASE("cuda gemv: every element against double, and a row's bits for every M", "[cuda][model][gemm]") {
+TEST_CASE("cuda gemv: every element agrees with double, and a row's bits are the same for every M",
+          "[cuda][model][gemm]") {
   cuda::Stream stream;
   Random random(10);
-  // Outputs beyond a block of 16, K beyond a stage of 256 and beyond the ring of five of them.
+  // Outputs go beyond a block of 16. K goes beyond a stage of 256, and beyond the ring of five stages.
   for (Dtype y_dtype : {Dtype::f32, Dtype::bf16})
     for (auto [n, k] : {std::pair(48, 128), std::pair(37, 1800), std::pair(5, 8)}) {
       const int stride = k + 8, y_stride = n + 3;
@@ -133,7 +138,7 @@ TEST_CASE("cuda gemv: every element against double, and a row's bits for every M
         REQUIRE(cuda_gemv_takes(args));
         cuda_gemv(args, stream);
       };
-      // Hardware truncates every group of 16 at 2^-24 of its largest.
+      // The hardware truncates every group of 16 products at 2^-24 of the largest.
       check({n, k, stride, y_stride, Dtype::bf16, y_dtype, w, stride, 2.0 * k, run},
             {kGemvRows, 0, 1, 2, 7, 8, 9, 16, 17}, stream);
     }
@@ -145,7 +150,7 @@ TEST_CASE("cuda gemv: every element against double, and a row's bits for every M
   CHECK_FALSE(cuda_gemv_takes(more));
 }
 
-// A matrix of codes on the card, and what they stand for.
+// A quantised matrix on the GPU, and the values that it stands for.
 struct OnCard {
   OnCard(int n, int k, Dtype dtype, const QuantGroups& groups, cuda::Stream& stream) : w(size_t(n) * size_t(k)) {
     Random random(1);
@@ -198,16 +203,17 @@ QuantGroups scattered(int k, int size) {
   return groups;
 }
 
-TEST_CASE("cuda codes: every element against double, and a row's bits for every M", "[cuda][model][gemm]") {
+TEST_CASE("cuda codes: every element agrees with double, and a row's bits are the same for every M",
+          "[cuda][model][gemm]") {
   cuda::Stream stream;
   const struct {
     int n, k;
     QuantGroups groups;
     bool in_order;
-  } forms[] = {{37, 904, even_groups(904, 128), true},  // tiles, steps and parts of K that are not whole
+  } forms[] = {{37, 904, even_groups(904, 128), true},  // partial tiles, steps and parts of K
                {130, 640, even_groups(640, 0), true},   // one scale for an output; tiles of two blocks
                {20, 320, even_groups(320, 32), true},   // pieces of 32
-               {16, 200, even_groups(200, 48), false},  // groups of no whole quarters
+               {16, 200, even_groups(200, 48), false},  // groups that are not whole quarters
                {33, 304, scattered(304, 64), false},    // GPTQ's desc_act
                {5, 8, even_groups(8, 0), true}};
   for (Dtype dtype : kCodes) {
@@ -220,19 +226,19 @@ TEST_CASE("cuda codes: every element against double, and a row's bits for every 
       on.check_with(Dtype::bf16, Dtype::bf16, form.k + 8, {17, 16, 1}, stream);
       on.check_with(Dtype::f32, Dtype::f32, form.k + 4, {18, 9, 1}, stream);
     }
-    // Rows that begin anywhere, and K of no whole piece.
+    // Rows begin at any address, and K is not a whole number of pieces.
     const OnCard on(18, 140, dtype, even_groups(140, 32), stream), odd(18, 149, dtype, even_groups(149, 128), stream);
     for (Dtype x : {Dtype::bf16, Dtype::f32}) {
       on.check_with(x, Dtype::f32, 141, {3, 1}, stream);
       odd.check_with(x, Dtype::f32, 152, {20, 1, 10}, stream);
     }
   }
-  // Blocks in bands of outputs, the last one narrower: for few rows and for many.
+  // Blocks are in bands of outputs, the last band narrower. This is for few rows and for many.
   const OnCard wide(2100, 32, Dtype::int4, even_groups(32, 0), stream);
   wide.check_with(Dtype::bf16, Dtype::f32, 40, {65, 1}, stream);
 }
 
-TEST_CASE("cuda gemv and codes: a row of them that start early gives what those give that do not",
+TEST_CASE("cuda gemv and codes: a chain of launches with early start has the bits of one without",
           "[cuda][model][gemm]") {
   cuda::Stream stream;
   Random random(11);

@@ -1,4 +1,4 @@
-// Weights of few bits: what codes stand for, products of them in both ways, and folders that have them.
+// Tests quantised weights: the values of their codes, exact and integer products, and folders that contain them.
 #include "model/gemm/quantised.h"
 
 #include <cmath>
@@ -23,7 +23,8 @@ constexpr Dtype kCodes[] = {Dtype::int8, Dtype::int4, Dtype::fp8};
 
 }  // namespace
 
-TEST_CASE("quantised: e4m3 and f16 have the numbers of their formats, and the nearest is found", "[quantised][model]") {
+TEST_CASE("quantised: e4m3 and f16 have the values of their formats, and rounding finds the nearest",
+          "[quantised][model]") {
   CHECK(e4m3_to_f32(0x7e) == 448);
   CHECK(e4m3_to_f32(0x08) == 0x1p-6f);
   CHECK(e4m3_to_f32(0x01) == 0x1p-9f);
@@ -51,7 +52,7 @@ TEST_CASE("quantised: e4m3 and f16 have the numbers of their formats, and the ne
   CHECK(std::isnan(f16_to_f32(nearest_f16(std::nanf("")))));
 }
 
-TEST_CASE("quantised: codes are as near as the header says", "[quantised][model]") {
+TEST_CASE("quantised: quantised values are as near as the header promises", "[quantised][model]") {
   Random random(3);
   for (Dtype dtype : kCodes)
     for (int size : {0, 1, 32, 100})
@@ -77,7 +78,7 @@ TEST_CASE("quantised: codes are as near as the header says", "[quantised][model]
       }
 }
 
-TEST_CASE("quantised: codes come out of panels as they went in", "[quantised][model]") {
+TEST_CASE("quantised: unpacked codes equal the codes that were packed", "[quantised][model]") {
   ThreadTeam team(1);
   for (Dtype dtype : kCodes)
     for (int k_groups : {1, 8})
@@ -96,8 +97,7 @@ TEST_CASE("quantised: codes come out of panels as they went in", "[quantised][mo
       }
 }
 
-TEST_GEMM_ROWS(quantised_exact_rows,
-               "quantised: an exact row gives codes the bits of the f32 matrix that they stand for",
+TEST_GEMM_ROWS(quantised_exact_rows, "quantised: an exact row has the bits of the f32 matrix that the codes stand for",
                "[quantised][model]") {
   ThreadTeam team(2);
   for (const GemmVariant* variant : rows) {
@@ -119,7 +119,7 @@ TEST_GEMM_ROWS(quantised_exact_rows,
 }
 
 TEST_GEMM_ROWS(quantised_whole_numbers,
-               "quantised: whole numbers have no order, so two instruction sets have the same bits",
+               "quantised: integer products have no order, so two instruction sets have the same bits",
                "[quantised][model]") {
   ThreadTeam team(1);
   auto all = gemm_rows();
@@ -127,7 +127,7 @@ TEST_GEMM_ROWS(quantised_whole_numbers,
   for (Dtype dtype : {Dtype::int8, Dtype::int4}) {
     const Problem c = make_problem(50, 700, 8, dtype, team, 21, even_groups(700, 64));
     auto x = random_rows(6, 700, 22);
-    x[700 * 2 + 5] = std::numeric_limits<float>::infinity();  // row 2 is lost, and no other
+    x[700 * 2 + 5] = std::numeric_limits<float>::infinity();  // row 2 is lost, and rows beside it are not
     x[700 * 4] = std::nanf("");
     std::fill_n(x.begin() + 700 * 5, 700, 0.0f);
     std::vector<float> expected;
@@ -152,7 +152,7 @@ namespace {
 
 using nlohmann::json;
 
-// A checkpoint being written. Its matrices are codes; `dense` is a folder of what they stand for.
+// A checkpoint that is being written with quantised matrices. `dense` is the folder of the values that they stand for.
 struct Folder {
   struct Tensor {
     std::string dtype;
@@ -192,7 +192,7 @@ struct Folder {
   }
 };
 
-// Calls matrix(name, rows, columns) for every matrix of a layer; adds what is dense to both folders.
+// Calls matrix(name, rows, columns) for every matrix of a layer, and adds the dense tensors to both folders.
 template <class Matrix>
 void fill(Folder& coded, Folder& dense, Matrix matrix) {
   Random random(77);
@@ -233,7 +233,7 @@ void fill_gptq(Folder& coded, Folder& dense, int group, bool desc_act, bool v2) 
   if (v2) coded.config["quantization_config"]["checkpoint_format"] = "gptq_v2";
   fill(coded, dense, [&](const std::string& name, int rows, int columns) {
     const int groups = (columns + group - 1) / group;
-    // One order for all that read the same input, as the tools leave it.
+    // All matrices that read the same input share one order, as the tools leave it.
     const QuantGroups of = desc_act ? scattered(columns, group, uint64_t(columns)) : even_groups(columns, group);
     std::vector<uint32_t> words(size_t(columns / 8 * rows)), zeros(size_t(groups * rows / 8));
     std::vector<uint16_t> scales(size_t(groups * rows));
@@ -330,10 +330,10 @@ TEST_CASE("quantised: a GPTQ or FP8 folder is the model that its codes stand for
     CHECK(kept == form.dtype);
     if (form.in_order) CHECK(same_bits(exact, expected));
     CHECK(relative_error(exact, expected) < 1e-6);
-    // Widened at load: other rows of the table, the same numbers.
+    // Widened at load, other rows of the table compute the same numbers.
     CHECK(same_bits(logits_of(dir, {.weight_dtype = Dtype::f32}, false, 64, &kept), expected));
     CHECK(kept == Dtype::f32);
-    // Rounded activations: 2^-16 of the largest of a group for each weight; measured up to 1.1e-4.
+    // Activations are rounded to 2^-16 of the largest of a group for each weight. The error is measured up to 1.1e-4.
     const auto dot = logits_of(dir, {}, false, 64);
     CHECK(relative_error(dot, expected) < 3e-4);
     CHECK(same_bits(dot, expected) == (form.dtype == Dtype::fp8));
@@ -342,7 +342,8 @@ TEST_CASE("quantised: a GPTQ or FP8 folder is the model that its codes stand for
   }
 }
 
-TEST_CASE("quantised: made at load, the error is that of the bits", "[quantised][model]") {
+TEST_CASE("quantised: weights that are quantised at load have the error of their number of bits",
+          "[quantised][model]") {
   Folder coded, dense;
   fill_fp8(coded, dense, false);
   const std::string dir = dense.write();
@@ -364,7 +365,7 @@ TEST_CASE("quantised: made at load, the error is that of the bits", "[quantised]
   }
 }
 
-TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantised][model]") {
+TEST_CASE("quantised: what is wrong with a quantised folder is named", "[quantised][model]") {
   const std::string o = "model.layers.1.self_attn.o_proj", q = "model.layers.0.self_attn.q_proj";
   struct Wrong {
     std::function<void(Folder&)> make;
@@ -420,14 +421,14 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
       wrong.make(coded);
       const std::string message = refusal(coded);
       for (const std::string& part : wrong.says) {
-        INFO("says: " << message << "; expected: " << part);
+        INFO("message: " << message << "; expected: " << part);
         CHECK(message.find(part) != std::string::npos);
       }
     }
   };
   check(of_gptq, [](Folder& c, Folder& d) { fill_gptq(c, d, 32, false, false); });
   check(of_fp8, [](Folder& c, Folder& d) { fill_fp8(c, d, true); });
-  // Numbers that no codes stand for. up_proj is one matrix with gate_proj.
+  // Numbers that no code can represent. up_proj shares one matrix with gate_proj.
   const std::string up = "model.layers.0.mlp.up_proj.weight";
   const std::tuple<std::string, std::string, Dtype, const char*> numbers[] = {
       {o + ".weight", std::string("\x00\x00\x80\x7f", 4), Dtype::int8, "\": a weight is not finite, or"},
@@ -445,7 +446,7 @@ TEST_CASE("quantised: what is wrong with a folder of codes is named", "[quantise
   }
 }
 
-TEST_CASE("quantised: an embedding of codes is widened", "[quantised][model]") {
+TEST_CASE("quantised: a quantised embedding is widened", "[quantised][model]") {
   Folder coded, dense;
   fill_gptq(coded, dense, 32, false, false);
   const std::string table = "model.embed_tokens";

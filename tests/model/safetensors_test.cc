@@ -1,5 +1,5 @@
-// The safetensors reader against files of every kind of wrongness: each is refused with a message
-// that names the file (and tensor), and nothing is read that was not checked.
+// Tests the safetensors reader with malformed files of every kind. Each is refused with a message that names the file
+// (and tensor), and nothing is read unchecked.
 #include "model/weights/safetensors.h"
 
 #include <fcntl.h>
@@ -39,7 +39,7 @@ std::string tensor(const std::string& name, const std::string& dtype, const std:
   return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}";
 }
 
-TEST_CASE("safetensors: headers that are accepted", "[model][safetensors]") {
+TEST_CASE("safetensors: well-formed headers are accepted", "[model][safetensors]") {
   const std::string cases[][2] = {
       {"{}", "0"},
       {"{}    ", "0"},
@@ -55,8 +55,8 @@ TEST_CASE("safetensors: headers that are accepted", "[model][safetensors]") {
   }
 }
 
-TEST_CASE("safetensors: headers that are refused, and why", "[model][safetensors]") {
-  json cases = parsed_file(data_path("hostile/safetensors.json"));  // a header, bytes behind it, and what is said
+TEST_CASE("safetensors: malformed headers are refused with a reason", "[model][safetensors]") {
+  json cases = parsed_file(data_path("hostile/safetensors.json"));  // a header, the bytes behind it, and the message
   for (const std::string& deep : {std::string(100000, '{'), "{\"a\":" + std::string(100000, '[')})
     cases.push_back({deep, 0, "header"});
   for (const json& c : cases) {
@@ -66,7 +66,7 @@ TEST_CASE("safetensors: headers that are refused, and why", "[model][safetensors
   CHECK_THAT(error_of("{\"a\xff\":1}", 0), Contains("m.safetensors: header"));
 }
 
-TEST_CASE("safetensors: more tensors than the limit", "[model][safetensors]") {
+TEST_CASE("safetensors: more tensors than the limit are refused", "[model][safetensors]") {
   SafetensorsLimits limits;
   limits.max_tensors = 3;
   std::string header = "{\"__metadata__\":{}";
@@ -76,7 +76,7 @@ TEST_CASE("safetensors: more tensors than the limit", "[model][safetensors]") {
   CHECK_THAT(parsed.error().message, Contains("more than 3 tensors"));
 }
 
-TEST_CASE("safetensors: files that lie about their header", "[model][safetensors]") {
+TEST_CASE("safetensors: files that lie about their header are refused", "[model][safetensors]") {
   TempDir dir;
   const std::string path = dir.path + "/m.safetensors";
   struct Case {
@@ -107,7 +107,7 @@ TEST_CASE("safetensors: files that lie about their header", "[model][safetensors
   CHECK_THAT(folder.error().message, Contains("not a regular file"));
 }
 
-TEST_CASE("safetensors: elements of every float dtype, at odd offsets", "[model][safetensors]") {
+TEST_CASE("safetensors: elements of every float dtype are read at odd offsets", "[model][safetensors]") {
   TempDir dir;
   const std::string path = dir.path + "/m.safetensors";
   const float values[] = {1.5f, -2.25f, 3e-40f};
@@ -142,7 +142,7 @@ TEST_CASE("safetensors: elements of every float dtype, at odd offsets", "[model]
   CHECK_FALSE(file.value()->check_unchanged());
 }
 
-TEST_CASE("safetensors: shard names may only choose files of the folder", "[model][safetensors]") {
+TEST_CASE("safetensors: shard names may only name files of the folder", "[model][safetensors]") {
   for (const char* name : {"", ".", "..", "../x", "/etc/passwd", "a/b", "a\\\\b", "x\\u0000y", ".hidden"}) {
     const std::string text = std::string("{\"weight_map\":{\"t\":\"") + name + "\"}}";
     CAPTURE(text);
@@ -169,7 +169,7 @@ TEST_CASE("safetensors: links out of the folder are not followed", "[model][safe
   write_safetensors(dir.path + "/elsewhere/file", header, data);
   const std::string snapshot = dir.path + "/repo/snapshots/rev", link = snapshot + "/model.safetensors";
 
-  fs::create_symlink("../../blobs/0123", link);  // as Hugging Face's cache has it
+  fs::create_symlink("../../blobs/0123", link);  // as in Hugging Face's cache
   CHECK(Checkpoint::open(snapshot));
   fs::remove(link);
   fs::create_symlink("../../../elsewhere/file", link);
@@ -181,7 +181,7 @@ TEST_CASE("safetensors: links out of the folder are not followed", "[model][safe
   fs::create_symlink("real", link);
   CHECK(Checkpoint::open(snapshot));
 
-  // An index names only shards that exist and hold what it says.
+  // An index may name only shards that exist and hold the named tensors.
   write_file(snapshot + "/model.safetensors.index.json", "{\"weight_map\":{\"a\":\"real\",\"b\":\"real\"}}");
   auto missing = Checkpoint::open(snapshot);
   REQUIRE_FALSE(missing);
@@ -223,7 +223,7 @@ struct SpoiledModel {
   TempDir dir;
 };
 
-TEST_CASE("safetensors: a checkpoint that does not fit its config.json", "[model][safetensors]") {
+TEST_CASE("safetensors: a checkpoint that does not fit its config.json is refused by tensor", "[model][safetensors]") {
   const std::string file = "model.safetensors";
   SpoiledModel shape("llama2");
   shape.replace("config.json", "\"intermediate_size\": 100", "\"intermediate_size\": 101");
@@ -245,7 +245,7 @@ TEST_CASE("safetensors: a checkpoint that does not fit its config.json", "[model
   CHECK(SpoiledModel("qwen3").load_error() == "accepted");
 }
 
-TEST_CASE("safetensors: a shard that is cut while it is read", "[model][safetensors]") {
+TEST_CASE("safetensors: a shard that is truncated while it is read is an error", "[model][safetensors]") {
   SpoiledModel model("mistral");
   auto checkpoint = Checkpoint::open(model.dir.path);
   INFO((checkpoint ? "" : checkpoint.error().message));

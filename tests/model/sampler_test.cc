@@ -1,4 +1,4 @@
-// The sampler against a plain one that sorts, and its edges.
+// Tests the sampler against a plain one that sorts, and at its edges.
 #include "model/sampler.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ std::map<int, double> reference(std::vector<float> logits, const SamplingParams&
   return kept;
 }
 
-// Draws until the frequencies stand out of the noise; chi-square against the reference.
+// Draws often and compares the frequencies with the reference by chi-square.
 void check_distribution(const std::vector<float>& logits, const SamplingParams& params, int n = 20000) {
   const auto expected = reference(logits, params);
   SamplerState state(params, 0, {});
@@ -107,13 +107,13 @@ TEST_CASE("sampler: frequencies agree with a sampler that sorts", "[model][sampl
   }
   check_distribution(random_logits(5, 2), {});
   check_distribution({0, 0, 0, 0, 0, 0, 0}, {.top_k = 3});        // ties: the lower ids
-  check_distribution({0, 0, 0, 0, 0, 0, 0, 0}, {.top_p = 0.4f});  // ceil(0.4 * 8) = 4 of them
+  check_distribution({0, 0, 0, 0, 0, 0, 0, 0}, {.top_p = 0.4f});  // keeps ceil(0.4 * 8) = 4
   check_distribution({-kInf, 1, -kInf, 2, 2, -kInf}, {.top_k = 5});
 }
 
-TEST_CASE("sampler: filters keep exactly the tokens they should", "[model][sampler]") {
-  // Frequencies do not show a rare token that is kept wrongly: compare the sets over many draws at
-  // a temperature that makes all of them likely.
+TEST_CASE("sampler: filters keep exactly the tokens that they should", "[model][sampler]") {
+  // Frequencies do not reveal a rare token that is kept wrongly. So the test compares the sets over many draws, with
+  // logits so close that all of them are likely.
   for (uint64_t seed = 0; seed < 40; ++seed) {
     const int n = 3 + int(seed) * 7;
     auto logits = random_logits(n, seed, 0.5);
@@ -137,7 +137,7 @@ TEST_CASE("sampler: filters keep exactly the tokens they should", "[model][sampl
   }
 }
 
-TEST_CASE("sampler: a large vocabulary", "[model][sampler]") {
+TEST_CASE("sampler: a vocabulary of 128,256 tokens is drawn with the right frequencies", "[model][sampler]") {
   const int n = 128256;
   auto logits = random_logits(n, 5);
   logits[777] = 9;
@@ -159,7 +159,7 @@ TEST_CASE("sampler: the repetition penalty covers prompt and output", "[model][s
   CHECK(state.prompt_tokens == std::vector<int32_t>{1, 3, 99999});
   auto next = [&](const std::vector<float>& logits) { return sample(logits, params, state, scratch).chosen.token; };
   CHECK(next({1, 1.9f, 0, 0}) == 0);          // 1.9 / 2 < 1
-  CHECK(next({1.5f, 0, 1, 0}) == 2);          // 0 was put out just now: 0.75 < 1
+  CHECK(next({1.5f, 0, 1, 0}) == 2);          // 0 was drawn before: 0.75 < 1
   CHECK(next({-1, -1, -1.9f, -1.95f}) == 0);  // -2, -2, -3.8, -3.9: the lowest id of equals
   CHECK(next({-2, -2, -2, -2, -3.9f}) == 4);
 }
@@ -169,8 +169,8 @@ TEST_CASE("sampler: presence and frequency penalties count output tokens", "[mod
   SamplerState state(params, 0, {});
   SamplerScratch scratch;
   std::vector<int> tokens;
-  // token 0: 5, then 5 - 1.25 = 3.75 (token 1 with 4 wins), then 4 - 1.25 = 2.75, so 0 again
-  // at 3.75, then 3.5, 3.25, 3.0 (still above 2.75 and 2.9) until 2.75 < 2.9.
+  // Token 0 falls from 5 to 5 - 1.25 = 3.75, so token 1 wins with 4 and falls to 4 - 1.25 = 2.75. Token 0 wins again at
+  // 3.75, 3.5, 3.25 and 3.0, all above 2.75 and 2.9, until 2.75 < 2.9.
   for (int i = 0; i < 8; ++i)
     tokens.push_back(sample(std::vector<float>{5, 4, 2.9f}, params, state, scratch).chosen.token);
   CHECK(tokens == std::vector<int>{0, 1, 0, 0, 0, 0, 2, 0});
@@ -178,7 +178,7 @@ TEST_CASE("sampler: presence and frequency penalties count output tokens", "[mod
   CHECK(state.output_counts.at(0) == 6);
 }
 
-// What `params` makes of the same logits, again and again.
+// Draws n tokens from the same logits with `params`.
 std::vector<int> drawn(const std::vector<float>& logits, const SamplingParams& params, int n) {
   SamplerState state(params, 0, {});
   SamplerScratch scratch;
@@ -201,7 +201,7 @@ TEST_CASE("sampler: rules forbid tokens and move logits, greedy and drawn", "[mo
   CHECK(drawn(logits, with_rules({.bad_words = {{{0, 0}}}}), 4) == std::vector<int>{0, 1, 0, 1});
   CHECK(drawn(logits, with_rules({.bad_words = {{{0, 0, 0}}}}), 4) == std::vector<int>{0, 0, 1, 0});
   CHECK(drawn(logits, with_rules({.end_tokens = {0, 1}, .min_tokens = 2}), 4) == std::vector<int>{2, 2, 0, 0});
-  // Where nothing is left, what is allowed outweighs what is forbidden.
+  // Where no token is left, an allowed token outweighs a forbidden one.
   CHECK(drawn(logits, with_rules({.allowed = {3}, .bad_words = {{{3}}}}), 1) == std::vector<int>{3});
   // Ids beyond the vocabulary are harmless.
   CHECK(drawn(logits, with_rules({.allowed = {2, 99}, .bias = {{99, 1}}, .bad_words = {{{99}}}}), 1) ==
@@ -217,7 +217,7 @@ TEST_CASE("sampler: rules forbid tokens and move logits, greedy and drawn", "[mo
   }
 }
 
-TEST_CASE("sampler: what rules leave is drawn as often as a sampler that sorts draws it", "[model][sampler]") {
+TEST_CASE("sampler: draws under rules equal draws from logits that have the rules applied", "[model][sampler]") {
   std::vector<float> logits = random_logits(300, 1);
   SamplingParams params = with_rules(
       {.bias = {{7, 2}, {9, -3}}, .bad_words = {{{3}}}, .end_tokens = {5}, .min_tokens = 1 << 20}, 1);
@@ -229,7 +229,7 @@ TEST_CASE("sampler: what rules leave is drawn as often as a sampler that sorts d
   CHECK(drawn(logits, params, 2000) == drawn(ruled, plain, 2000));
 }
 
-TEST_CASE("sampler: rules are no part of logprobs, and are more than a draw", "[model][sampler]") {
+TEST_CASE("sampler: rules do not change logprobs, and need more than a plain draw", "[model][sampler]") {
   const std::vector<float> logits = {3, 2, 1};
   SamplingParams params = with_rules({.allowed = {2}});
   params.top_logprobs = 1;
@@ -245,7 +245,7 @@ TEST_CASE("sampler: rules are no part of logprobs, and are more than a draw", "[
   CHECK_FALSE(more_than_a_draw({.temperature = 0}));
 }
 
-TEST_CASE("sampler: a sequence that goes on elsewhere keeps its rules' place", "[model][sampler]") {
+TEST_CASE("sampler: a sequence that continues elsewhere keeps the state of its rules", "[model][sampler]") {
   const std::vector<float> logits = random_logits(20, 4, 1);
   const SamplingParams params = with_rules(
       {.bad_words = {{{3, 4}}, {{7, 7}}}, .end_tokens = {0, 1, 2}, .min_tokens = 20}, 1);
@@ -270,7 +270,7 @@ TEST_CASE("sampler: logprobs are the log-softmax of the raw logits", "[model][sa
   for (size_t i = 0; i < order.size(); ++i) order[i] = int(i);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return logits[size_t(a)] > logits[size_t(b)]; });
   for (int n_top : {0, 1, 5, 20}) {
-    // Penalties, temperature and filters change the choice and nothing of the logprobs.
+    // Penalties, temperature and filters change the choice and not the logprobs.
     SamplingParams params{.temperature = 0.3f, .top_k = 4, .repetition_penalty = 1.7f, .top_logprobs = n_top};
     SamplerState state(params, 0, std::vector<int32_t>{1, 2, 3});
     SamplerScratch scratch;
@@ -286,7 +286,7 @@ TEST_CASE("sampler: logprobs are the log-softmax of the raw logits", "[model][sa
   SamplerState state(none, 0, {});
   SamplerScratch scratch;
   CHECK(sample(logits, none, state, scratch).top.empty());
-  SamplingParams all{.temperature = 0, .top_logprobs = 20};  // more than there are
+  SamplingParams all{.temperature = 0, .top_logprobs = 20};  // more than the vocabulary has
   const Sampled tied = sample(std::vector<float>{1, 2, 2, 1}, all, state, scratch);
   REQUIRE(tied.top.size() == 4);
   CHECK((tied.top[0].token == 1 && tied.top[1].token == 2 && tied.top[2].token == 0 && tied.top[3].token == 3));
@@ -325,7 +325,7 @@ TEST_CASE("sampler: any logits give a token", "[model][sampler]") {
         }
 }
 
-TEST_CASE("sampler: seeds, choices and moving the state", "[model][sampler]") {
+TEST_CASE("sampler: each seed and choice has its own stream, which a moved state continues", "[model][sampler]") {
   const auto logits = random_logits(500, 3, 1);
   auto stream = [&](uint64_t seed, int choice) {
     SamplingParams params{.seed = seed};
@@ -333,7 +333,7 @@ TEST_CASE("sampler: seeds, choices and moving the state", "[model][sampler]") {
     SamplerScratch scratch;
     std::vector<int> tokens;
     for (int i = 0; i < 30; ++i) {
-      SamplerState moved = state;  // a plain value: it continues where it was
+      SamplerState moved = state;  // a plain value continues where it was
       tokens.push_back(sample(logits, params, moved, scratch).chosen.token);
       state = std::move(moved);
     }
@@ -342,7 +342,7 @@ TEST_CASE("sampler: seeds, choices and moving the state", "[model][sampler]") {
   CHECK(stream(1, 0) == stream(1, 0));
   CHECK(stream(1, 0) != stream(2, 0));
   CHECK(stream(1, 0) != stream(1, 1));
-  CHECK(stream(1, 1) != stream(2, 0));  // not seed + choice
+  CHECK(stream(1, 1) != stream(2, 0));  // the stream is not that of seed + choice
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Tensor ranks and pipeline stages: the bits of one rank, for every shape.
+// Tensor-parallel ranks and pipeline stages have the bits of one rank, for every shape.
 #include <numeric>
 #include <thread>
 
@@ -10,7 +10,7 @@
 namespace xpyd::testing::sharded_llama_test {
 namespace {
 
-// KV of up to `n_slots` sequences, in a memory of each rank: NaN where nothing was written.
+// KV of up to `n_slots` sequences, with a memory for each rank. It is NaN where nothing was written.
 struct RankedKv {
   RankedKv(const ModelConfig& config, const KvShards& shards, int max_tokens, int n_slots = 1,
            KvOrder order = KvOrder::layer_major, Dtype dtype = Dtype::f32)
@@ -64,8 +64,8 @@ struct Loaded {
 
 constexpr int kScript[][3] = {{19, 33, 0}, {0, 5, 9}, {1, 0, 4}, {1, 1, 21}, {1, 1, 1}};
 
-// Three sequences: the first in one step, the second in two, the third in chunks beside the others'
-// last tokens. All logits, in order.
+// Three sequences: the first in one step, the second in two, the third in chunks beside the last tokens of the others.
+// Returns all logits in order.
 std::vector<float> run_script(Model& model, const RankedKv& kv) {
   auto token = [&](int i) { return int32_t((i * 31 + 7) % model.config().vocab); };
   std::vector<int> lengths(3, 0);
@@ -86,14 +86,16 @@ std::vector<float> run_script(Model& model, const RankedKv& kv) {
   return all;
 }
 
-// The same script, each step a wave, as many under way as there may be. What begin() was given is gone right after.
+// The same script with each step as a wave, as many under way as allowed. The arguments of begin() are destroyed right
+// after the call.
 std::vector<float> run_in_waves(Model& model, const RankedKv& kv, bool watched, int& unwritten) {
   std::vector<int> lengths(3, 0);
   std::vector<std::vector<float>> logits;
   int begun = 0, ended = 0;
   const auto end = [&] {
     while (!model.wait()) {
-      // What a wave says to have written is there: its stages' layers, of the script's first sequence.
+      // The layers that a wave reports as written are there. This looks at the stages' layers of the script's first
+      // sequence.
       const int layers = model.layers_written(0);
       CHECK(layers <= model.config().n_layers);
       if (ended > 0 || layers == 0) continue;
@@ -124,7 +126,7 @@ std::vector<float> run_in_waves(Model& model, const RankedKv& kv, bool watched, 
     std::vector<int32_t> rows(ids.size());
     std::iota(rows.begin(), rows.end(), 0);
     std::vector<KvView> views = kv.views(slots);
-    // Slots as blocks: one block, and a table that is overwritten afterwards.
+    // Slots serve as blocks: one block each, with a table that is overwritten afterwards.
     std::vector<int32_t> tables(views.size());
     for (size_t i = 0; i < views.size(); ++i) {
       tables[i] = std::exchange(views[i].slot, 0);
@@ -154,7 +156,7 @@ std::vector<float> on_one_rank(const Loaded& loaded, Dtype kv_dtype = Dtype::f32
   return run_script(*model, {loaded.config, loaded.shards(1, 1), 64, 3, KvOrder::layer_major, kv_dtype});
 }
 
-TEST_CASE("sharded llama: the bits of one rank, for tp 1 to 8 and pp 1 to 3", "[shards][model]") {
+TEST_CASE("sharded llama: logits have the bits of one rank, for tp 1 to 8 and pp 1 to 3", "[shards][model]") {
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4, Dtype::fp8}) {
     Loaded loaded(kWide, dtype);
     const auto expected = on_one_rank(loaded);
@@ -191,7 +193,7 @@ TEST_CASE("sharded llama: waves have the bits of steps that are waited for", "[s
           }
 }
 
-TEST_CASE("sharded llama: whoever waits for a wave is interrupted, and a wave under way outlives its caller",
+TEST_CASE("sharded llama: waiting for a wave can be interrupted, and a wave under way outlives its caller",
           "[shards][model][waves]") {
   Loaded loaded(kWide, Dtype::f32);
   const KvShards shards = loaded.shards(1, 2);
@@ -209,7 +211,8 @@ TEST_CASE("sharded llama: whoever waits for a wave is interrupted, and a wave un
     CHECK(std::isfinite(*reinterpret_cast<const float*>(views[size_t(rank)].row(0, 0, 39, 0))));
 }
 
-TEST_CASE("sharded llama: every family, and tp that does not divide the eight K-groups", "[shards][model]") {
+TEST_CASE("sharded llama: every family has the bits of one rank, also where tp does not divide the eight K-groups",
+          "[shards][model]") {
   int ran = 0;
   for (const std::string& name : kFixtures) {
     Loaded loaded(name);
@@ -227,7 +230,7 @@ TEST_CASE("sharded llama: every family, and tp that does not divide the eight K-
   CHECK(ran == 36);
 }
 
-TEST_CASE("sharded llama: more ranks than K-groups, and quantised KV", "[shards][model]") {
+TEST_CASE("sharded llama: more ranks than K-groups, and quantised KV, have the bits of one rank", "[shards][model]") {
   const std::string text = [] {
     std::string t = kWide;
     t.replace(t.find("\"num_attention_heads\": 8"), 24, "\"num_attention_heads\": 16");
@@ -245,7 +248,7 @@ TEST_CASE("sharded llama: more ranks than K-groups, and quantised KV", "[shards]
   }
 }
 
-TEST_CASE("sharded llama: shapes that the model cannot have are refused by name", "[shards][model]") {
+TEST_CASE("sharded llama: impossible shapes are refused by name", "[shards][model]") {
   const Loaded loaded(kWide, Dtype::f32);
   auto message = [&](int tp, int pp) {
     const Status status = check_model_shards(loaded.config, loaded.shards(tp, pp), "--prefill-tp", "--prefill-pp");

@@ -1,4 +1,4 @@
-// Every string of tests/data/tokenizers against what Hugging Face's tokenizers makes of it.
+// Compares every string of tests/data/tokenizers with the output of Hugging Face's tokenizers.
 #include "model/text/tokenizer.h"
 
 #include <algorithm>
@@ -70,7 +70,7 @@ std::vector<int32_t> ids_of(const std::string& text) {
   return out;
 }
 
-// Also checks that every prefix of the stream is UTF-8.
+// Returns the streamed text, and checks that every prefix of the stream is valid UTF-8.
 std::string streamed(const Tokenizer& tokenizer, const std::vector<int32_t>& ids, bool skip) {
   Detokenizer detokenizer(tokenizer, skip);
   std::string text;
@@ -82,7 +82,7 @@ std::string streamed(const Tokenizer& tokenizer, const std::vector<int32_t>& ids
   return text + detokenizer.flush();
 }
 
-// Agreement on every string; returns how many were compared.
+// Checks every string against its fixture.
 void check_strings(const std::string& name) {
   auto tokenizer = open_named(name);
   auto texts = strings();
@@ -143,19 +143,19 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 
 }  // namespace
 
-TEST_CASE("tokenizer: every string as Hugging Face has it", "[model][tokenizer]") {
+TEST_CASE("tokenizer: every string encodes and decodes as in Hugging Face", "[model][tokenizer]") {
   for (const char* name : kNames) {
     DYNAMIC_SECTION(name) { check_strings(name); }
   }
 }
 
-TEST_CASE("tokenizer: random ids as Hugging Face decodes them", "[model][tokenizer]") {
+TEST_CASE("tokenizer: random ids decode as in Hugging Face", "[model][tokenizer]") {
   for (const char* name : kNames) {
     DYNAMIC_SECTION(name) { check_random_ids(name); }
   }
 }
 
-TEST_CASE("tokenizer: stories260k as Hugging Face has it", "[model][tokenizer]") {
+TEST_CASE("tokenizer: stories260k encodes and decodes as in Hugging Face", "[model][tokenizer]") {
   if (shared_path("models/stories260k").empty()) SKIP_TEST("no ../shared/models/stories260k");
   check_strings("stories260k");
   check_random_ids("stories260k");
@@ -164,7 +164,7 @@ TEST_CASE("tokenizer: stories260k as Hugging Face has it", "[model][tokenizer]")
   CHECK(loaded.value()->vocab_size() == 512);
 }
 
-TEST_CASE("tokenizer: facts about single tokens", "[model][tokenizer]") {
+TEST_CASE("tokenizer: single tokens have their ids, pieces and special flags", "[model][tokenizer]") {
   auto llama2 = open_named("llama2");
   CHECK(llama2->token_id("<s>") == 1);
   CHECK(llama2->token_id("<0x41>") == 3 + 0x41);
@@ -190,7 +190,7 @@ TEST_CASE("tokenizer: facts about single tokens", "[model][tokenizer]") {
   CHECK(llama3->encode("").size() == 1);  // BOS
 }
 
-TEST_CASE("detokenizer: a stream says what it knows and no more", "[model][tokenizer]") {
+TEST_CASE("detokenizer: a stream emits only text that later tokens cannot change", "[model][tokenizer]") {
   auto llama2 = open_named("llama2");
   int32_t the = llama2->token_id("▁the"), byte = 3;
   REQUIRE(the > 0);
@@ -226,7 +226,7 @@ TEST_CASE("detokenizer: a stream says what it knows and no more", "[model][token
 }
 
 TEST_CASE("tokenizer: long words take n log n", "[model][tokenizer]") {
-  // Under a second in release, even where the whole text is one word; with n^2 this would take hours.
+  // This takes less than a second in release, even where the whole text is one word. With n^2 it would take hours.
   for (const char* name : {"llama3", "llama2", "gpt2"}) {
     auto tokenizer = open_named(name);
     for (std::string unit : {"a", " ", "\n", "\u0301", "ab ", "0", "<", "\xff"}) {
@@ -261,18 +261,18 @@ TEST_CASE("tokenizer: special tokens in parts that do not allow them are text", 
       std::string text = "x" + special + " y";
       CHECK(count(tokenizer->encode(text, {.add_special_tokens = false})) == 1);
       CHECK(count(tokenizer->encode(text, {false, false})) == 0);
-      // Allowed in the first part only; neither half nor whole comes from the second.
+      // Special tokens are allowed in the first part only. The second part yields neither a half nor a whole one.
       Tokenizer::Part parts[] = {{special, true}, {text, false}, {special, true}};
       CHECK(count(tokenizer->encode(parts, false)) == 2);
       size_t half = special.size() / 2;
       Tokenizer::Part halves[] = {{std::string_view(special).substr(0, half), true},
                                   {std::string_view(special).substr(half), false}};
       CHECK(count(tokenizer->encode(halves, false)) == 0);
-      // Nor can a part take the beginning of what follows it.
+      // Nor can a part take the beginning of the part behind it.
       Tokenizer::Part greedy[] = {{std::string_view(special).substr(0, half), false}, {special, true}};
       CHECK(count(tokenizer->encode(greedy, false)) == 1);
     }
-    // Without special tokens in it, a text in parts is the text.
+    // A text without special tokens encodes in parts as it does whole.
     std::string text = "Hello  world, it's  \u00e9 1234\n\n  ok";
     for (size_t cut : {0, 1, 5, 6, 7, 14, 22}) {
       Tokenizer::Part parts[] = {{std::string_view(text).substr(0, cut), true},
@@ -284,7 +284,7 @@ TEST_CASE("tokenizer: special tokens in parts that do not allow them are text", 
 
 // --- Bad tokenizer.json: a clear error that names the file and the field, within bounded memory.
 
-TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
+TEST_CASE("tokenizer.json: a single wrong field is an error that names it", "[model][tokenizer]") {
   const auto check = [](const json& spoilt, const std::string& says) {
     const std::string error = error_of(as_text(spoilt));
     INFO(says);
@@ -293,7 +293,7 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
     CHECK(has(error, says));
     CHECK(error.size() < 500);
   };
-  // A place, what stands there instead (else it is taken away), and what is said of that.
+  // A place, its new value (without one it is removed), and the message.
   const json hostile = parsed_file(data_path("hostile/tokenizer.json"));
   for (const auto& [name, cases] : hostile.items()) {
     const json base = source_of(name);
@@ -310,7 +310,7 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
       check(spoilt, one.back());
     }
   }
-  // And two things that belong together.
+  // Faults of two fields that belong together.
   json none = source_of("llama2"), twice = none, order = none, late = source_of("qwen2"), regex = late;
   none["model"]["unk_token"] = nullptr, none["model"]["byte_fallback"] = false;
   check(none, "some text has no tokens");
@@ -324,7 +324,7 @@ TEST_CASE("tokenizer.json: one thing wrong at a time", "[model][tokenizer]") {
   check(regex, "a regex of more than 16384 bytes");
 }
 
-TEST_CASE("tokenizer.json: truncated anywhere, or not JSON", "[model][tokenizer]") {
+TEST_CASE("tokenizer.json: a file truncated anywhere, or not JSON, is an error", "[model][tokenizer]") {
   std::string text = as_text(source_of("llama2"));
   for (size_t n = 0; n < text.size(); n += 1 + n / 20) {
     std::string error = error_of(text.substr(0, n));
@@ -359,7 +359,7 @@ TEST_CASE("tokenizer.json: absurd sizes are refused", "[model][tokenizer]") {
   for (int i = 0; i < 20; ++i) deep["normalizer"]["normalizers"].push_back({{"type", "NFC"}});
   CHECK(has(error_of(as_text(deep)), "more than 16 steps"));
 
-  // A hole among the ids is nothing; it decodes to nothing.
+  // A gap among the ids is allowed. Its ids decode to nothing.
   json hole = source;
   hole["model"]["vocab"]["far away"] = (1 << 20) - 1;
   auto tokenizer = Tokenizer::parse(as_text(hole), "T.json");
@@ -368,7 +368,7 @@ TEST_CASE("tokenizer.json: absurd sizes are refused", "[model][tokenizer]") {
   CHECK(tokenizer.value()->decode({5000, (1 << 20) - 1}) == "far away");
 }
 
-TEST_CASE("tokenizer.json: the folder and the file", "[model][tokenizer]") {
+TEST_CASE("tokenizer.json: a folder loads its file, and a missing one is named", "[model][tokenizer]") {
   auto none = Tokenizer::load("no/such/folder");
   REQUIRE(!none.ok());
   CHECK(none.error().code == ErrorCode::not_found);
@@ -379,7 +379,7 @@ TEST_CASE("tokenizer.json: the folder and the file", "[model][tokenizer]") {
 }
 
 TEST_CASE("tokenizer: special tokens that are normalized obey the parts", "[model][tokenizer]") {
-  // Looked for as "▁<x>", in text where Prepend and Replace have moved every position.
+  // The token is searched as "▁<x>", in text where Prepend and Replace have moved every position.
   json source = source_of("llama2");
   int32_t id = 5000;
   source["added_tokens"].push_back({{"id", id}, {"content", "<x>"}, {"special", true}, {"normalized", true}});
@@ -399,7 +399,7 @@ TEST_CASE("tokenizer: special tokens that are normalized obey the parts", "[mode
 }
 
 TEST_CASE("tokenizer: merges make no special token in text that may have none", "[model][tokenizer]") {
-  // "the" as a special token that merges make, too; and by ignore_merges.
+  // "the" is a special token that merges, or ignore_merges, also make.
   for (const char* name : {"llama2", "llama3"}) {
     json source = source_of(name);
     int32_t id = source["model"]["vocab"]["the"];
@@ -418,13 +418,13 @@ TEST_CASE("tokenizer: merges make no special token in text that may have none", 
   }
 }
 
-// A vocabulary in which every wanted word is a token: what is cut otherwise becomes other tokens.
-TEST_CASE("tokenizer.json: words of published models' pre-tokenizers are those of tokenizers", "[model][tokenizer]") {
+// Every expected word is a token of the vocabulary, so another split gives other tokens.
+TEST_CASE("tokenizer.json: published models' pre-tokenizers split words as tokenizers does", "[model][tokenizer]") {
   const char* elsewhere = std::getenv("XPYD_PRETOKENIZERS");
   const auto file = parse_json_file(elsewhere ? elsewhere : data_path("pretokenizers.json"));
   REQUIRE(file.ok());
   const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
-  // GPT-2's characters of bytes.
+  // GPT-2's characters for bytes.
   std::string character[256];
   uint32_t next = 0x100;
   for (int b = 0; b < 256; ++b) {

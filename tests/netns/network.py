@@ -1,4 +1,4 @@
-"""Four hosts as network namespaces, and a switch that is one, too: cables that have a rate, delay and loss, and that can be pulled."""
+"""Four hosts and a switch as network namespaces, joined by cables that have a rate, delay and loss, and that can be pulled."""
 import ctypes
 import heapq
 import multiprocessing
@@ -8,10 +8,10 @@ import socket
 import subprocess
 import time
 
-NAME = f"x{os.getpid()}"  # all that is made here is called by it
+NAME = f"x{os.getpid()}"  # names of all that is made here begin with it
 ADDRESS = {"a": "10.77.0.1", "b": "10.77.0.2", "c": "10.77.0.3", "d": "10.77.0.4"}
-ETCD, CLIENTS = "10.77.0.9", "10.77.0.254"  # a second address of host c; the switch's own
-LINKS = [(100, 5, 0.1), (1000, 1, 0.01), (10000, 0.1, 0)]  # of a cable: Mbit/s, ms to and fro, percent lost
+ETCD, CLIENTS = "10.77.0.9", "10.77.0.254"  # a second address of host c, and the switch's own
+LINKS = [(100, 5, 0.1), (1000, 1, 0.01), (10000, 0.1, 0)]  # of each cable: Mbit/s, ms to and fro, percent lost
 
 
 class Refused(Exception):
@@ -23,13 +23,13 @@ def sh(command):
 
 
 def carry(pairs, delay_s):
-    """A process, where the kernel has no netem: frames between the two devices of each pair, each after so long."""
+    """The process that stands in for netem: carries frames between the two devices of each pair, each after `delay_s`."""
     ends, under_way, n = {}, [], 0
     for pair in pairs:
         two = []
         for device in pair:
             end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
-            end.setsockopt(263, 15, 1)  # SOL_PACKET, PACKET_VNET_HDR: with it segments stay as long as TCP made them
+            end.setsockopt(263, 15, 1)  # SOL_PACKET, PACKET_VNET_HDR: segments stay as long as TCP made them
             end.setsockopt(263, 23, 1)  # PACKET_IGNORE_OUTGOING
             end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
             end.bind((device, 0))
@@ -42,7 +42,7 @@ def carry(pairs, delay_s):
             try:
                 to.send(frame)
             except OSError:
-                pass  # a full queue, or a device that is down: it is lost
+                pass  # a full queue, or a device that is down: the frame is lost
         for end in select.select(list(ends), [], [], max(0, under_way[0][0] - now) if under_way else 0.05)[0]:
             try:
                 frame = end.recv(1 << 17)
@@ -53,8 +53,8 @@ def carry(pairs, delay_s):
 
 
 class Network:
-    """Host h has eth0, whose other end is the switch's device NAMEh. It is on the bridge; without netem NAMEhs is, and what crosses
-    between the two is carried by hand."""
+    """Host h has eth0, whose other end is the switch's device NAMEh. With netem that device is on the bridge. Without netem
+    NAMEhs is on the bridge, and carry() carries frames between the two."""
 
     def __init__(self):
         self.cable, self.carrier, self.delay_s = LINKS[0], None, multiprocessing.Value("d", 0, lock=False)
@@ -80,7 +80,7 @@ class Network:
         return NAME + host + ("" if self.netem else "s")
 
     def start(self):
-        """This thread, and those that it starts, are at the switch from now on."""
+        """Moves this thread, and those that it starts from now on, to the switch."""
         with open(f"/run/netns/{NAME}") as switch:
             if ctypes.CDLL(None, use_errno=True).setns(switch.fileno(), 0x40000000):
                 raise Refused("setns: " + os.strerror(ctypes.get_errno()))
@@ -90,17 +90,17 @@ class Network:
             self.carrier.start()
 
     def shape(self, mbit, delay_ms, loss):
-        """Of every cable, both ways."""
+        """Sets rate, delay and loss of every cable, both ways."""
         self.cable, self.delay_s.value = (mbit, delay_ms, loss), delay_ms / 2000
         for host in ADDRESS:
             for ns, device in ((NAME + host, "eth0"), (NAME, NAME + host)):
                 if self.netem:
                     sh(f"tc -n {ns} qdisc replace dev {device} root netem rate {mbit}mbit delay {delay_ms / 2}ms loss {loss}% limit 20000")
                     continue
-                burst = max(131072, int(mbit * 1e6 / 8 / 100))  # what goes between two ticks
+                burst = max(131072, int(mbit * 1e6 / 8 / 100))  # bytes between two ticks
                 sh(f"tc -n {ns} qdisc replace dev {device} root tbf rate {mbit}mbit burst {burst} latency 100ms")
                 subprocess.run(f"tc -n {ns} qdisc del dev {device} clsact", shell=True, capture_output=True)
-                if loss:  # a random number below it: dropped (2), else on (-1)
+                if loss:  # a random number below it drops the packet (2), any other lets it on (-1)
                     code = f"4,32 0 0 4294963256,53 1 0 {int(loss / 100 * 2**32)},6 0 0 2,6 0 0 4294967295"
                     sh(f"tc -n {ns} qdisc add dev {device} clsact && tc -n {ns} filter add dev {device} ingress bpf da bytecode '{code}'")
 

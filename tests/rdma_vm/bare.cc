@@ -30,7 +30,7 @@ void need(bool good, const char* what) {
   std::exit(1);
 }
 
-// Of one who spins: the other process may have ended. The clock is read so seldom that it costs nothing.
+// For a process that spins: the other one may have ended. The clock is read so seldom that it costs nothing.
 class Patience {
  public:
   void spin() {
@@ -43,7 +43,7 @@ class Patience {
   unsigned spins_ = 0;
 };
 
-// The next completion of a queue.
+// Waits for the next completion of a queue.
 void completion(ibv_cq* queue) {
   ibv_wc found;
   int n;

@@ -1,6 +1,6 @@
-// rdma_speed write_bw|read_bw|write_lat|read_lat DEVICE: the rdma wire between two processes, as
-// its instances use it, in the units of perftest's programs of these names, beside which tests.sh
-// runs it. Checks every byte before it says a number. bare_write|bare_notice: bare.h.
+// rdma_speed write_bw|read_bw|write_lat|read_lat DEVICE: the rdma transport between two processes, as instances use it,
+// in the units of perftest's programs of these names, beside which tests.sh runs it. It checks every byte before it
+// prints a number. bare_write|bare_notice: see bare.h.
 
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -64,7 +64,7 @@ class Side {
       stop("the other process ended");
     return got;
   }
-  // `n` blocks from `first` on, `bytes` of each.
+  // Starts a transfer of `n` blocks from `first` on, `bytes` of each.
   TransferId post(KvOp op, size_t first, size_t n, size_t bytes) {
     plan.copies.clear();
     for (size_t block = first; block < first + n; ++block) {
@@ -116,13 +116,13 @@ class Side {
   const int socket_;
 };
 
-// The median and the least.
+// Prints the median and the least.
 void print(std::vector<double> times) {
   std::sort(times.begin(), times.end());
   std::printf("%.2f %.2f\n", times[times.size() / 2], times[0]);
 }
 
-// MiB/s of blocks of 64 KiB, kPosts posts ahead: what was posted before the clock starts is through.
+// MiB/s of blocks of 64 KiB, with kPosts transfers ahead. Transfers from before the clock starts are over by then.
 double stream(Side& side, KvOp op) {
   constexpr size_t kPosts = kBlocks / kBlocksOfPost;
   std::vector<TransferId> ids;
@@ -168,7 +168,7 @@ void read_bw(Side& side, bool poster) {
   side.exchange(side.ours);
 }
 
-// Half of a round of two small writes, each seen by arrived(), in us. The clock is read once a round, as perftest does.
+// Half of a round of two small writes, each seen by arrived(), in us. The clock is read once a round, as in perftest.
 void write_lat(Side& side, bool poster) {
   std::vector<double> halves;
   side.fill(poster ? 1 : 2);

@@ -1,11 +1,11 @@
-# In the virtual machine: a request whose KV crosses by rdma; our wire beside the programs of perftest,
-# in turn, so that what slows one down slows the other (medians of rounds; only the ratios mean
-# anything under emulation); then the tests that need an RDMA device.
+# Runs in the virtual machine. First come requests whose KV crosses by rdma. Then the transport runs beside the programs
+# of perftest, in turn, so that what slows one down slows the other (medians of rounds; under emulation only the ratios
+# mean anything). Last come the tests that need an RDMA device.
 rounds=${RDMA_VM_ROUNDS:-1}
 failed() { echo "FAILED: $*"; exit 1; }
 
-# What a request says, and its logits, where they are in this process, are those without a wire.
-# (Under emulation a process may be silent for longer than the 3 s that are a lease elsewhere.)
+# A request's text, and its logits where they are in this process, equal those over `local`. (Under emulation a process
+# may be silent for longer than 3 s, which is a lease elsewhere.)
 prompt="The key of box 17 is amber. The owner of house 3 is Grace. The key of box 3 is jade. The key of box 17 is"
 ask() { xpyd generate --prompt "$prompt" --max-tokens 24 --temperature 0 --topology 1P1D "$@" 2>/tmp/log; }
 hash_of() { sed -n 's/^logits hash //p' /tmp/log; }
@@ -61,7 +61,8 @@ if [ "$rounds" -gt 0 ]; then
   compare bare_notice "ib_write_lat -s 8 -n 1000" 5 3 "  verbs alone, write and notice" us ""
   compare read_lat "ib_read_lat -s 8 -n 1000" 5 3 "read of 8 bytes and its notice" us ""
 fi
-# Sizes, KV by layer, chunk and request, one and two NICs: small ones are a test, and RDMA_VM_EXPERIMENT=full are the figures.
+# Sizes, KV by layer, chunk and request, one and two NICs. Small ones are a test; RDMA_VM_EXPERIMENT=full gives the
+# figures.
 size=--tiny && [ "${RDMA_VM_EXPERIMENT:-}" = full ] && size=
 for experiment in rdma rdma/kv; do
   xpyd_experiments points $experiment $size | sed 's/^\[//; s/\]$//; s/},{/}\n{/g' >/tmp/points
@@ -70,7 +71,7 @@ for experiment in rdma rdma/kv; do
 done
 XPYD_WIRE=rdma xpyd_tests "transports:*,[rdma]" -d yes || failed "tests"
 
-# Workers are killed and stopped while KV crosses. Under emulation instances are silent for longer than
-# the half second that is a lease elsewhere, and nothing would ever get done.
+# Workers are killed and stopped while KV crosses. Under emulation instances are silent for longer than half a second,
+# which is a lease elsewhere, and nothing would ever end.
 export XPYD_BIN=/bin/xpyd WIRE=rdma LEASE=4 SECONDS_OF_CHAOS=${RDMA_VM_CHAOS_S:-20}
 [ "$SECONDS_OF_CHAOS" = 0 ] || xpyd_tests '[process-chaos]' -d yes || failed "process chaos"

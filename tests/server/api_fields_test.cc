@@ -1,6 +1,6 @@
-// Every field that vLLM's and SGLang's completion and chat requests have, or had, and OpenAI's: this server does what
-// it says, or refuses it by its name, or does not care, because no answer depends on it. A field that is new there gets
-// a row here, which fails until the parser knows it.
+// Covers every field of the completion and chat requests of vLLM, SGLang and OpenAI, past and present. The server
+// honours a field, refuses it by its name, or ignores it because no answer depends on it. A field that is new there
+// gets a row here, and its row fails until the parser knows the field.
 #include <algorithm>
 #include <iterator>
 #include <sstream>
@@ -17,19 +17,19 @@ namespace {
 
 enum Where { kCompletions = 1, kChat = 2, kBoth = 3 };
 enum Kind {
-  honoured,  // this value changes what the cluster is asked for, or what is answered
-  refused,   // this value is an error that names the field
-  harmless,  // any value: nothing changes
+  honoured,  // the value changes the request to the cluster, or the answer
+  refused,   // the value is an error that names the field
+  harmless,  // no value changes anything
 };
 struct Fields {
   Kind kind;
   Where where;
-  const char* value;  // one that asks for something
+  const char* value;  // a value that asks for something
   const char* names;
-  const char* with = "";  // fields that they need
+  const char* with = "";  // fields that these need beside them
 };
-// As vLLM (commit 002032e, entrypoints/openai/{completion,chat_completion}/protocol.py) and SGLang (commit 004c82e,
-// srt/entrypoints/openai/protocol.py) list them. prompt, messages and model are in every body below.
+// The lists are vLLM's (commit 002032e, entrypoints/openai/{completion,chat_completion}/protocol.py) and SGLang's
+// (commit 004c82e, srt/entrypoints/openai/protocol.py). Every body below has prompt, messages and model.
 constexpr Fields kFields[] = {
     {honoured, kBoth, R"(1.5)", "frequency_penalty presence_penalty repetition_penalty"},
     {honoured, kBoth, R"({"5":2})", "logit_bias"},
@@ -99,7 +99,7 @@ constexpr Fields kFields[] = {
      "custom_labels images_config metadata mm_processor_kwargs media_io_kwargs prediction"},
 };
 
-// All that the rest of the server learns of a request; or the error.
+// Everything that the rest of the server learns of a request, or the error.
 struct Heard {
   std::string error_field, all;
   int status = 200;
@@ -138,7 +138,8 @@ std::vector<std::string> words_of(const char* text) {
   return {std::istream_iterator<std::string>(words), {}};
 }
 
-TEST_CASE("api: every field of other servers is honoured, refused or harmless", "[server][api]") {
+TEST_CASE("api: every request field of vLLM, SGLang and OpenAI is honoured, refused by name or harmless",
+          "[server][api]") {
   for (const Fields& fields : kFields)
     for (const std::string& name : words_of(fields.names))
       for (const bool chat : {false, true}) {
@@ -155,14 +156,14 @@ TEST_CASE("api: every field of other servers is honoured, refused or harmless", 
         CHECK(with.ignored.empty());
         if (fields.kind == refused) CHECK(with.error_field == name);
         if (fields.kind == harmless) CHECK(with.all == without.all);
-        // This tokenizer adds no special tokens (tests/model/tokenizer_test.cc has some that do).
+        // This tokenizer adds no special tokens. tests/model/tokenizer_test.cc has tokenizers that do.
         if (fields.kind == honoured && name != "add_special_tokens") CHECK(with.all != without.all);
       }
-  // And a name that nobody knows is no row's: it would be found out.
+  // A name that no row has is reported as unknown, so a missing row would be found.
   CHECK(hear(false, R"("brand_new":1)").ignored == std::vector<std::string>{"brand_new"});
 }
 
-TEST_CASE("api: values that ask for nothing are as good as none", "[server][api]") {
+TEST_CASE("api: a value that asks for nothing is treated like an absent field", "[server][api]") {
   for (const char* name :
        {"guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "json_schema", "regex", "ebnf",
         "grammar", "stop_regex", "lora_path", "kv_transfer_params", "return_tokens_as_token_ids", "logits_processors"})
@@ -175,7 +176,7 @@ TEST_CASE("api: values that ask for nothing are as good as none", "[server][api]
       }
 }
 
-// ---- what is honoured, in detail
+// ---- honoured fields in detail
 
 ServedModel bytes_model(int max_model_len) {
   ServedModel model{.name = "m", .tokenizer = &byte_tokenizer()};
@@ -194,7 +195,7 @@ TokenRules rules_of(const std::string& more, const ServedModel& model) {
   return rules ? *rules : TokenRules{};
 }
 
-TEST_CASE("api: rules of single tokens, as the request says them", "[server][api]") {
+TEST_CASE("api: token rules of a request reach its sampling parameters", "[server][api]") {
   ServedModel model = bytes_model(1000);
   model.eos_tokens = {256, 10};
   CHECK(rules_of(R"("allowed_token_ids":[9,3,9])", model).allowed == std::vector<int32_t>{3, 9});
@@ -202,7 +203,7 @@ TEST_CASE("api: rules of single tokens, as the request says them", "[server][api
   REQUIRE(biased.bias.size() == 2);
   CHECK((biased.bias[0].token == 5 && biased.bias[0].bias == -100));
   CHECK((biased.bias[1].token == 7 && biased.bias[1].bias == 1.5f));
-  // Bytes are tokens: a blank before a word makes it longer, and is no other token.
+  // Tokens are bytes here, so a blank before a word only makes the word longer.
   const TokenRules worded = rules_of(R"("bad_words":["ab"," c"])", model);
   REQUIRE(worded.bad_words.size() == 2);
   CHECK(worded.bad_words[0].tokens == std::vector<int32_t>{'a', 'b'});
@@ -213,13 +214,13 @@ TEST_CASE("api: rules of single tokens, as the request says them", "[server][api
   GenerationCall plain;
   REQUIRE(!parse_generation(R"({"prompt":"hi","logit_bias":{},"bad_words":[],"min_tokens":0})", false, model, plain));
   CHECK(plain.prompts[0].sampling.rules == nullptr);
-  // All prompts and choices of a call share one.
+  // All prompts and choices of a call share one set of rules.
   GenerationCall many;
   REQUIRE(!parse_generation(R"({"prompt":["a","b"],"allowed_token_ids":[5]})", false, model, many));
   CHECK(many.prompts[0].sampling.rules == many.prompts[1].sampling.rules);
 }
 
-TEST_CASE("api: max_completion_tokens counts for completions, too, and wins", "[server][api]") {
+TEST_CASE("api: max_completion_tokens also counts for completions and overrides max_tokens", "[server][api]") {
   ServedModel model = bytes_model(100);
   const auto parse = [&](const std::string& more, GenerationCall& call) {
     return parse_generation(R"({"prompt":"hi",)" + more + "}", false, model, call);
@@ -236,7 +237,7 @@ TEST_CASE("api: max_completion_tokens counts for completions, too, and wins", "[
   CHECK(error->param == "max_completion_tokens");
 }
 
-TEST_CASE("api: what a folder wants of sampling is for requests that do not say", "[server][api]") {
+TEST_CASE("api: the model folder's sampling defaults apply only to fields that a request leaves out", "[server][api]") {
   ServedModel model = bytes_model(100);
   model.sampling = {.temperature = 0.5f, .top_k = 20, .top_p = 0.75f, .min_p = 0.25f, .repetition_penalty = 1.25f};
   GenerationCall silent, says;

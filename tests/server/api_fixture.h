@@ -1,4 +1,4 @@
-// Shared by the tests of the endpoints: answers as JSON.
+// Helpers of the endpoint tests: answers as JSON.
 #pragma once
 
 #include <string>
@@ -10,10 +10,11 @@
 
 namespace xpyd::testing {
 
-// Events of a stream without the closing [DONE], which must be there.
+// Returns the events of a stream without the closing [DONE], and requires that [DONE] is there.
 std::vector<json> chunks(const Reply& reply);
 
-// A request's body, and what stands at JSON pointers of its answer, of a stream's events as an array, as JSON text.
+// The body of a request, and the JSON text that is expected at JSON pointers of its answer. A stream's events form an
+// array.
 struct Answer {
   std::string body;
   std::vector<std::pair<const char*, const char*>> parts;

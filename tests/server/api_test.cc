@@ -1,5 +1,5 @@
-// The endpoints' whole answers as clients see them, over real sockets; event streams, and what happens when the cluster
-// refuses, fails or is silent. (What is refused to whom, with which words, is in exchanges_test.cc.)
+// Whole answers of the endpoints as clients see them over real sockets: event streams, and what happens when the
+// cluster refuses, fails or is silent. exchanges_test.cc tests which requests are refused, and with which words.
 #include "server/openai/api.h"
 
 #include <set>
@@ -45,11 +45,11 @@ TEST_CASE("api: a chat completion has OpenAI's fields", "[server][api]") {
                             "logprobs":null,"finish_reason":"length","stop_reason":null}])"));
   Request seen = server.service.seen().at(0);
   CHECK(byte_tokenizer().decode(seen.prompt) == "system: be brief\nuser: hi!\nassistant: \nassistant: ");
-  CHECK(seen.max_tokens == 5);  // max_completion_tokens wins
+  CHECK(seen.max_tokens == 5);  // it overrides max_tokens
   CHECK_FALSE(seen.prompt_is_text_prefix);
 }
 
-TEST_CASE("api: lists of prompts, token ids and n choices share one index", "[server][api]") {
+TEST_CASE("api: the choices of several prompts and of n share one index", "[server][api]") {
   TestServer server;
   server.service.script = [](const Request& r, int c) {
     std::string text = std::string(1, static_cast<char>(r.prompt[0])) + std::to_string(c);
@@ -103,7 +103,7 @@ TEST_CASE("api: every sampling field reaches the request", "[server][api]") {
   CHECK(r.include_stop_text);
   CHECK_FALSE(r.skip_special_tokens);
   CHECK(r.cache_salt != 0);
-  // Defaults; null is the default too.
+  // Without a field, and with null, the default holds.
   server.post("/v1/completions", R"({"prompt":"a","top_k":-1,"stop":null,"seed":null,"n":null,
     "temperature":null,"stream":null,"logprobs":null,"cache_salt":null})");
   Request d = server.service.seen().at(1);
@@ -115,14 +115,14 @@ TEST_CASE("api: every sampling field reaches the request", "[server][api]") {
   CHECK_FALSE(d.ignore_eos);
 }
 
-TEST_CASE("api: salts and seeds", "[server][api]") {
+TEST_CASE("api: equal cache salts map to one value, and requests without a seed get different seeds", "[server][api]") {
   TestServer server;
   for (std::string salt : {"a", "a", "b"})
     server.post("/v1/completions", R"({"prompt":"a","cache_salt":")" + salt + "\"}");
   auto seen = server.service.seen();
   CHECK(seen[0].cache_salt == seen[1].cache_salt);
   CHECK(seen[0].cache_salt != seen[2].cache_salt);
-  CHECK(seen[0].sampling.seed != seen[1].sampling.seed);  // requests without a seed differ
+  CHECK(seen[0].sampling.seed != seen[1].sampling.seed);
   CHECK(seen[0].id != seen[1].id);
 }
 
@@ -134,7 +134,7 @@ TEST_CASE("siphash agrees with its authors' test vectors", "[server][api]") {
   CHECK(siphash(key, text) == 0xa129ca6149be45e5u);
 }
 
-TEST_CASE("api: echo, token ids, usage and logprobs in both formats, whole and in streams", "[server][api]") {
+TEST_CASE("api: echo, token ids, usage and logprobs are the same in whole answers and in streams", "[server][api]") {
   TestServer server;
   const std::string usage = R"({"prompt":["ab","c"],"max_tokens":2,"stream":true,"stream_options":)";
   check_answers(
@@ -172,7 +172,7 @@ TEST_CASE("api: echo, token ids, usage and logprobs in both formats, whole and i
                  {messages + "}", {{"/choices/0/logprobs/content/1/top_logprobs", "[]"}}}});
 }
 
-TEST_CASE("api: how a choice ended", "[server][api]") {
+TEST_CASE("api: a choice names its finish reason and what stopped it", "[server][api]") {
   TestServer server;
   struct {
     TokenEvent last;
@@ -206,7 +206,7 @@ TEST_CASE("api: a completion stream has one event per token", "[server][api]") {
   TestServer server;
   Reply reply = server.post("/v1/completions", R"({"prompt":"a","max_tokens":5,"stream":true})");
   auto events = chunks(reply);
-  REQUIRE(events.size() == 5);  // no usage chunk unless asked
+  REQUIRE(events.size() == 5);  // a stream has a usage chunk only on request
   std::string text;
   for (const json& event : events) {
     CHECK_SAME(event["object"], "text_completion");
@@ -251,7 +251,8 @@ TEST_CASE("api: text of any kind stays one data line of valid UTF-8", "[server][
   CHECK_SAME(events[2]["choices"][0]["text"], "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
 }
 
-TEST_CASE("api: the cluster refuses", "[server][api]") {
+TEST_CASE("api: a refusal by the cluster becomes 503 or 400 and aborts the other prompts of the call",
+          "[server][api]") {
   TestServer server;
   server.service.admit = [](const Request& r) -> Status {
     if (r.prompt[0] == 'b') return Error{ErrorCode::unavailable, "the queue is full"};
@@ -264,7 +265,7 @@ TEST_CASE("api: the cluster refuses", "[server][api]") {
   CHECK(full.header("x-should-retry") == "");
   CHECK(full.reason == "Service Unavailable: the queue is full");
   check_error(server.post("/v1/completions", R"({"prompt":"c"})"), 400, "invalid_request_error", "prompt", nullptr);
-  // The second of three is refused: the first is given back, the third never sent.
+  // The cluster refuses the second of three prompts: the first is aborted, and the third is never sent.
   server.service.hold(true);
   CHECK_SAME(server.post("/v1/completions", R"({"prompt":["a","b","a"]})").status, 503);
   CHECK(server.service.wait([](auto& s) { return s.in_flight() == 0; }));
@@ -272,7 +273,7 @@ TEST_CASE("api: the cluster refuses", "[server][api]") {
   CHECK(server.service.seen().size() == 1);
 }
 
-TEST_CASE("api: a failure is a status, and an event of a stream whose head has gone out", "[server][api]") {
+TEST_CASE("api: a failure is a status, or an event of a stream whose head is already sent", "[server][api]") {
   TestServer server;
   bool early = true;
   FinishReason how = FinishReason::error;
@@ -289,7 +290,7 @@ TEST_CASE("api: a failure is a status, and an event of a stream whose head has g
   if (streamed.status == 200) {
     REQUIRE(streamed.events().size() == 2);
     CHECK(parsed(streamed.events()[0])["error"]["message"] == "transfer failed");
-  } else {  // it failed at once
+  } else {  // the request failed before the stream's head was sent
     check_error(streamed, 500, "server_error", nullptr, "internal_error");
   }
   how = FinishReason::timeout;
@@ -303,15 +304,15 @@ TEST_CASE("api: a failure is a status, and an event of a stream whose head has g
   REQUIRE(events.size() >= 3);
   CHECK(events.back() == "[DONE]");
   CHECK(parsed(events[events.size() - 2])["error"]["message"] == "transfer failed");
-  // The other choice is not left running.
+  // The other choice is aborted, too.
   CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1; }));
 }
 
-// ---- a stream on which nothing comes, under a clock of the test
+// ---- a stream on which nothing comes, on a clock of the test
 
 namespace {
 
-// Keeps what it is told to send.
+// Records what the server sends.
 class Sent final : public HttpExchange {
  public:
   void respond(HttpResponse response) override { answers.push_back(std::move(response)); }
@@ -325,7 +326,7 @@ class Sent final : public HttpExchange {
   bool ended = false;
 };
 
-// Says what the test says.
+// Emits only the tokens that the test asks for.
 class Silent final : public Service {
  public:
   Status submit(std::shared_ptr<const Request>, std::shared_ptr<EventSink> its_sink) override {
@@ -387,7 +388,7 @@ constexpr const char* kComment = ": waiting\n\n";
 
 }  // namespace
 
-TEST_CASE("api: a stream's head goes out at once, and a comment each 10 s while nothing comes", "[server][api]") {
+TEST_CASE("api: a stream's head is sent at once, and a comment follows after every 10 s of silence", "[server][api]") {
   Bed bed;
   auto sent = bed.ask(kStream);
   REQUIRE(sent->answers.size() == 1);
@@ -403,7 +404,7 @@ TEST_CASE("api: a stream's head goes out at once, and a comment each 10 s while 
   bed.pass(0.5);
   CHECK(sent->stream == std::string(kComment) + kComment);
   bed.pass(6);
-  bed.service.say(7, FinishReason::none);  // what comes is a sign of life, too
+  bed.service.say(7, FinishReason::none);  // a token restarts the 10 s, too
   bed.run();
   const std::string so_far = sent->stream;
   CHECK(so_far.size() > 2 * std::string(kComment).size());
@@ -420,7 +421,8 @@ TEST_CASE("api: a stream's head goes out at once, and a comment each 10 s while 
   CHECK(sent->answers.size() == 1);
 }
 
-TEST_CASE("api: what the cluster refuses at once is a status, of a stream too", "[server][api]") {
+TEST_CASE("api: a request that the cluster refuses at once gets a status, even if it asks for a stream",
+          "[server][api]") {
   Bed bed;
   bed.service.refuses = true;
   auto sent = bed.ask(kStream);
@@ -429,9 +431,9 @@ TEST_CASE("api: what the cluster refuses at once is a status, of a stream too", 
   CHECK(sent->stream == "");
 }
 
-TEST_CASE("api: what ends late says so, in an event of a stream, and never holds its client for ever",
+TEST_CASE("api: a request that exceeds its deadline ends with request_timeout and never holds its client for ever",
           "[server][api]") {
-  // The frontend's own limit comes five seconds after the deadline that the cluster should have kept.
+  // The frontend's own limit ends five seconds after the deadline that the cluster should have kept.
   Bed bed(60);
   auto sent = bed.ask(kStream), whole = bed.ask(R"({"prompt":[1],"max_tokens":5})");
   for (int i = 0; i < 7; ++i) bed.pass(9.5);

@@ -1,5 +1,5 @@
-// What a chat request hands to the model's template: fields in the client's order, tools, tool
-// calls, parts, more variables; and what is refused.
+// Tests what a chat request hands to the model's chat template: fields in the client's order, tools, tool calls, parts
+// and extra variables. Also tests what is refused.
 
 #include "base/json/json.h"
 #include "model/text/chat_template.h"
@@ -16,7 +16,7 @@ constexpr const char* kAll =
     "{% for m in messages %}{{ m|tojson }}\n{% endfor %}{{ tools|tojson }} {{ mood }} "
     "{{ add_generation_prompt }}";
 
-// A model of bytes, or of another tokenizer.
+// A served model with byte tokens, or with another tokenizer.
 ServedModel served(const ChatTemplate* chat, const Tokenizer& tokenizer = byte_tokenizer()) {
   ServedModel model{.name = "m", .tokenizer = &tokenizer, .chat_template = chat};
   model.max_model_len = 100000;
@@ -25,7 +25,7 @@ ServedModel served(const ChatTemplate* chat, const Tokenizer& tokenizer = byte_t
   return model;
 }
 
-// The prompt's text, or the error's.
+// Returns the text of the prompt, or of the error.
 std::string prompt_of(const std::string& jinja, const std::string& body) {
   auto chat = ChatTemplate::parse(jinja, [] { return int64_t{0}; });
   if (!chat.ok()) return chat.error().message;
@@ -40,7 +40,7 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 
 }  // namespace
 
-TEST_CASE("chat request: all of it reaches the template, in the client's order", "[server][api][chat]") {
+TEST_CASE("chat request: all fields reach the template in the client's order", "[server][api][chat]") {
   CHECK(prompt_of(kAll, R"("messages": [{"role": "user", "content": "hi"}])") ==
         "{\"role\": \"user\", \"content\": \"hi\"}\nnull  True");
   CHECK(prompt_of(kAll, R"("add_generation_prompt": false, "chat_template_kwargs": {"mood": "good"},
@@ -49,7 +49,7 @@ TEST_CASE("chat request: all of it reaches the template, in the client's order",
         "{\"name\": \"Ann\", \"content\": \"hi\", \"role\": \"user\"}\n"
         "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"b\": 1, \"a\": 2.5}}] good "
         "False");
-  // The API has the arguments of a call as JSON text, templates as values.
+  // In the API a call's arguments are JSON text. Templates get them as values.
   CHECK(prompt_of(kAll, R"("messages": [{"role": "assistant", "content": null, "tool_calls": [
       {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"z\": 1, \"a\": [true]}"}}]},
       {"role": "tool", "tool_call_id": "1", "content": "ok"}])") ==
@@ -58,7 +58,7 @@ TEST_CASE("chat request: all of it reaches the template, in the client's order",
         "{\"role\": \"tool\", \"tool_call_id\": \"1\", \"content\": \"ok\"}\nnull  True");
 }
 
-TEST_CASE("chat request: a client's special tokens are text wherever they stand", "[server][api][chat]") {
+TEST_CASE("chat request: a client's special tokens are plain text wherever they stand", "[server][api][chat]") {
   const int32_t end = byte_tokenizer().token_id("<|end|>");
   REQUIRE(end >= 0);
   for (const char* body :
@@ -74,7 +74,7 @@ TEST_CASE("chat request: a client's special tokens are text wherever they stand"
     GenerationCall call;
     REQUIRE(!parse_generation("{" + std::string(body) + "}", true, served(chat.value().get()), call));
     const auto& ids = call.prompts[0].prompt;
-    CHECK(std::count(ids.begin(), ids.end(), end) == 1);  // the template's own
+    CHECK(std::count(ids.begin(), ids.end(), end) == 1);  // the one that the template writes
     CHECK(ids.back() == end);
   }
 }
@@ -117,7 +117,7 @@ TEST_CASE("chat request: what the template or the API cannot take is refused", "
   CHECK(has(prompt_of("{{ 'x' * 200000 }}", user), "context length"));
 }
 
-TEST_CASE("chat request: a text that a regex of the tokenizer takes too long for is a 400", "[server][api][chat]") {
+TEST_CASE("chat request: a text on which the tokenizer's regex takes too long is a 400", "[server][api][chat]") {
   auto source = parse_json_file(data_path("tokenizers/qwen2.json"));
   REQUIRE(source.ok());
   source.value()["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?:a+)+[bc]";

@@ -1,4 +1,4 @@
-// The program itself: exit codes and messages. XPYD_BIN names it; `make test` sets that.
+// Runs the program itself and checks exit codes and messages. XPYD_BIN names the program, and `make test` sets it.
 #include "base/cpu.h"
 #include "experiments/subcommands.h"
 #include "model/folder.h"
@@ -16,7 +16,7 @@ struct Case {
   const char* expected;
 };
 
-// Each is exit code 2 and these words, and nothing on stdout.
+// Requires for each case exit code 2, the expected words on stderr, and nothing on stdout.
 void check_misuse(const std::vector<Case>& cases, const Words& before = {}) {
   for (const auto& [more, expected] : cases) {
     Words words = before;
@@ -29,7 +29,8 @@ void check_misuse(const std::vector<Case>& cases, const Words& before = {}) {
   }
 }
 
-TEST_CASE("command line: --cpu-kernels limits every table, and what this CPU lacks is said", "[command_line][cpu]") {
+TEST_CASE("command line: --cpu-kernels limits every kernel table, and names the instructions that this CPU lacks",
+          "[command_line][cpu]") {
   NEEDS_PROGRAM();
   for (const IsaRow& row : kIsas) {
     const Ran ran = run_program({"info", "--cpu-kernels", row.name});
@@ -42,16 +43,16 @@ TEST_CASE("command line: --cpu-kernels limits every table, and what this CPU lac
     }
     CHECK(ran.code == 0);
     CHECK(ran.out.find(std::string("cpu kernels: ") + row.name + "\n") != std::string::npos);
-    if (row.needs > Isa::avx2) continue;  // two rows of which a table need not have one of its own
+    if (row.needs > Isa::avx2) continue;  // a table need not have its own kernel for both of these rows
     size_t chosen = 0;
-    for (const char* kind : {" ", "_dot "})  // gemm's table has two rows for a set
+    for (const char* kind : {" ", "_dot "})  // gemm has two rows for each instruction set
       for (size_t at = 0; (at = ran.out.find(std::string("  * ") + row.name + kind, at)) != std::string::npos; ++at)
         ++chosen;
-    CHECK(chosen == 3);  // gemm, attention, row operations
+    CHECK(chosen == 3);  // one each of gemm, attention and row operations
   }
 }
 
-TEST_CASE("a worker whose weights have another dtype is not of the cluster", "[command_line][quantised]") {
+TEST_CASE("a worker whose weights have another dtype has another fingerprint", "[command_line][quantised]") {
   const auto of = [](const Words& more) {
     Words words = {"--join", "unix:/none"};
     words.insert(words.end(), more.begin(), more.end());
@@ -114,7 +115,7 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"bench", "--endpoint", "v1/chat/completions"}, "--endpoint"},
       {{"info", "/no/such/folder"}, "there is no such folder"},
       {{"peak", "--threads", "1024"}, "usable cores"},
-      // What cannot work is said before anything listens.
+      // A configuration that cannot work is refused before the server listens.
       {{"serve", "--topology", "1P"}, "P and D need each other"},
       {{"serve", "--topology", "x"}, "1P1D"},
       {{"serve", "--kv-bytes", "100"}, "kv-bytes"},
@@ -126,21 +127,20 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"generate", "--prompt", "x", "--kv-dtype", "fp8_e5m2", "--device", "cuda"},
        "--kv-dtype fp8_e5m2: --device cuda has no kernels of it: expected f32"},
   });
-  TestServer other;  // a port in use is named
+  TestServer other;  // for the case of a port that is in use
   const std::string port = std::to_string(other.port());
   const Ran ran = run_program({"serve", "--port", port, "--topology", "1C", "--kv-bytes", "2MiB"});
   CHECK(ran.code != 0);
   CHECK((has(ran.err, port) && has(ran.err, "in use")));
 }
 
-TEST_CASE("command line: KV memory that cannot be had is a message, not the end of the process",
-          "[command_line][tiers]") {
+TEST_CASE("command line: KV memory that cannot be allocated is a message and not an abort", "[command_line][tiers]") {
   NEEDS_PROGRAM();
   TempDir dir;
   const size_t twice = 2 * size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
   const std::string more = std::to_string(std::min(twice, size_t{900} << 30));
   struct {
-    const char* limit;  // of the shell
+    const char* limit;  // a shell command that sets a limit
     std::string words;
     int code;
     const char* expected;
@@ -171,7 +171,7 @@ TEST_CASE("command line: KV memory that cannot be had is a message, not the end 
   }
 }
 
-TEST_CASE("command line: random weights that do not fit under ulimit -v aborted the program", "[command_line]") {
+TEST_CASE("command line: random weights that exceed ulimit -v are a message and not an abort", "[command_line]") {
   NEEDS_PROGRAM();
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   SKIP_TEST("a sanitizer needs all addresses");
@@ -190,10 +190,8 @@ TEST_CASE("command line: random weights that do not fit under ulimit -v aborted 
   CHECK(has(ran.err, "xpyd: no memory for 1342177280 bytes"));
 }
 
-TEST_CASE(
-    "command line: a server without requests printed a logits hash of zeros; --version of a "
-    "subcommand",
-    "[command_line]") {
+TEST_CASE("command line: a server without requests prints no logits hash, and a subcommand has --version",
+          "[command_line]") {
   NEEDS_PROGRAM();
   const Ran version = run_program({"serve", "--version"});
   CHECK(version.code == 0);
@@ -207,10 +205,10 @@ TEST_CASE(
   CHECK(!has(server.log(), "logits hash"));
 }
 
-TEST_CASE("command line: ranks that cannot be are exit code 2", "[command_line][shards]") {
+TEST_CASE("command line: impossible ranks are exit code 2", "[command_line][shards]") {
   NEEDS_PROGRAM();
   const Words common = {"generate", "--prompt", "The night was", "--max-tokens", "12", "--threads", "1"};
-  // The demo model has 4 layers, 4 heads and 2 kv heads.
+  // The demo model has 4 layers, 4 heads and 2 KV heads.
   check_misuse(
       {
           {{"--prefill-tp", "3"}, "--prefill-tp 3 does not divide the model's 4 attention heads"},
@@ -237,7 +235,7 @@ TEST_CASE("command line: ranks that cannot be are exit code 2", "[command_line][
       common);
 }
 
-TEST_CASE("command line: stages that cannot be simulated, or that nobody would have, are named", "[command_line]") {
+TEST_CASE("command line: stages that cannot be simulated are refused by their option's name", "[command_line]") {
   NEEDS_PROGRAM();
   TempDir dir;
   const std::string trace = dir.path + "/trace.jsonl";
@@ -256,7 +254,7 @@ TEST_CASE("command line: stages that cannot be simulated, or that nobody would h
   CHECK(run_program({"simulate", trace, "--prefill-pp", "2", "--pipeline-window", "4"}).code == 0);
 }
 
-TEST_CASE("command line: help and version", "[command_line]") {
+TEST_CASE("command line: help and version print and exit with 0", "[command_line]") {
   NEEDS_PROGRAM();
   Ran ran = run_program({"--version"});
   CHECK(ran.code == 0);
@@ -288,7 +286,7 @@ TEST_CASE("command line: help and version", "[command_line]") {
   const auto parsed = Options::parse(all_options(), "serve", {}, 0);
   for (const OptionRow& row : parsed.value().rows()) rows.push_back(row.name);
   CHECK(options_of(all) == rows);
-  size_t at = 0, groups = 0;  // the names stand below the first options, and head all of them in the same order
+  size_t at = 0, groups = 0;  // group names stand below the first options, and head the full list in the same order
   std::istringstream lines(first.substr(first.find("are in the groups\n") + 18));
   for (std::string line; std::getline(lines, line); ++groups) {
     INFO(line);
@@ -298,18 +296,18 @@ TEST_CASE("command line: help and version", "[command_line]") {
   CHECK(groups == 9);
 }
 
-TEST_CASE("command line: serve begins with the options that are not as by default", "[command_line]") {
+TEST_CASE("command line: serve begins by printing the options that differ from their defaults", "[command_line]") {
   NEEDS_PROGRAM();
-  // It does not start: the model's folder is missing.
+  // The server does not start because the model's folder is missing.
   const Ran ran = run_program({"serve", "/no/such/folder", "--port", "0", "--topology", "1P1D", "--max-batch", "3"});
   INFO(ran.err);
   CHECK(ran.code == 2);
   CHECK(has(ran.err, "serve /no/such/folder\n--max-batch 3  # sequences\n--port 0\nxpyd"));
 }
 
-TEST_CASE("command line: a run begins with its table of options", "[command_line]") {
+TEST_CASE("command line: a bench run begins by printing its table of options", "[command_line]") {
   NEEDS_PROGRAM();
-  // No server there: the run itself fails, with exit code 1.
+  // No server listens there, so the run itself fails with exit code 1.
   Ran ran = run_program({"bench", "--url", "http://127.0.0.1:1", "--api-key", "hunter2"});
   CHECK(ran.code == 1);
   CHECK(has(ran.err, "--url http://127.0.0.1:1\n"));
@@ -318,7 +316,7 @@ TEST_CASE("command line: a run begins with its table of options", "[command_line
   CHECK(ran.err.find("hunter2") == std::string::npos);
 }
 
-TEST_CASE("command line: the bare binary answers, wherever it stands", "[command_line]") {
+TEST_CASE("command line: the bare binary answers from any working directory", "[command_line]") {
   NEEDS_PROGRAM();
   Words words = {"generate", "--chat", "--prompt",
                  "The key of box 17 is amber. The key of box 3 is jade. What is the key of box 3?"};
@@ -328,7 +326,7 @@ TEST_CASE("command line: the bare binary answers, wherever it stands", "[command
   CHECK(ran.out == "The key of box 3 is jade.");
 }
 
-TEST_CASE("command line: every row of the table is well formed", "[command_line]") {
+TEST_CASE("command line: every row of the options table is well formed", "[command_line]") {
   for (const OptionRow& row : all_options()) {
     INFO(row.name);
     CHECK(std::string(row.help).size() > 3);
@@ -336,12 +334,12 @@ TEST_CASE("command line: every row of the table is well formed", "[command_line]
     if (row.kind == OptionKind::choice) CHECK(std::string(row.choices).size() > 0);
     if (row.kind == OptionKind::integer || row.kind == OptionKind::number) CHECK(row.min < row.max);
   }
-  // Defaults fit their own rows, and no name stands twice in a group: parse checks both.
+  // Parsing checks that defaults fit their own rows and that no name stands twice in a group.
   for (const char* group : {"serve", "generate", "bench", "peak", "info"})
     CHECK(Options::parse(all_options(), group, {}, 0));
 }
 
-TEST_CASE("command line: the demo model's answers survive every dtype of KV but e5m2", "[command_line]") {
+TEST_CASE("command line: the demo model's answers survive every KV dtype except e5m2", "[command_line]") {
   NEEDS_PROGRAM();
   const std::string facts =
       "The key of box 17 is amber. The owner of house 3 is Grace. The city of train 17 is Oslo. "
@@ -351,7 +349,7 @@ TEST_CASE("command line: the demo model's answers survive every dtype of KV but 
                                   {"Who is the owner of house 3?", " The owner of house 3 is Grace."},
                                   {"What is the colour of door 250?", " The colour of door 250 is teal."}})
     for (Dtype kv : kKvDtypes) {
-      if (kv == Dtype::fp8_e5m2) continue;  // of 3 significant bits: it forgets the door
+      if (kv == Dtype::fp8_e5m2) continue;  // 3 significant bits lose the answer about the door
       const char* dtype = dtype_name(kv);
       const Ran ran = run_program({"generate", "--prompt", facts + question, "--temperature", "0", "--max-tokens", "24",
                                    "--kv-dtype", dtype, "--topology", "1P1D", "--kv-bytes", "8MiB"});
@@ -361,14 +359,14 @@ TEST_CASE("command line: the demo model's answers survive every dtype of KV but 
     }
 }
 
-// ---- options, in this process
+// ---- options, parsed in this process
 
 std::string refusal(const std::string& group, const Words& words) {
   auto options = Options::parse(all_options(), group, words, 1);
   return options ? "" : options.error().message;
 }
 
-TEST_CASE("other servers' names of options were answered with '--transport' and the like", "[options]") {
+TEST_CASE("other servers' option names are answered with the name that the option has here", "[options]") {
   const std::tuple<const char*, Words, const char*> cases[] = {
       {"serve", {"--tensor-parallel-size", "2"}, "here it is '--prefill-tp', '--decode-tp'"},
       {"serve", {"--max-num-seqs=8"}, "here it is '--max-batch'"},
@@ -399,7 +397,7 @@ struct Environment {
   ~Environment() { unsetenv(name.c_str()); }
 };
 
-TEST_CASE("XPYD_* in the environment were ignored", "[options]") {
+TEST_CASE("XPYD_ environment variables set options, and the file and the command line override them", "[options]") {
   TempDir dir;
   std::ofstream(dir.path + "/f.ini") << "max-connections = 7\nmax-batch = 9\n";
   Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_CONNECTIONS", "6"), key("XPYD_API_KEY", "k"),
@@ -413,13 +411,13 @@ TEST_CASE("XPYD_* in the environment were ignored", "[options]") {
   CHECK(plain.value().table().find("--api-key '***'") != std::string::npos);
   auto all = Options::parse(all_options(), "serve", {"--config", dir.path + "/f.ini", "--max-batch", "3"}, 1);
   REQUIRE(all);
-  CHECK(all.value().integer("max-batch") == 3);  // the command line first, then the file
+  CHECK(all.value().integer("max-batch") == 3);  // the command line wins, then the file
   CHECK(all.value().integer("max-connections") == 7);
   Environment wrong("XPYD_PORT", "tcp://10.0.0.1:80");
   CHECK(has(refusal("serve", {}), "XPYD_* in the environment: port: 'tcp://10.0.0.1:80' does not fit"));
 }
 
-TEST_CASE("a model in another form was 'not a folder' or lacked a file", "[serve]") {
+TEST_CASE("a model path in another form is refused with a message that names the form", "[serve]") {
   TempDir dir;
   const auto file = [&](const std::string& name) { std::ofstream(dir.path + "/" + name) << "x"; };
   const auto refused = [&](const std::string& path, const std::string& what) {
@@ -438,7 +436,7 @@ TEST_CASE("a model in another form was 'not a folder' or lacked a file", "[serve
   fs::create_directory(dir.path + "/bin");
   file("bin/pytorch_model.bin"), file("bin/config.json"), file("bin/tokenizer.json");
   refused(dir.path + "/bin", "has its weights in pytorch_model.bin");
-  CHECK(check_model_folder(dir.path + "/bin", false).ok());  // --load-format dummy
+  CHECK(check_model_folder(dir.path + "/bin", false).ok());  // as with --load-format dummy
   fs::create_directory(dir.path + "/lora");
   file("lora/adapter_config.json"), file("lora/adapter_model.safetensors");
   refused(dir.path + "/lora", "LoRA adapter");
@@ -449,7 +447,7 @@ TEST_CASE("a model in another form was 'not a folder' or lacked a file", "[serve
   CHECK(check_model_folder(dir.path + "/spm", true).ok());
 }
 
-TEST_CASE("issue: --cluster-key-file and others were ignored without a word", "[issues][options]") {
+TEST_CASE("issue: an option without effect is reported by its name", "[issues][options]") {
   const auto said = [](const char* group, const Words& words) {
     const auto options = Options::parse(all_options(), group, words, 1);
     REQUIRE(options);
@@ -468,7 +466,8 @@ TEST_CASE("issue: --cluster-key-file and others were ignored without a word", "[
               "--replication is for --kv-fetch alone"});
   CHECK(said("serve", {"--replication", "heat", "--kv-fetch", "cost", "--kv-load", "cost", "--host-kv-bytes", "1MiB"})
             .empty());
-  // What is a text needs one that is not empty: a stage was told that its --rank-group counts for nothing.
+  // An option of kind text needs a value that is not empty here. A pipeline stage was once told that its --rank-group
+  // has no effect.
   CHECK(said("worker", {"--registry", "etcd://10.0.0.9:2379", "--rank-group", "big"}).empty());
   CHECK(said("worker", {"--join", "127.0.0.1:1", "--rank-group", "big"}) ==
         Words{"--rank-group is for --registry alone"});

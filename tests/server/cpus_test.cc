@@ -1,4 +1,4 @@
-// --cpus: what it says, and that instances are where it says.
+// Tests the syntax of --cpus, and that instances run on the cores that it names.
 #include "base/thread_team.h"
 #include "server/build.h"
 #include "tests/matchers.h"
@@ -9,7 +9,7 @@ namespace {
 
 using Cpus = std::vector<std::vector<int>>;
 
-// Of each thread of a process, as the kernel tells it: "0", "0-1".
+// Counts the threads of a process by their list of allowed cores, as the kernel writes it: "0", "0-1".
 std::map<std::string, int> allowed_of_threads(const std::string& process) {
   std::map<std::string, int> lists;
   std::error_code gone;
@@ -28,7 +28,7 @@ std::unique_ptr<Build> stack_of(const Words& words) {
 
 }  // namespace
 
-TEST_CASE("cpus: each instance's cores, by its name", "[cpus]") {
+TEST_CASE("cpus: --cpus gives each named instance its cores", "[cpus]") {
   const std::vector<int> here = usable_cpus();
   const std::string first = std::to_string(here[0]);
   CHECK(parse_cpus("", {"P0"}).value().empty());
@@ -58,7 +58,7 @@ TEST_CASE("cpus: each instance's cores, by its name", "[cpus]") {
   }
 }
 
-TEST_CASE("cpus: instances of one process compute on their own cores, and nothing else of it does", "[cpus]") {
+TEST_CASE("cpus: instances of one process compute on their own cores, and other threads are not pinned", "[cpus]") {
   const std::vector<int> here = usable_cpus();
   if (here.size() < 2) SKIP_TEST("one cpu only");
   const std::string p = std::to_string(here[0]), d = std::to_string(here[1]);
@@ -72,7 +72,7 @@ TEST_CASE("cpus: instances of one process compute on their own cores, and nothin
   });
   CHECK(now[p] >= 1);
   CHECK(now[d] >= 1);
-  CHECK(usable_cpus() == here);  // of the thread that made them
+  CHECK(usable_cpus() == here);  // the thread that built the instances is not pinned
   build->runtime->stop();
   const auto two_threads = Options::parse(option_table(), "serve", {"--cpus", "P0=" + p + ",D0=" + d, "--threads", "2"},
                                           0);
@@ -81,13 +81,13 @@ TEST_CASE("cpus: instances of one process compute on their own cores, and nothin
   CHECK_THAT(refused.error().message, Contains("an instance has as many threads as cores"));
 }
 
-TEST_CASE("cpus: a worker's process is on its cores, all threads that compute", "[cpus][processes]") {
+TEST_CASE("cpus: all compute threads of a worker process run on the worker's cores", "[cpus][processes]") {
   NEEDS_PROGRAM();
   const std::string last = std::to_string(usable_cpus().back());
   Program server(
       {"serve", "--topology", "1C", "--processes", "--kv-bytes", "4MiB", "--port", "0", "--cpus", "C0=" + last});
   REQUIRE(server.port() != 0);
-  // Its worker is its child, on one core when it has begun to compute.
+  // The worker is the server's child. It runs on one core once it has begun to compute.
   std::map<std::string, int> lists;
   until(60, [&] {
     lists.clear();
@@ -100,7 +100,7 @@ TEST_CASE("cpus: a worker's process is on its cores, all threads that compute", 
   int others = 0;
   for (const auto& [list, n] : lists) others += n;
 #ifdef __SANITIZE_THREAD__
-  CHECK(others <= 2);  // ThreadSanitizer has a thread of its own
+  CHECK(others <= 2);  // ThreadSanitizer adds a thread of its own
 #else
   CHECK(others <= 1);  // the thread that waits for signals
 #endif

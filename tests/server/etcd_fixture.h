@@ -1,4 +1,4 @@
-// An etcd of our own on a random port of this host (Debian's etcd-server), or none.
+// Starts an etcd on a random port of this host (Debian's etcd-server), where it is installed.
 #pragma once
 
 #include <signal.h>
@@ -16,7 +16,7 @@
 
 namespace xpyd::testing {
 
-// In PATH, or where `make check STAGE=etcd` puts it; "" where it is not.
+// Looks in PATH and where `make check STAGE=etcd` puts it. Returns "" where it is absent.
 inline std::string find_etcd() {
   std::vector<std::string> places{"build/etcd/usr/bin"};
   std::string path = std::getenv("PATH") ? std::getenv("PATH") : "";
@@ -32,7 +32,7 @@ inline std::string find_etcd() {
 
 class Etcd {
  public:
-  // On an address of the calling thread's network namespace.
+  // Listens on an address of the calling thread's network namespace.
   explicit Etcd(const std::string& host = "127.0.0.1") : host_(host), port_(free_port()), peer_port_(free_port()) {
     start();
   }
@@ -47,7 +47,7 @@ class Etcd {
         binary, "--data-dir", data, "--listen-client-urls", at(port_), "--advertise-client-urls", at(port_),
         "--listen-peer-urls", at(peer_port_), "--initial-advertise-peer-urls", at(peer_port_), "--initial-cluster",
         "default=" + at(peer_port_),
-        // Elections within 100 ms: a restart is short, leases may be too.
+        // Elections end within 100 ms, so restarts and leases can be short.
         "--heartbeat-interval", "10", "--election-timeout", "100", "--logger", "zap", "--log-level", "error"};
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());

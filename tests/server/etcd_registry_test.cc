@@ -11,7 +11,7 @@ namespace {
 
 using Entries = Registry::Entries;
 
-// Follows one prefix.
+// Collects the entries below one prefix.
 struct Follower {
   std::mutex mutex;
   std::condition_variable changed;
@@ -62,17 +62,17 @@ struct EtcdByHand {
   }
 };
 
-TEST_CASE("etcd: names come, change and go", "[.][slow][etcd]") {
+TEST_CASE("etcd: followers see names that come, change and go", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
-  Follower all, workers;  // before the registries that call them
+  Follower all, workers;  // declared before the registries that call them
   auto a = open(etcd), b = open(etcd);
   all.follow(*b, "");
   a->announce("worker/P0", "10.0.0.1:7");
   a->announce("conductor", std::string("any \0 bytes \xff", 13));
   const Entries both{{"worker/P0", "10.0.0.1:7"}, {"conductor", std::string("any \0 bytes \xff", 13)}};
   all.wait(both);
-  workers.follow(*b, "worker/");  // begins with what is there
+  workers.follow(*b, "worker/");  // it first gets what is already there
   workers.wait({{"worker/P0", "10.0.0.1:7"}});
   b->announce("worker/D0", "10.0.0.2:7");
   workers.wait({{"worker/P0", "10.0.0.1:7"}, {"worker/D0", "10.0.0.2:7"}});
@@ -82,11 +82,11 @@ TEST_CASE("etcd: names come, change and go", "[.][slow][etcd]") {
   workers.wait({{"worker/D0", "10.0.0.2:7"}});
   CHECK(a->state().reachable);
   CHECK(a->state().lost_leases == 0);
-  a.reset();  // leaves at once, not when its lease ends
+  a.reset();  // the name goes at once, and not when its lease ends
   all.wait({{"worker/D0", "10.0.0.2:7"}});
 }
 
-TEST_CASE("etcd: a name of a dead process is waited for", "[.][slow][etcd]") {
+TEST_CASE("etcd: a name of a dead process is taken over only when its lease ends", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
   Follower names;
@@ -94,7 +94,7 @@ TEST_CASE("etcd: a name of a dead process is waited for", "[.][slow][etcd]") {
   names.follow(*watcher, "");
   names.wait({});
   while (!watcher->state().reachable) std::this_thread::yield();
-  // A conductor that announced itself and was killed: a lease that nobody keeps alive.
+  // The old conductor announced itself and was killed, so nothing renews its lease.
   EtcdByHand ask(etcd);
   std::string lease = ask("/v3/lease/grant", {{"TTL", "2"}})["ID"];
   ask("/v3/kv/put",  // "/test/conductor": "old"
@@ -102,13 +102,13 @@ TEST_CASE("etcd: a name of a dead process is waited for", "[.][slow][etcd]") {
   names.wait({{"conductor", "old"}});
   auto next = open(etcd);
   next->announce("conductor", "new");
-  // It does not push the old one aside: that might live.
+  // The new conductor does not take the name early, because the old one might live.
   while (next->state().trouble.find("somebody else holds the name 'conductor'") == std::string::npos)
     std::this_thread::yield();
   names.wait({{"conductor", "new"}});
 }
 
-TEST_CASE("etcd: a restart loses nobody", "[.][slow][etcd]") {
+TEST_CASE("etcd: a restart of the registry loses no name", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
   Follower names;
@@ -118,8 +118,8 @@ TEST_CASE("etcd: a restart loses nobody", "[.][slow][etcd]") {
   names.wait({{"worker/P0", "a"}});
   etcd.kill();
   while (b->state().reachable) std::this_thread::yield();
-  CHECK(names.entries() == Entries{{"worker/P0", "a"}});  // an outage of the registry is no death
-  b->announce("worker/D0", "b");                          // told as soon as it is back
+  CHECK(names.entries() == Entries{{"worker/P0", "a"}});  // an outage of the registry removes no name
+  b->announce("worker/D0", "b");                          // sent as soon as the registry is back
   etcd.start();
   names.wait({{"worker/P0", "a"}, {"worker/D0", "b"}});
   CHECK(b->state().outages == 1);
@@ -128,7 +128,7 @@ TEST_CASE("etcd: a restart loses nobody", "[.][slow][etcd]") {
   CHECK(a->state().lost_leases == 0);
 }
 
-TEST_CASE("etcd: after it lost its memory everybody says again who he is", "[.][slow][etcd]") {
+TEST_CASE("etcd: after the registry loses its data every process announces itself again", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
   Follower names;
@@ -151,7 +151,7 @@ TEST_CASE("a registry's address is checked", "[server][etcd]") {
        {"", "etcd", "http://127.0.0.1:1", "etcd://", "etcd://:1", "etcd://127.0.0.1:99999", "etcd://127.0.0.1:1?x"})
     CHECK(!open_etcd(bad, 10, clock).ok());
   CHECK(!open_etcd("etcd://127.0.0.1:1", 1, clock).ok());
-  // Nobody there: it says so, and keeps trying.
+  // Nothing listens there: the registry reports trouble and keeps trying.
   auto registry = open_etcd("etcd://127.0.0.1:1", 10, clock);
   REQUIRE(registry.ok());
   while (registry.value()->state().trouble.empty()) std::this_thread::yield();

@@ -1,5 +1,5 @@
-// HTTP exchanges as rows, {request, status, words of the answer}, against a few servers: what clients may send, what is
-// refused with which words, who may ask, and the small endpoints.
+// HTTP exchanges as rows {request, status, words of the answer}, against a few servers: what clients may send, what is
+// refused with which words, which origins and keys may ask, and the small endpoints.
 #include <sys/stat.h>
 
 #include <fstream>
@@ -14,7 +14,7 @@ namespace {
 struct Exchange {
   std::string request;
   int status;
-  std::string words = "";  // all are in the answer, head or body: "one|another|!one that is not there"
+  std::string words = "";  // all must be in the answer's head or body: "one|another|!one that must be absent"
 };
 
 std::string get(const std::string& path, const std::string& headers = "") {
@@ -23,7 +23,7 @@ std::string get(const std::string& path, const std::string& headers = "") {
 std::string post(const std::string& path, const std::string& body, const std::string& headers = "") {
   return request_text("POST", path, body, headers);
 }
-// {"prompt":"a"} and more fields; and of a chat.
+// A completion of {"prompt":"a"} with more fields. chat() does the same for a chat.
 std::string ask(const std::string& more = "", const std::string& headers = "") {
   return post("/v1/completions", R"({"prompt":"a")" + (more.empty() ? "" : "," + more) + "}", headers);
 }
@@ -33,7 +33,7 @@ std::string chat(const std::string& more) {
 std::string raw(const std::string& first, const std::string& headers = "") {
   return first + " HTTP/1.1\r\nHost: a\r\n" + headers + "\r\n";
 }
-// The end of an error's body that names a field, or none, and a code.
+// The end of an error's body that names a field, or null, and a code.
 std::string at(const std::string& param, const std::string& code = "") {
   const auto text = [](const std::string& s) { return s.empty() ? std::string("null") : '"' + s + '"'; };
   return ",\"param\":" + text(param) + ",\"code\":" + text(code) + "}}";
@@ -66,7 +66,7 @@ void check(TestServer& server, const std::vector<Exchange>& exchanges) {
 
 }  // namespace
 
-TEST_CASE("api: every integer field at its edges", "[server][api]") {
+TEST_CASE("api: every integer field is accepted up to its edges and refused beyond them", "[server][api]") {
   TestServer server;
   const auto text = [](__int128 v) {
     unsigned __int128 rest = v < 0 ? -static_cast<unsigned __int128>(v) : static_cast<unsigned __int128>(v);
@@ -79,17 +79,17 @@ TEST_CASE("api: every integer field at its edges", "[server][api]") {
     for (bool of_chat : {false, true}) {
       if (of_chat ? !field.chat : !field.completions) continue;
       const std::string name = field.name;
-      // Of max_tokens over the context what is left is said; everything else names the field.
+      // A max_tokens over the context reports the tokens that are left. Every other error names the field.
       const auto send = [&](const std::string& value, bool good) {
         std::string more = '"' + name + "\":" + value;
         if (name == "top_logprobs") more += R"(,"logprobs":true)";
-        if (name == "best_of") more = R"("n":)" + value + "," + more;  // they must agree
+        if (name == "best_of") more = R"("n":)" + value + "," + more;  // n and best_of must agree
         const std::string named = ",\"param\":\"" + (name == "best_of" ? "" : name + "\"");
         check(server, {{of_chat ? chat(more) : ask(more), good ? 200 : 400, good ? "" : named}});
       };
       __int128 max = field.max;
-      if (name.starts_with("max_")) max = of_chat ? 237 : 255;  // the context's rest
-      if (name == "min_tokens") max = of_chat ? 237 : 16;       // max_tokens by default
+      if (name.starts_with("max_")) max = of_chat ? 237 : 255;  // the rest of the context
+      if (name == "min_tokens") max = of_chat ? 237 : 16;       // the default of max_tokens
       for (__int128 value : {__int128{field.min} - 1, __int128{field.min}, max, max + 1, __int128{-1},
                              __int128{1} << 31, __int128{1} << 63})
         send(text(value), value >= field.min && value <= max);
@@ -97,9 +97,9 @@ TEST_CASE("api: every integer field at its edges", "[server][api]") {
     }
 }
 
-TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
+TEST_CASE("api: refused values are 400 and name the field", "[server][api]") {
   TestServer server;
-  // Those of session_id are in session_test.cc, fields that nobody honours here in api_fields_test.cc.
+  // session_test.cc has the cases of session_id, and api_fields_test.cc the fields that are not supported.
   const std::pair<const char*, std::vector<std::string>> refused[] = {
       {"temperature", {"-1", "101", "\"1\""}},
       {"top_p", {"0", "1.01", "-0.5"}},
@@ -113,7 +113,7 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
       {"ignore_eos", {"0"}},
       {"echo", {"[]"}},
       {"stream_options", {"{\"include_usage\":true}"}},                          // without stream
-      {"speculative", {"{\"tokens\":2}", "{\"tokens\":65}", "{\"k\":0}", "4"}},  // of a server that drafts nothing
+      {"speculative", {"{\"tokens\":2}", "{\"tokens\":65}", "{\"k\":0}", "4"}},  // this server drafts nothing
       {"cache_salt", {"\"\"", quoted(1025)}},
       {"model", {"5"}},
       {"suffix", {"\"x\""}},
@@ -142,7 +142,7 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
     rows.push_back({chat(extra), 400});
   for (const char* prompt : {"abc", "x"})
     rows.push_back({ask(R"("echo":true,"logprobs":1,"session_id":")" + std::string(prompt) + '"'), 400, at("echo")});
-  // As many as there may be, and one more.
+  // The largest number of choices is accepted, and one more is refused.
   const std::string prompts = many("\"a\"", kMaxChoicesPerCall);
   const auto all = [&](const std::string& list, const std::string& more) {
     return post("/v1/completions", R"({"max_tokens":1,"prompt":)" + list + more + "}");
@@ -154,7 +154,7 @@ TEST_CASE("api: values that are refused, and what is named", "[server][api]") {
   check(server, rows);
 }
 
-TEST_CASE("api: JSON that is no JSON", "[server][api]") {
+TEST_CASE("api: a body that is not valid JSON is a 400", "[server][api]") {
   TestServer server;
   std::string deep_object;
   for (int i = 0; i < 1000; ++i) deep_object += "{\"a\":";
@@ -168,12 +168,12 @@ TEST_CASE("api: JSON that is no JSON", "[server][api]") {
         std::string("{\"prompt\":\"a\nb\"}"), std::string("{\"prompt\":\"a\0\"}", 15),
         std::string(R"({"prompt":"a","temperature":1e999})")})
     check(server, {{post("/v1/completions", body), 400, at("")}});
-  // Escapes and astral characters are fine, as is a \u0000.
+  // Escapes and astral characters are accepted, and so is a \u0000.
   check(server, {{post("/v1/completions", R"({"prompt":"\ud83d\ude00 \u0000 \u00e9"})"), 200},
                  {post("/v1/completions", R"({"prompt":)" + many("1", 1100000) + "}"), 400}});
 }
 
-TEST_CASE("api: a prompt that cannot fit", "[server][api]") {
+TEST_CASE("api: a prompt that exceeds the context is refused with context_length_exceeded", "[server][api]") {
   TestServer server;
   const std::string code = "context_length_exceeded";
   for (size_t size : {size_t{256}, size_t{20000}, size_t{8} << 20})
@@ -185,15 +185,15 @@ TEST_CASE("api: a prompt that cannot fit", "[server][api]") {
   CHECK(server.service.seen().empty());
 }
 
-TEST_CASE("api: max_tokens by default, and within the context", "[server][api]") {
-  TestServer server;  // max_model_len 256
+TEST_CASE("api: max_tokens has a default and stays within the context", "[server][api]") {
+  TestServer server;  // max_model_len is 256
   const auto of_prompt = [](size_t n, const std::string& more = "") {
     return post("/v1/completions", R"({"prompt":)" + quoted(n) + more + "}");
   };
   const std::pair<std::string, int> takes[] = {
       {ask(), 16},         {ask(R"("max_tokens":null)"), 16},
       {of_prompt(250), 6}, {of_prompt(250, R"(,"max_tokens":6)"), 6},
-      {of_prompt(255), 1}, {chat(R"("n":1)"), 237}};  // "user: x\nassistant: " is 20 tokens
+      {of_prompt(255), 1}, {chat(R"("n":1)"), 237}};  // "user: x\nassistant: " has 20 tokens
   for (const auto& [request, tokens] : takes) {
     check(server, {{request, 200}});
     CHECK(server.service.seen().back().max_tokens == tokens);
@@ -204,7 +204,7 @@ TEST_CASE("api: max_tokens by default, and within the context", "[server][api]")
                  {chat(R"("max_completion_tokens":0)"), 400}});
 }
 
-TEST_CASE("api: objectives in headers are milliseconds, and what is none is refused", "[server][api]") {
+TEST_CASE("api: SLO headers are milliseconds, and other values are refused", "[server][api]") {
   TestServer server;
   for (const std::string name : {"x-slo-ttft-ms", "x-slo-tbt-ms"})
     for (const std::string value :
@@ -220,7 +220,7 @@ TEST_CASE("api: objectives in headers are milliseconds, and what is none is refu
   CHECK(server.service.seen().at(0).slo_tbt_s == 0.0025);
 }
 
-TEST_CASE("api: log lines have a time, a level and unknown fields, and nothing of a prompt", "[server][api]") {
+TEST_CASE("api: log lines have a time, a level and the unknown fields, and no text of a prompt", "[server][api]") {
   const auto lines = [](LogLevel level) {
     TestServer server([&](ServerOptions& o) { o.log_level = level; });
     check(server,
@@ -228,7 +228,7 @@ TEST_CASE("api: log lines have a time, a level and unknown fields, and nothing o
             200, "abc-1"},
            {post("/v1/completions", R"({"prompt":1})"), 400},
            {get("/v1/models"), 200},
-           // An id that could forge a line or a header is not taken over.
+           // An id that could forge a log line or a header is replaced.
            {post("/v1/completions", R"({"prompt":1})", "X-Request-Id: a b=c\r\n"), 400, "!a b=c"}});
     server.server->stop();
     server.join();
@@ -236,7 +236,7 @@ TEST_CASE("api: log lines have a time, a level and unknown fields, and nothing o
   };
   const auto info = lines(LogLevel::info);
   REQUIRE(info.size() == 3);
-  // 2026-11-22T14:46:09.123Z info request id=…
+  // The form is 2026-11-22T14:46:09.123Z info request id=…
   CHECK((info[0].substr(10, 1) == "T" && info[0].substr(19, 1) == "."));
   CHECK(info[0].substr(23).starts_with("Z info request id="));
   INFO(info[0]);
@@ -251,7 +251,7 @@ TEST_CASE("api: log lines have a time, a level and unknown fields, and nothing o
   CHECK(lines(LogLevel::debug).size() == 4);
 }
 
-TEST_CASE("api: routes, methods and types", "[server][api]") {
+TEST_CASE("api: unknown routes, methods and content encodings are refused", "[server][api]") {
   TestServer server;
   check(server, {{get("/nothing"), 404, "\"not_found_error\"|" + at("")},
                  {get("/%2e%2e/etc/passwd"), 404, at("")},
@@ -280,7 +280,7 @@ TEST_CASE("api: routes, methods and types", "[server][api]") {
   }
 }
 
-TEST_CASE("api: models, version, health, ready, stats, page, tokens", "[server][api]") {
+TEST_CASE("api: models, version, health, ready, stats, page and tokens answer", "[server][api]") {
   TestServer server([](ServerOptions& o) {
     o.names = {"tiny", "small", "org/tiny"};
     o.other_names = {"models/tiny"};
@@ -298,10 +298,10 @@ TEST_CASE("api: models, version, health, ready, stats, page, tokens", "[server][
                  {get("/health"), 200, R"({"status":"ok"})"},
                  {post("/ping", ""), 200},
                  {get("/ready"), 200, R"("status":"ready")"},
-                 {get("/"), 200,  // and nothing from elsewhere
+                 {get("/"), 200,  // the page loads nothing from other hosts
                   "Content-Type: text/html; charset=utf-8|Content-Security-Policy: default-src 'none'|\n<!doctype "
                   "html>|!http://|!https://"},
-                 // The folder and each served name are names; the first is in answers.
+                 // The folder and each served name are accepted as the model. Answers carry the first served name.
                  {ask(R"("model":"tiny")"), 200, R"("model":"tiny")"},
                  {ask(R"("model":"small")"), 200, R"("model":"tiny")"},
                  {ask(R"("model":"org/tiny")"), 200, R"("model":"tiny")"},
@@ -312,7 +312,7 @@ TEST_CASE("api: models, version, health, ready, stats, page, tokens", "[server][
                  {post("/detokenize", R"({"tokens":[104,195,169]})"), 200, "{\"prompt\":\"h\u00e9\"}"},
                  {post("/detokenize", R"({"tokens":)" + many("104", 20001) + "}"), 200, std::string(20001, 'h')},
                  {post("/tokenize", R"({"messages":[{"role":"user","content":"x"}]})"), 200, R"("count":19)"},
-                 // Tokenized off the I/O thread, and refused as too long to fit.
+                 // A long text is tokenized off the I/O thread, and refused because it cannot fit.
                  {post("/tokenize", R"({"prompt":)" + quoted(30000) + "}"), 400},
                  {post("/detokenize", R"({"tokens":[257]})"), 400},
                  {post("/detokenize", R"({"tokens":"x"})"), 400},
@@ -325,7 +325,7 @@ TEST_CASE("api: models, version, health, ready, stats, page, tokens", "[server][
   for (const char* path : {"/health", "/ready"}) CHECK(server.get(path).status == 503);
 }
 
-TEST_CASE("api: what nobody holds of a pool that processes share is told once in /stats", "[server][api]") {
+TEST_CASE("api: /stats reports the free blocks of a pool that processes share once", "[server][api]") {
   ServiceStats stats = FakeService().stats();
   const ServedModel model{.name = "tiny"};
   CHECK_FALSE(parsed(stats_body(model, stats)).contains("pool"));
@@ -348,7 +348,7 @@ TEST_CASE("api: without a tokenizer, token ids are served and text is refused", 
                  {get("/metrics"), 200}});
 }
 
-// ---- who may ask
+// ---- access
 
 TEST_CASE("api: a key guards every route but the probes and the page", "[server][access]") {
   TestServer server([](ServerOptions& o) { o.api_keys = {"secret", "another"}; });
@@ -368,7 +368,7 @@ TEST_CASE("api: a key guards every route but the probes and the page", "[server]
   }
   CHECK(open == std::set<std::string>{"/", "/health", "/health/ready", "/ping", "/ready"});
   check(server, {{get("/v1/models"), 401, "\"authentication_error\"|" + at("", "invalid_api_key")}});
-  // Bodies of those without the key are not read; what has none keeps its connection.
+  // The server does not read the body of a request without the key. A connection whose request has no body is kept.
   Client client(server.port()), kept(server.port());
   client.send(raw("POST /v1/completions", "Content-Type: application/json\r\nContent-Length: 16777216\r\n"));
   const Reply refused = client.read();
@@ -381,7 +381,7 @@ TEST_CASE("api: a key guards every route but the probes and the page", "[server]
   }
 }
 
-TEST_CASE("api: pages of a listed origin may read answers, and of no other", "[server][access]") {
+TEST_CASE("api: only pages of a listed origin may read answers", "[server][access]") {
   const std::string listed = "Origin: https://app.example.com\r\n", other = "Origin: https://evil.example\r\n";
   const std::string key = "Authorization: Bearer secret\r\n",
                     allows = "Access-Control-Allow-Origin: https://app.example.com";
@@ -398,7 +398,7 @@ TEST_CASE("api: pages of a listed origin may read answers, and of no other", "[s
       o.allowed_origins = {"https://first.example", allowed};
       o.api_keys = {"secret"};
     });
-    // A browser sends no key with this question. Then a page may read why it is refused, also that it needs a key.
+    // A browser sends no key with a preflight. The page may then read why it is refused, also that a key is missing.
     check(server,
           {{preflight(listed), 200,
             allows + "|Access-Control-Allow-Methods: GET, POST\r\n|Access-Control-Allow-Headers: authorization, "
@@ -415,7 +415,7 @@ TEST_CASE("api: pages of a listed origin may read answers, and of no other", "[s
   }
 }
 
-TEST_CASE("issue: a form of another site retired an instance, and --allowed-hosts with capitals was no Origin",
+TEST_CASE("issue: a form of another site cannot retire an instance, and --allowed-hosts ignores case",
           "[server][access]") {
   std::atomic<int> retired{0}, resets{0};
   TestServer server([&](ServerOptions& o) {
@@ -442,14 +442,14 @@ TEST_CASE("issue: a form of another site retired an instance, and --allowed-host
   CHECK(retired + resets == 0);
   CHECK(server.service.seen().empty());
   check(server, {{post("/retire_instance", body, "Origin: http://LOCALHOST\r\n"), 200},
-                 // Through a proxy nobody is on this machine.
+                 // A request that came through a proxy does not count as local.
                  {post("/retire_instance", body, "X-Forwarded-For: 127.0.0.1\r\n"), 404},
                  {get("/server_info"), 200, R"("options":"--port 1")"},
                  {post("/reset_prefix_cache", ""), 200}});
   CHECK((retired == 1 && resets == 1));
 }
 
-TEST_CASE("issue: a name that somebody pointed at loopback was answered", "[server][access]") {
+TEST_CASE("issue: a foreign host name that points at loopback is refused", "[server][access]") {
   TestServer server([](ServerOptions& o) {
     o.allowed_hosts = {"llm.example"};
     o.dev_endpoints = true;
@@ -467,7 +467,7 @@ TEST_CASE("issue: a name that somebody pointed at loopback was answered", "[serv
     check(server, {{of(host), 200}});
 }
 
-TEST_CASE("access: keys of a file, and what no header can carry is none", "[server][access]") {
+TEST_CASE("access: keys come from a private file, and a key that no header can carry is refused", "[server][access]") {
   TempDir dir;
   const std::string path = dir.path + "/keys";
   const auto write = [&](const std::string& text, mode_t mode) {
@@ -487,7 +487,7 @@ TEST_CASE("access: keys of a file, and what no header can carry is none", "[serv
   for (const char* bad : {"a\nb", "a b", "\xc3\xbc"}) CHECK(!is_api_key(bad));
 }
 
-TEST_CASE("access: beyond loopback a key is needed, or --insecure", "[server][access]") {
+TEST_CASE("access: listening beyond loopback requires a key or --insecure", "[server][access]") {
   FakeService service;
   RealClock clock;
   ServerOptions options;

@@ -1,5 +1,5 @@
-// A scripted HTTP server on a free port of loopback: one thread per connection, a function from the
-// request to the bytes of the answer.
+// A scripted HTTP server on a free port of loopback. It has one thread per connection, and a function maps each request
+// to the bytes of its answer.
 #pragma once
 
 #include <arpa/inet.h>
@@ -24,7 +24,7 @@ struct FakeRequest {
 
 class FakeServer {
  public:
-  // Writes the raw answer to `fd`; the connection is closed afterwards.
+  // Writes the raw answer to `fd`. The server closes the connection afterwards.
   using Handler = std::function<void(int fd, const FakeRequest& request)>;
 
   explicit FakeServer(Handler handler) : handler_(std::move(handler)) {
@@ -99,7 +99,7 @@ class FakeServer {
   Handler handler_;
   int listener_ = -1;
   std::thread acceptor_;
-  std::vector<std::thread> workers_;  // the acceptor's alone until it has been joined
+  std::vector<std::thread> workers_;  // used by the acceptor thread alone until it is joined
 };
 
 }  // namespace xpyd::testing

@@ -31,7 +31,7 @@ struct Parsed {
   Status status = ok();
 };
 
-// The response cut into pieces of `step` bytes, which must not matter.
+// Feeds the response in pieces of `step` bytes. The size of the pieces must not matter.
 Parsed parse(const std::string& bytes, size_t step, bool closed = false) {
   Parsed p;
   for (size_t i = 0; i < bytes.size() && p.status; i += step)
@@ -40,7 +40,7 @@ Parsed parse(const std::string& bytes, size_t step, bool closed = false) {
   return p;
 }
 
-TEST_CASE("http client: URLs", "[http_client]") {
+TEST_CASE("http client: URLs are split into host, port and prefix, and bad ones are refused", "[http_client]") {
   auto url = parse_http_url("http://127.0.0.1:8000");
   REQUIRE(url);
   CHECK(url.value().host == "127.0.0.1");
@@ -67,7 +67,7 @@ TEST_CASE("http client: URLs", "[http_client]") {
   }
 }
 
-TEST_CASE("http client: responses, however they are cut", "[http_client]") {
+TEST_CASE("http client: a response parses the same however it is cut", "[http_client]") {
   std::string chunked =
       "\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\nX-A:  b \r\n\r\n"
       "5\r\nhello\r\n1;ext=1\r\n \r\nA\r\n0123456789\r\n0\r\nTrailer: x\r\n\r\n";
@@ -75,7 +75,7 @@ TEST_CASE("http client: responses, however they are cut", "[http_client]") {
   std::string until_close = "HTTP/1.1 200 OK\n\nall of it";
   std::string continued = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n";
   for (size_t step : {1, 2, 3, 7, 1000}) {
-    INFO("pieces of " << step);
+    INFO("in pieces of " << step << " bytes");
     Parsed p = parse(chunked, step);
     REQUIRE(p.status);
     CHECK(p.parser.complete());
@@ -124,7 +124,7 @@ TEST_CASE("http client: malformed responses are errors", "[http_client]") {
   CHECK_FALSE(parse(ok_head + "Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", 1, true).status);
 }
 
-TEST_CASE("http client: server-sent events", "[http_client]") {
+TEST_CASE("http client: server-sent events parse the same however they are cut", "[http_client]") {
   std::string bytes =
       ": ping\n\ndata: one\n\ndata:two\r\n\r\nevent: x\ndata: a\ndata: b\n\ndata\rid: 3\rdata:  "
       "c\r\r"
@@ -141,7 +141,7 @@ TEST_CASE("http client: server-sent events", "[http_client]") {
   CHECK_FALSE(parser.feed("data: " + std::string(17 << 20, 'x'), [](const std::string&) {}));
 }
 
-TEST_CASE("http client: calls against a server", "[http_client]") {
+TEST_CASE("http client: calls against a server return bodies, errors and timeouts", "[http_client]") {
   std::mutex mutex;
   std::string last_head, last_body;
   FakeServer server([&](int fd, const FakeRequest& request) {
@@ -168,7 +168,7 @@ TEST_CASE("http client: calls against a server", "[http_client]") {
     CHECK(last_head.find("Authorization: Bearer k") != std::string::npos);
     CHECK(last_head.find("Host: 127.0.0.1:" + std::to_string(server.port)) != std::string::npos);
   }
-  std::string big(3 << 20, 'x');  // more than a socket's buffer takes at once
+  std::string big(3 << 20, 'x');  // larger than a socket's buffer
   CHECK(client.value()->fetch({.target = "/ok", .body = big}));
   {
     std::lock_guard lock(mutex);
@@ -188,7 +188,7 @@ TEST_CASE("http client: calls against a server", "[http_client]") {
   CHECK(slow.error().message.find("no complete answer in time (50 ms)") != std::string::npos);
   CHECK(client.value()->in_flight() == 0);
 
-  // Many at once; callbacks may start further calls.
+  // Many calls run at once, and a callback may start further calls.
   int done = 0, started = 0;
   std::function<void()> start_one = [&] {
     ++started;
@@ -204,7 +204,7 @@ TEST_CASE("http client: calls against a server", "[http_client]") {
   CHECK(done == 60);
 }
 
-// OpenSSL's own little server, with a certificate for 127.0.0.1 that signs itself.
+// OpenSSL's small test server, with a self-signed certificate for 127.0.0.1.
 struct TlsServer {
   TempDir dir;
   int port = free_port();
@@ -231,7 +231,7 @@ struct TlsServer {
   }
 };
 
-TEST_CASE("http client: https, of whom a known authority vouches for", "[http_client]") {
+TEST_CASE("http client: https accepts only a server that a known authority vouches for", "[http_client]") {
   TlsServer server;
   const auto get = [&](const std::string& host, const std::string& authorities) {
     setenv("SSL_CERT_FILE", authorities.c_str(), 1);
@@ -243,16 +243,16 @@ TEST_CASE("http client: https, of whom a known authority vouches for", "[http_cl
   };
   const std::string known = server.dir.path + "/certificate";
   std::string body;
-  for (int i = 0; i < 100 && body.find("{") == body.npos; ++i) {  // until it listens
+  for (int i = 0; i < 100 && body.find("{") == body.npos; ++i) {  // until the server listens
     body = get("127.0.0.1", known);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   CHECK(body == "{\"a\":1}");
   CHECK(get("127.0.0.1", server.dir.path + "/key").find("certificate verify failed") != std::string::npos);
-  CHECK(get("localhost", known).find("certificate verify failed") != std::string::npos);  // another name
+  CHECK(get("localhost", known).find("certificate verify failed") != std::string::npos);  // wrong name
 }
 
-TEST_CASE("http client: nobody listens", "[http_client]") {
+TEST_CASE("http client: a port on which nothing listens is an error", "[http_client]") {
   int port = 0;
   {
     port = FakeServer([](int, const FakeRequest&) {}).port;
@@ -267,7 +267,7 @@ TEST_CASE("http client: nobody listens", "[http_client]") {
   CHECK_FALSE(HttpClient::create({"no.such.host.invalid", 1, ""}, {}));
 }
 
-TEST_CASE("bench showed a server's terminal escapes", "[bench]") {
+TEST_CASE("bench makes a server's terminal escapes printable", "[bench]") {
   CHECK(printable("a\x1b[2Jb\x07\xc2\x9b"
                   "c\n\x7f\xff"
                   "d\xc3\xa9") ==

@@ -1,4 +1,4 @@
-// HTTP itself: the parser byte by byte, and the listener over real sockets.
+// Tests HTTP itself: the parser byte by byte, and the listener over real sockets.
 #include "server/http/http.h"
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@ namespace {
 
 const std::string kGet = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
 
-// Feeds `text` in pieces of `step` bytes and says how it ended: "done METHOD PATH BODY" or "STATUS".
+// Feeds `text` in pieces of `step` bytes and returns how it ended: "done METHOD PATH BODY" or "STATUS".
 std::string parse(const std::string& text, size_t step = 1 << 20, HttpLimits limits = {}) {
   HttpParser parser(limits);
   std::string waiting;
@@ -43,7 +43,7 @@ std::string parse(const std::string& text, size_t step = 1 << 20, HttpLimits lim
 
 using Clients = std::vector<std::unique_ptr<Client>>;
 
-// Connections that have sent so much, and have been answered where that is a request.
+// Opens connections that send `sent` and, if `answered`, read the answer.
 Clients connections(const TestServer& server, size_t n, const std::string& sent = "", bool answered = false) {
   Clients clients;
   for (size_t i = 0; i < n; ++i) {
@@ -54,14 +54,14 @@ Clients connections(const TestServer& server, size_t n, const std::string& sent 
   return clients;
 }
 
-// The head of a POST whose body of `bytes` is to come.
+// The head of a POST that announces a body of `bytes`.
 std::string post_head(size_t bytes) {
   return "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: " +
          std::to_string(bytes) + "\r\n\r\n";
 }
 
-// This process may open one descriptor more, or none, while this lives: a client takes the last one, and there is none
-// for the server's side of it.
+// While this lives, the process may open one more descriptor, or none. A client takes the last one, so the server has
+// none for its side of the connection.
 struct FewDescriptors {
   FewDescriptors() {
     getrlimit(RLIMIT_NOFILE, &before);
@@ -90,7 +90,7 @@ double cpu_seconds() {
 
 }  // namespace
 
-TEST_CASE("http parser: requests, in pieces of any size", "[server][http]") {
+TEST_CASE("http parser: requests parse the same in pieces of any size", "[server][http]") {
   struct {
     std::string text, expected;
   } const cases[] = {
@@ -125,7 +125,7 @@ TEST_CASE("http parser: a trailer is not a header", "[server][http]") {
   CHECK(parser.take().header("authorization").empty());
 }
 
-TEST_CASE("http parser: what two servers could read differently is refused", "[server][http]") {
+TEST_CASE("http parser: a request that two servers could read differently is refused", "[server][http]") {
   auto post = [](const std::string& headers, const std::string& body = "hello") {
     return "POST / HTTP/1.1\r\nHost: a\r\n" + headers + "\r\n" + body;
   };
@@ -176,7 +176,7 @@ TEST_CASE("http parser: what two servers could read differently is refused", "[s
       }
 }
 
-TEST_CASE("http parser: limits", "[server][http]") {
+TEST_CASE("http parser: headers, lines and bodies beyond their limits are refused", "[server][http]") {
   HttpLimits limits;
   auto headers = [](int n) {
     std::string text = "GET / HTTP/1.1\r\nHost: a\r\n";
@@ -208,7 +208,7 @@ TEST_CASE("http parser: limits", "[server][http]") {
   CHECK(parse(chunked + "7fffffffffffffff\r\n", 1, limits) == "413");
 }
 
-TEST_CASE("http: keep-alive, pipelining, HEAD, HTTP/1.0 and Connection: close", "[server][http]") {
+TEST_CASE("http: keep-alive, pipelining, HEAD, HTTP/1.0 and Connection: close work", "[server][http]") {
   TestServer server;
   Client client(server.port());
   std::string many;
@@ -239,7 +239,7 @@ TEST_CASE("http: keep-alive, pipelining, HEAD, HTTP/1.0 and Connection: close", 
   CHECK(old_kept.read().status == 200);
 }
 
-TEST_CASE("http: a pipelined request waits for a stream, which ends an HTTP/1.0 connection", "[server][http]") {
+TEST_CASE("http: a pipelined request waits for a stream, and a stream ends an HTTP/1.0 connection", "[server][http]") {
   TestServer server;
   const std::string body = R"({"prompt":"a","max_tokens":40,"stream":true})";
   Client client(server.port()), old(server.port());
@@ -257,7 +257,7 @@ TEST_CASE("http: a pipelined request waits for a stream, which ends an HTTP/1.0 
   CHECK(reply.events().back() == "[DONE]");
 }
 
-TEST_CASE("http: Expect: 100-continue", "[server][http]") {
+TEST_CASE("http: Expect: 100-continue gets a 100, or the refusal instead", "[server][http]") {
   TestServer server([](ServerOptions& o) { o.limits.max_body_bytes = 1000; });
   std::string body = R"({"prompt":"a","max_tokens":1})";
   std::string head =
@@ -268,14 +268,14 @@ TEST_CASE("http: Expect: 100-continue", "[server][http]") {
   CHECK(client.read_some().starts_with("HTTP/1.1 100 Continue\r\n\r\n"));
   client.send(body);
   CHECK(client.read().status == 200);
-  Client large(server.port());  // the refusal comes instead of the invitation
+  Client large(server.port());  // the refusal comes instead of the 100
   large.send(head + "1001\r\n\r\n");
   Reply refused = large.read();
   CHECK(refused.status == 413);
   CHECK(large.continues == 0);
 }
 
-TEST_CASE("http: a refused request says why, then the connection closes", "[server][http]") {
+TEST_CASE("http: a refused request says why, and then the connection closes", "[server][http]") {
   TestServer server([](ServerOptions& o) { o.limits.max_body_bytes = 100000; });
   struct {
     std::string text;
@@ -284,7 +284,7 @@ TEST_CASE("http: a refused request says why, then the connection closes", "[serv
       {"nonsense\r\n\r\n", 400},
       {"GET / HTTP/1.1\r\nHost: a\r\nX: " + std::string(64 << 10, 'x'), 431},
       {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400},
-      // The client keeps sending; the answer must survive.
+      // The client keeps sending, and must receive the answer all the same.
       {request_text("POST", "/v1/completions", std::string(4 << 20, 'x')), 413},
       {"PRI * HTTP/2.0\r\n\r\n", 505},
   };
@@ -301,9 +301,7 @@ TEST_CASE("http: a refused request says why, then the connection closes", "[serv
   CHECK(server.get("/health").status == 200);
 }
 
-TEST_CASE(
-    "http: half a request, one that trickles in, one and no more, and 500 times nothing, all end at their deadline",
-    "[server][http]") {
+TEST_CASE("http: partial, trickling, idle and silent connections all end at their deadlines", "[server][http]") {
   TestServer server([](ServerOptions& o) { o.header_timeout_s = o.body_timeout_s = 0.7, o.idle_timeout_s = 0.4; });
   Client idle(server.port());
   idle.send(kGet);
@@ -330,14 +328,14 @@ TEST_CASE(
   CHECK(idle.at_end());
 }
 
-TEST_CASE("http: without file descriptors the server waits, and does not spin", "[server][http]") {
+TEST_CASE("http: without file descriptors the server waits and does not spin", "[server][http]") {
   TestServer server;
-  Client later(server.port());  // its descriptor exists; the server's side of it will not
+  Client later(server.port());  // its client side has a descriptor, the server's side will have none
   Clients clients;
   double busy;
   {
     FewDescriptors few;
-    // Of two clients that connect now, the second or both find no descriptor on the server's side.
+    // Of two clients that connect now, the second or both get no descriptor on the server's side.
     clients.push_back(std::make_unique<Client>(server.port()));
     few.leave_one();
     clients.push_back(std::make_unique<Client>(server.port()));
@@ -345,19 +343,18 @@ TEST_CASE("http: without file descriptors the server waits, and does not spin", 
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     busy = cpu_seconds() - before;
   }
-  CHECK(busy < 0.25);  // CPU seconds: a spinning accept loop burns all of it
+  CHECK(busy < 0.25);  // CPU seconds; a spinning accept loop would burn 0.5
   for (auto& client : clients) {
     client->send(kGet);
     CHECK(client->read().status == 200);
   }
 }
 
-// 293 connections that said nothing more kept /health silent, without a line in the log.
-TEST_CASE("http: where descriptors ran out before --max-connections, idle connections locked everybody out",
-          "[server][http]") {
+// 293 idle connections once kept /health silent, without a line in the log.
+TEST_CASE("http: where descriptors run out before --max-connections, idle connections give way", "[server][http]") {
   TestServer server([](ServerOptions& o) { o.place_s = 0.1; });
   const Clients idle = connections(server, 8, kGet, true);
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // from now on others may have their places
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // afterwards idle connections may lose their places
   FewDescriptors few;
   few.leave_one();
   Client late(server.port());
@@ -366,22 +363,22 @@ TEST_CASE("http: where descriptors ran out before --max-connections, idle connec
   size_t closed = 0;
   for (auto& client : idle) closed += !client->quiet();
   CHECK((closed >= 1 && closed < 8));
-  CHECK_FALSE(idle[0]->quiet());  // the idlest first
+  CHECK_FALSE(idle[0]->quiet());  // the longest idle goes first
 }
 
-TEST_CASE("issue: keep-alive connections starved /health and everybody else", "[server][limits]") {
+TEST_CASE("issue: idle keep-alive connections give way to new requests", "[server][limits]") {
   TestServer server([](ServerOptions& o) { o.max_connections = 32, o.place_s = 0.1; });
   const Clients idle = connections(server, 32, kGet, true);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  CHECK(idle[0]->quiet());  // nobody else has come
+  CHECK(idle[0]->quiet());  // no connection is closed without need
   for (int i = 0; i < 20; ++i) REQUIRE(server.get("/health").status == 200);
   CHECK(server.post("/v1/completions", R"({"prompt":"a","max_tokens":1})").status == 200);
-  CHECK(idle[0]->at_end());  // without a request for longest
+  CHECK(idle[0]->at_end());  // it has been idle for longest
   idle[31]->send(kGet);
   CHECK(idle[31]->read().status == 200);
 }
 
-TEST_CASE("http: the bound of connections knows how many descriptors there are", "[server][http]") {
+TEST_CASE("http: the connection limit stays within the number of descriptors", "[server][http]") {
   for (const auto& [wanted, descriptors, within] :
        {std::tuple{2048, 1 << 20, 2048}, {2048, 300, 236}, {100, 300, 100}, {2048, 64, 1}, {2048, 0, 1}}) {
     INFO(wanted << " " << descriptors);
@@ -389,7 +386,7 @@ TEST_CASE("http: the bound of connections knows how many descriptors there are",
   }
 }
 
-TEST_CASE("http: a port in use is an error that names it", "[server][http]") {
+TEST_CASE("http: a port in use is an error that names the address", "[server][http]") {
   TestServer server;
   ServerOptions options;
   options.port = server.port();
@@ -456,32 +453,32 @@ TEST_CASE("http: a client that goes away, or does not read, aborts its request",
     Client client(server.port(), 4096);
     client.send(request_text("POST", "/v1/completions", R"({"prompt":"a"})"));
     while (client.quiet()) continue;
-    // The server has begun to send; it gives up with most of it unsent, and its side of the connection is gone.
+    // The server begins to send, gives up with most of the answer unsent, and closes its side of the connection.
     CHECK(server.service.wait([&](auto&) { return descriptors() <= before + 1; }));
     CHECK_FALSE(client.read().complete);
   }
 }
 
-TEST_CASE("issue: keyless clients held all memory for bodies", "[server][limits]") {
+TEST_CASE("issue: clients without a key cannot hold all the memory for bodies", "[server][limits]") {
   const bool with_key = GENERATE(true, false);
   TestServer server([&](ServerOptions& o) {
     o.max_body_bytes_in_all = 4 << 20;
     if (with_key) o.api_keys = {"key"};
   });
-  // 256 KiB each, one byte less than announced.
+  // Each has sent one byte less than the 256 KiB that it announced.
   const Clients held = connections(server, 16, post_head(256 << 10) + std::string((256 << 10) - 1, 'x'));
   CHECK(server.get("/health").status == 200);
   const std::string body = R"({"prompt":"a","max_tokens":1,"user":")" + std::string(300000, 'u') + "\"}";
   CHECK(server.post("/v1/completions", body, "Authorization: Bearer key\r\n").status == 200);
   if (with_key) return;
-  const Reply first = held[0]->read();  // the one that has been coming for longest gave way
+  const Reply first = held[0]->read();  // the oldest unfinished body gives way
   CHECK(first.status == 503);
   CHECK(first.header("retry-after") == "1");
   held[15]->send("x");
   CHECK(held[15]->read().status == 400);
 }
 
-TEST_CASE("http: a body that is parsed counts no more while its answer goes on", "[server][limits]") {
+TEST_CASE("http: a body stops counting against the limit once it is parsed", "[server][limits]") {
   TestServer server([](ServerOptions& o) { o.max_body_bytes_in_all = 1 << 20; });
   server.service.hold(true);
   const std::string body = R"({"prompt":"a","max_tokens":1,"user":")" + std::string(300000, 'u') + "\"}";
@@ -495,8 +492,9 @@ TEST_CASE("http: a body that is parsed counts no more while its answer goes on",
   for (auto& client : clients) CHECK(client->read().status == 200);
 }
 
-TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") {
-  // Rendering, which asks for the time, stops until it is told to go on: parsing that takes for ever.
+TEST_CASE("issue: a small turn does not wait behind large bodies", "[server][limits]") {
+  // Rendering asks the clock for the time and blocks there until the test lets it go on. This stands for a parse that
+  // takes for ever.
   static std::promise<void> gate;
   static std::shared_future<void> go_on = gate.get_future().share();
   static std::atomic<int> stopped{0};
@@ -542,7 +540,7 @@ TEST_CASE("issue: a small turn waited behind large bodies", "[server][limits]") 
   thread.join();
 }
 
-TEST_CASE("issue: a post whose client had closed its sending side got no answer", "[server][http]") {
+TEST_CASE("issue: a client that has closed its sending side still gets its answer", "[server][http]") {
   TestServer server;
   server.service.hold(true);
   const bool stream = GENERATE(false, true);
@@ -557,13 +555,14 @@ TEST_CASE("issue: a post whose client had closed its sending side got no answer"
   const Reply reply = client.read();
   CHECK(reply.status == 200);
   CHECK(reply.complete);
-  // Asked whether it is there still; of a stream whose head is out, in a comment.
+  // The server probes the client with a 100, or with a comment in a stream whose head is sent.
   CHECK((client.continues == 1 || (stream && reply.body.find(": waiting\n\n") != std::string::npos)));
   CHECK(client.at_end());
   CHECK(server.get("/metrics").body.find("finished_reason=\"abort\"} 0\n") != std::string::npos);
 }
 
-TEST_CASE("http: a drain refuses new work, answers probes with 503, finishes what runs, and ends", "[server][http]") {
+TEST_CASE("http: a drain refuses new work, answers probes with 503, finishes running requests and ends",
+          "[server][http]") {
   TestServer server;
   server.service.hold(true);
   const int port = server.port();
@@ -597,7 +596,7 @@ TEST_CASE("http: a drain refuses new work, answers probes with 503, finishes wha
   CHECK(whole.events().size() == 21);
   CHECK(streaming.at_end());
   for (Client* client : {&half, &newcomer, &streaming}) client->close();
-  server.join();  // run() has returned by itself; it does not wait for the silent one
+  server.join();  // run() has returned by itself and does not wait for the silent client
   CHECK(server.service.seen().size() == 1);
   ServerOptions options;
   options.port = port, options.max_model_len = 16;

@@ -47,16 +47,16 @@ struct ModelDir {
   explicit ModelDir(const std::string& config = kConfig) { std::ofstream(dir.path + "/config.json") << config; }
 };
 
-TEST_CASE("info: KV arithmetic", "[info]") {
+TEST_CASE("info: KV bytes and pool sizes follow from the model's shape", "[info]") {
   ModelDir model;
   Info info = run_info(model.dir.path, {"--kv-bytes", "1MB", "--tokens", "100"});
   REQUIRE(info.code == 0);
-  // 2 (K, V) x 3 layers x 2 heads x 16 dims x 4 or 2 bytes.
+  // Bytes per token: 2 (K, V) x 3 layers x 2 heads x 16 dims x 4 or 2 bytes.
   CHECK(info.out["kv_bytes_per_token"]["f32"] == 768);
   CHECK(info.out["kv_bytes_per_token"]["bf16"] == 384);
   REQUIRE(info.out["pools"].size() == kv_schemes().size());
   for (const json& pool : info.out["pools"]) {
-    if (pool["scheme"] == "vattention") {  // one group of 64 KiB per layer, K and V: 512 tokens
+    if (pool["scheme"] == "vattention") {  // one group of 64 KiB per layer for each of K and V: 512 tokens
       CHECK(pool["block_tokens"] == 512);
       CHECK(pool["block_bytes"] == 6 * 65536);
       CHECK(pool["blocks"] == 2);
@@ -81,34 +81,35 @@ TEST_CASE("info: KV arithmetic", "[info]") {
       CHECK(pool["block_bytes"] == 384);
       CHECK(pool["transfer"]["token_major"]["descriptors"] == 5);
     }
-  // A pool too small for one slot, or one row of groups, says so; the others still have their rows.
+  // A pool that is too small for one slot, or for one page-group row, reports an error. The other schemes still have
+  // their rows.
   info = run_info(model.dir.path, {"--kv-bytes", "20000"});
   REQUIRE(info.code == 0);
   int errors = 0;
   for (const json& pool : info.out["pools"]) errors += pool.contains("error");
-  CHECK(errors == 3);  // contiguous, slots, vattention
+  CHECK(errors == 3);  // contiguous, slots and vattention
 }
 
-TEST_CASE("info: from what bandwidth on KV is worth bringing", "[info][break_even]") {
+TEST_CASE("info: the break-even bandwidth follows from KV bytes and compute time", "[info][break_even]") {
   ModelDir model;
   CHECK(!run_info(model.dir.path, {}).out.contains("break_even"));
   const Info info = run_info(model.dir.path, {"--break-even", "0.001", "--link-gbps", "8", "--tokens", "100"});
   REQUIRE(info.code == 0);
   const json& rows = info.out["break_even"];
-  REQUIRE(rows.size() == 2);  // 256 is the model's context
+  REQUIRE(rows.size() == 2);  // the model's context is 256
   CHECK(rows[1]["tokens"] == 256);
   const json& row = rows[0];
   REQUIRE(row["tokens"] == 100);
   CHECK(row["bytes"] == 100 * 768);
   CHECK(row["brought_s"].get<double>() == Approx(100 * 768 / 1e9));
-  // The last layer takes nothing but its K and V: two of three layers have the rest, and what a token looks at.
+  // The last layer computes only its K and V. The other two of three layers also have the rest and the attention.
   const double qkv = 64 * 2.0 * 128, rest = 64 * 2.0 * (64 + 3 * 96), looks = 4.0 * 64 * (100 * 101 / 2);
   const double flops = 100 * (3 * qkv + 2 * rest) + 2 * looks;
   CHECK(row["computed_s"].get<double>() == Approx(flops / 1e9));
   CHECK(row["bytes_per_s"].get<double>() == Approx(100 * 768 / (flops / 1e9)));
 }
 
-TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
+TEST_CASE("info: weight and scratch sizes match those of a loaded model", "[info]") {
   for (bool tied : {false, true})
     for (const char* family : {"llama", "qwen2", "qwen3"}) {
       json config = testing::parsed(kConfig);
@@ -128,7 +129,7 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
         CHECK(info.out["weight_bytes"][dtype_name(dtype)] == weights.value()->bytes());
         CHECK(info.out["scratch"][0]["activation_bytes"] == make_llama(weights.value(), team, 32, 4)->scratch_bytes());
       }
-      // A card has RoPE's turns besides, and tied embeddings once, unless lm_head's are codes.
+      // A CUDA device also stores the RoPE table, and stores tied embeddings once, unless lm_head is quantised.
       const Info on_card = run_info(model.dir.path, {"--dtype", "bf16", "--device", "cuda"});
       REQUIRE(on_card.code == 0);
       const ModelConfig& c = parsed.value();
@@ -140,7 +141,7 @@ TEST_CASE("info: weights and scratch are what a loaded model has", "[info]") {
     }
 }
 
-TEST_CASE("info: bad input", "[info]") {
+TEST_CASE("info: bad input is exit code 2", "[info]") {
   ModelDir model;
   CHECK(run_info(model.dir.path, {"--tokens", "257"}).code == 2);
   CHECK(run_info(model.dir.path, {"--max-model-len", "257"}).code == 2);
@@ -150,11 +151,11 @@ TEST_CASE("info: bad input", "[info]") {
   CHECK(run_info(empty.path, {}).code == 2);
 }
 
-TEST_CASE("info: who sends what to whom between ranks", "[info]") {
+TEST_CASE("info: --ranks lists which rank sends which heads and layers to which rank", "[info]") {
   json config = testing::parsed(kConfig);
   config["num_key_value_heads"] = 4;
   ModelDir model(testing::as_text(config));
-  // The notes' worked case: tp 2 to tp 4.
+  // The worked case of the notes: tp 2 to tp 4.
   json ranks = run_info(model.dir.path, {"--ranks", "2x1:4x1"}).out["ranks"];
   REQUIRE(ranks["moves"].size() == 4);
   for (int to = 0; to < 4; ++to) {
@@ -177,17 +178,17 @@ TEST_CASE("info: who sends what to whom between ranks", "[info]") {
                                   {"printed_port", 2}});
   REQUIRE(ranks["errata"].size() == 5);
   CHECK(ranks["errata"][2] == "4 // p_tp // d_tp is 0 heads for a rank of D: 0 of 4 arrive");
-  // Their slicing example: slot 5 is read as token 2, its second half of the heads.
+  // Their slicing example reads slot 5 as token 2 with its second half of the heads.
   REQUIRE(ranks["slices"].size() == 10);
   CHECK(ranks["slices"][5] == json{{"slot", 5}, {"printed_token", 2}, {"printed_heads", {2, 4}}});
-  // Several instances.
+  // Several instances of each role.
   ranks = run_info(model.dir.path, {"--ranks", "2P3D:2x1:4x1"}).out["ranks"];
   CHECK(ranks["moves"].size() == 4);
   REQUIRE(ranks["table"].size() == 2 * 2 + 3 * 4);
   CHECK(ranks["table"][15]["kv_rank"] == 4);
   CHECK(ranks["table"][15]["group_rank"] == 7);
   CHECK(ranks["table"][15]["kv_world_size"] == 8);
-  // What the notes have no rows for: stages, and fewer ranks than before.
+  // The notes have no rows for stages, nor for fewer ranks than before.
   ranks = run_info(model.dir.path, {"--ranks", "4x1:2x3", "--kv-dtype", "bf16"}).out["ranks"];
   CHECK(ranks["moves"].size() == 4 * 3);
   REQUIRE(ranks["table"].size() == 4 + 2 * 3);
@@ -202,7 +203,7 @@ TEST_CASE("info: who sends what to whom between ranks", "[info]") {
   CHECK_FALSE(run_info(model.dir.path, {}).out.contains("ranks"));
 }
 
-TEST_CASE("info: without a folder, the embedded demo model", "[info]") {
+TEST_CASE("info: without a folder it describes the embedded demo model", "[info]") {
   auto options = Options::parse(option_table(), "info", {}, 1);
   REQUIRE(options);
   testing::QuietStdout quiet;
@@ -210,7 +211,7 @@ TEST_CASE("info: without a folder, the embedded demo model", "[info]") {
   CHECK(run_info(kDemoModel, {}).out["model"] == "xpyd-demo");
 }
 
-TEST_CASE("info refused the vAttention paper's Yi-34B example", "[info][vattention]") {
+TEST_CASE("info reproduces the vAttention paper's Yi-34B example", "[info][vattention]") {
   ModelDir model(R"({"model_type": "llama", "num_hidden_layers": 60, "hidden_size": 7168,
       "intermediate_size": 20480, "num_attention_heads": 56, "num_key_value_heads": 8, "vocab_size": 64000,
       "max_position_embeddings": 200000, "rms_norm_eps": 1e-5, "rope_theta": 5000000.0, "bos_token_id": 1,
@@ -229,10 +230,10 @@ TEST_CASE("info refused the vAttention paper's Yi-34B example", "[info][vattenti
   const json one = addresses({}), two = addresses({"--prefill-tp", "2"});
   CHECK((one["buffers"] == 120 && one["token_bytes"] == 8 * 128 * 2));
   CHECK(one["buffer_bytes"] == 500.0 * 200000 * 2048);
-  // The paper: two workers, 4 heads each, 100 GB a buffer, 12 TB a worker.
+  // The paper's numbers: two workers, 4 heads each, 100 GB a buffer, 12 TB a worker.
   CHECK((two["buffers"] == 120 && two["ranks"] == 2));
   CHECK((two["buffer_bytes"] == 102.4e9 && two["bytes"] == 12.288e12));
-  CHECK(addresses({"--prefill-pp", "7"})["buffers"] == 18);  // 9 layers on some stages, 8 on others
+  CHECK(addresses({"--prefill-pp", "7"})["buffers"] == 18);  // some stages have 9 layers, others 8
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// /metrics: the text format by its rules, and numbers that add up.
+// Tests /metrics: the rules of the text format, and that the numbers add up.
 #include "server/openai/metrics.h"
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace xpyd::testing::metrics_test {
 namespace {
 
 struct Parsed {
-  std::string error;  // "" = conforms
+  std::string error;  // "" if the text conforms
   std::map<std::string, std::string> types;
   std::map<std::string, double> samples;  // "name{labels}" -> value
 };
@@ -26,9 +26,8 @@ bool is_name(const std::string& text, bool colon) {
   return true;
 }
 
-// A strict reader of the text format 0.0.4: HELP then TYPE then samples of one family, in one
-// block; counters end in _total; a histogram's buckets rise in both `le` and count and end with
-// +Inf = _count.
+// A strict reader of the text format 0.0.4. Each family is one block of HELP, TYPE and samples. Counters end in _total.
+// A histogram's buckets rise in both `le` and count, and end with +Inf = _count.
 class Reader {
  public:
   Parsed read(const std::string& text) {
@@ -157,8 +156,8 @@ FinishedRequest one_request() {
 
 }  // namespace
 
-TEST_CASE("metrics: conform, whatever the names hold", "[server][metrics]") {
-  CHECK(parse("# HELP a x\n# TYPE a counter\na 1\n").error != "");  // the reader is strict
+TEST_CASE("metrics: the text conforms for any model name", "[server][metrics]") {
+  CHECK(parse("# HELP a x\n# TYPE a counter\na 1\n").error != "");  // proof that the reader is strict
   FakeService service;
   for (std::string model : {"tiny", "a \"quoted\" \\ name\nwith a line"}) {
     Metrics metrics("vllm", model, 4096);
@@ -175,7 +174,7 @@ TEST_CASE("metrics: conform, whatever the names hold", "[server][metrics]") {
   for (const char* bad : {"", "1a", "a-b", "a:b", "a b"}) CHECK_FALSE(Metrics::valid_prefix(bad));
 }
 
-TEST_CASE("metrics: vLLM's names, and numbers that add up", "[server][metrics]") {
+TEST_CASE("metrics: vLLM's names exist, and their numbers add up", "[server][metrics]") {
   FakeService service;
   Metrics metrics("vllm", "tiny", 4096);
   metrics.first_token(1.0, 100, 64);
@@ -226,7 +225,7 @@ TEST_CASE("metrics: vLLM's names, and numbers that add up", "[server][metrics]")
       {"prompt_tokens_cached_total", "", 64},
       {"inter_token_latency_seconds_count", "", 38},
       {"inter_token_latency_seconds_bucket", ",le=\"0.025\"", 0},
-      {"inter_token_latency_seconds_bucket", ",le=\"0.05\"", 38},  // inclusive
+      {"inter_token_latency_seconds_bucket", ",le=\"0.05\"", 38},  // le is inclusive
       {"request_success_total", ",finished_reason=\"stop\"", 1},
       {"request_success_total", ",finished_reason=\"length\"", 1},
       {"request_success_total", ",finished_reason=\"abort\"", 0},
@@ -239,7 +238,7 @@ TEST_CASE("metrics: vLLM's names, and numbers that add up", "[server][metrics]")
   for (const auto& [name, more, expected] : rows) CHECK(near(value(name, "all", more), expected));
 }
 
-TEST_CASE("metrics: what KV costs by phase, and the share of a peak that is known", "[server][metrics][mfu]") {
+TEST_CASE("metrics: KV occupation is reported by phase, and MFU where the peak is known", "[server][metrics][mfu]") {
   FakeService service;
   ServiceStats stats = service.stats();
   REQUIRE(stats.instances.size() == 2);
@@ -258,12 +257,12 @@ TEST_CASE("metrics: what KV costs by phase, and the share of a peak that is know
   CHECK(p.samples[key("model_flops_total", 0)] == 6e12);
   CHECK(p.samples[key("model_flops_total", 1)] == 2e12);
   CHECK(p.samples[key("mfu", 0)] == 0.5);
-  CHECK(p.samples.count(key("mfu", 1)) == 0);  // no peak is known there
+  CHECK(p.samples.count(key("mfu", 1)) == 0);  // its peak is unknown
   one.spent.peak_tflops = 0;
   CHECK(parse(Metrics("x", "tiny", 16).render(stats)).types.count("x:mfu") == 0);
 }
 
-TEST_CASE("metrics: blocks of a shared pool are told once", "[server][metrics]") {
+TEST_CASE("metrics: blocks of a shared pool are reported once", "[server][metrics]") {
   FakeService service;
   ServiceStats stats = service.stats();
   stats.shared_pool = true;
@@ -275,8 +274,9 @@ TEST_CASE("metrics: blocks of a shared pool are told once", "[server][metrics]")
   CHECK(p.samples.count("x:kv_blocks_capacity{model_name=\"tiny\",engine=\"pool\"}") == 1);
 }
 
-// Of 100 blocks P holds 30, D holds 25 of which 5 are P's too, and 50 are nobody's.
-TEST_CASE("metrics: a pool that processes share is counted once, and each tells what it holds", "[server][metrics]") {
+// Of 100 blocks, P holds 30, D holds 25 of which 5 are also P's, and 50 are free.
+TEST_CASE("metrics: a pool that processes share is counted once, and each process reports what it holds",
+          "[server][metrics]") {
   FakeService service;
   ServiceStats stats = service.stats();
   stats.instances.resize(2, stats.instances[0]);
@@ -313,7 +313,7 @@ TEST_CASE("metrics: a pool that processes share is counted once, and each tells 
   CHECK(sum("kv_blocks_capacity", "") == 100);
   CHECK(sum("kv_capacity_bytes", "") == 100 * 64 + 7);
   CHECK(sum("kv_mapped_bytes", "") == 100 * 64 + 7);
-  CHECK(sum("kv_bytes", "") == sum("kv_capacity_bytes", "") + 5 * 64);  // held twice
+  CHECK(sum("kv_bytes", "") == sum("kv_capacity_bytes", "") + 5 * 64);  // 5 blocks are held twice
   CHECK(text.find("is there twice") != std::string::npos);
   CHECK(sum("kv_bytes", "state=\"idle\"") == (50 + 10 + 5) * 64);
   CHECK(sum("kv_bytes", "state=\"external\"") == 7);
@@ -343,7 +343,7 @@ TEST_CASE("metrics: failed attempts have a row for each reason", "[server][metri
   CHECK(rows == kAttemptFailures);
 }
 
-TEST_CASE("metrics under vLLM's newer names, and buckets for tokens of 0.2 ms", "[server][metrics]") {
+TEST_CASE("metrics under vLLM's newer names exist, with buckets for token times of 0.2 ms", "[server][metrics]") {
   Metrics metrics("vllm", "tiny", 256);
   metrics.inter_token(0.00021);
   FinishedRequest done;
@@ -397,7 +397,7 @@ TEST_CASE("metrics under vLLM's newer names, and buckets for tokens of 0.2 ms", 
   }
 }
 
-TEST_CASE("metrics: a client cannot make labels", "[server][metrics]") {
+TEST_CASE("metrics: a client cannot create labels", "[server][metrics]") {
   TestServer server;
   for (int i = 0; i < 50; ++i) {
     server.get("/no/such/path/" + std::to_string(i));
@@ -414,7 +414,7 @@ TEST_CASE("metrics: a client cannot make labels", "[server][metrics]") {
   CHECK(p.samples["http_requests_total{handler=\"/\",method=\"other\",status=\"4xx\"}"] == 50);
 }
 
-TEST_CASE("metrics: of requests that were served", "[server][metrics]") {
+TEST_CASE("metrics: served requests are counted with their tokens and times", "[server][metrics]") {
   TestServer server;
   for (int i = 0; i < 3; ++i)
     CHECK(server.post("/v1/completions", R"({"prompt":"abcd","max_tokens":5,"n":2})").status == 200);
@@ -444,7 +444,7 @@ TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][
   ServiceStats stats = service.stats();
   REQUIRE(stats.instances.size() == 2);
   for (const auto& [key, value] : parse(metrics.render(stats)).samples)
-    CHECK(key.find("kv_tier") == std::string::npos);  // where there is none, nothing is told
+    CHECK(key.find("kv_tier") == std::string::npos);  // without offload tiers there are no such rows
   OffloadStats& t = stats.instances[0].kv.tiers;
   const std::pair<int64_t OffloadStats::*, const char*> rows[] = {
       {&OffloadStats::host_blocks, "kv_tier_blocks tier=host"},

@@ -8,7 +8,7 @@
 
 namespace xpyd::testing {
 
-// What is printed, or said on stderr (2), goes to a file.
+// Redirects stdout, or stderr (2), to a file while it lives.
 class CaughtStdout {
  public:
   explicit CaughtStdout(const std::string& path, int of = 1) : of_(of), kept_(dup(of)) {
@@ -27,7 +27,7 @@ class CaughtStdout {
   int of_, kept_;
 };
 
-// Keeps the result tables out of the tests' output.
+// Keeps result tables out of the tests' output.
 class QuietStdout : CaughtStdout {
  public:
   QuietStdout() : CaughtStdout("/dev/null") {}

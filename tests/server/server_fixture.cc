@@ -57,7 +57,6 @@ const ChatTemplate& line_template() {
 }
 
 // ---- FakeService
-// ----------------------------------------------------------------------------------
 
 struct FakeService::Running {
   std::shared_ptr<const Request> request;
@@ -223,7 +222,6 @@ void FakeService::loop() {
 }
 
 // ---- Client
-// ---------------------------------------------------------------------------------------
 
 namespace {
 sockaddr_in loopback(int port) {
@@ -272,7 +270,7 @@ void Client::close() {
 }
 void Client::half_close() { ::shutdown(fd_, SHUT_WR); }
 
-// A server may close while we still send (413): that is not the test's failure.
+// A server may close while the client still sends (413). That does not fail the test.
 void Client::send(const std::string& bytes) {
   size_t at = 0;
   while (at < bytes.size()) {
@@ -285,7 +283,7 @@ void Client::send(const std::string& bytes) {
 bool Client::fill() {
   char chunk[16384];
   ssize_t n = TEMP_FAILURE_RETRY(
-      ::recv(fd_, chunk, sizeof chunk, 0));  // (a stop of the process ends one with a time limit)
+      ::recv(fd_, chunk, sizeof chunk, 0));  // a stop signal interrupts a recv that has a time limit
   if (n <= 0) return false;
   buffer_.append(chunk, static_cast<size_t>(n));
   return true;
@@ -337,7 +335,7 @@ Reply Client::read(bool head_request) {
     return reply;
   }
   std::string length = reply.header("content-length");
-  if (length.empty()) {  // to the end of the connection
+  if (length.empty()) {  // no length: the body ends with the connection
     while (fill()) {
     }
     reply.body = std::exchange(buffer_, "");
@@ -376,7 +374,6 @@ std::vector<std::string> Reply::events() const {
 }
 
 // ---- TestServer
-// -----------------------------------------------------------------------------------
 
 std::string request_text(const std::string& method, const std::string& path, const std::string& body,
                          const std::string& headers) {
@@ -396,7 +393,7 @@ TestServer::TestServer(std::function<void(ServerOptions&)> change, bool with_tok
   options.version = "1.2.3";
   options.max_model_len = 256;
   options.allowed_hosts = {"*"};
-  options.vocab_size = 300;  // larger than the tokenizer's, as padded models have it
+  options.vocab_size = 300;  // larger than the tokenizer's, as in padded models
   options.log = [this](const std::string& line) {
     std::lock_guard lock(mutex_);
     log_.push_back(line);

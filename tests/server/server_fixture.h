@@ -1,4 +1,4 @@
-// A server with a scripted cluster behind it, and a client that sends exactly the bytes it is told to.
+// A server in front of a scripted cluster, and a client that sends exactly the bytes that it is given.
 #pragma once
 
 #include <atomic>
@@ -16,30 +16,31 @@
 
 namespace xpyd::testing {
 
-// Byte-level, without merges: token id = byte; 256 is the special token <|end|>. vocab_size 257.
+// A byte-level tokenizer without merges: token id = byte, 256 is the special token <|end|>, and vocab_size is 257.
 const Tokenizer& byte_tokenizer();
-// "role: content\n" per message, then "assistant: ".
+// A template of "role: content\n" per message, then "assistant: ".
 const ChatTemplate& line_template();
 
-// Steps all its requests in turn on a thread of its own, one event per choice and step.
+// Steps all its requests in turn on its own thread, with one event per choice and step.
 class FakeService final : public Service {
  public:
   FakeService();
   ~FakeService() override;
 
   // Set these before the first request.
-  std::function<Status(const Request&)> admit;  // empty: takes everything
-  // Events of one choice, the last with a finish; empty function: `max_tokens` letters of "hello ".
+  std::function<Status(const Request&)> admit;  // if empty, everything is admitted
+  // Returns the events of one choice; the last has a finish reason. If empty, the text is `max_tokens` letters of
+  // "hello ".
   std::function<std::vector<TokenEvent>(const Request&, int choice)> script;
   // These may be set at any time.
   std::atomic<double> step_delay_s = 0;
   std::atomic<bool> alive = true;
 
-  void hold(bool held);  // no events but aborts while held
+  void hold(bool held);  // while held, only aborts make events
   std::vector<Request> seen() const;
   std::vector<uint64_t> aborted() const;
   int in_flight() const;
-  // Waits until `done`, at most 30 s.
+  // Waits at most 30 s for `done`.
   bool wait(std::function<bool(const FakeService&)> done) const;
 
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
@@ -64,7 +65,7 @@ class FakeService final : public Service {
 };
 
 struct Reply {
-  int status = 0;  // 0: the connection ended before a whole header came
+  int status = 0;  // 0 if the connection ended before a whole header came
   std::string reason, head, body;
   bool complete = false;  // the body came to its declared end
   bool chunked = false;
@@ -72,22 +73,22 @@ struct Reply {
   std::vector<std::string> events() const;  // SSE data lines
 };
 
-// A blocking TCP client; every wait ends after 30 s.
-int free_port();  // of loopback, a moment ago
+// A blocking TCP client. Every wait ends after 30 s.
+int free_port();  // returns a port of loopback that was free a moment ago
 
 class Client {
  public:
   explicit Client(int port, int receive_buffer_bytes = 0);
-  static bool connects(int port);  // whether somebody listens there
+  static bool connects(int port);  // true if somebody listens there
   ~Client();
   Client(const Client&) = delete;
   void send(const std::string& bytes);
   void half_close();
   void close();
-  Reply read(bool head_request = false);  // one response; 1xx are skipped and counted
-  std::string read_some();                // "" at the end of the connection
+  Reply read(bool head_request = false);  // reads one response; skips 1xx and counts them
+  std::string read_some();                // returns "" at the end of the connection
   bool at_end();                          // true when the server has closed and nothing is left
-  bool quiet();                           // nothing comes for 50 ms
+  bool quiet();                           // true when nothing comes for 50 ms
   int continues = 0;
 
  private:

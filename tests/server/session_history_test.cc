@@ -1,8 +1,8 @@
-// The endpoints (Api, Generation, Sessions) and the supervisor before the simulated cluster, under a virtual clock:
-// clients hold conversations, whole and as streams, while instances crash, hang and cannot be started, requests take
-// too long, clients leave, replies get lost, strangers push conversations out and the server is started anew. A checker
-// that knows only what clients sent and got back decides whether each answer follows from a history that its client can
-// believe in, and whether each refusal may be.
+// The endpoints (Api, Generation, Sessions) and the supervisor in front of the simulated cluster, on a virtual clock.
+// Clients hold conversations, whole and as streams. Meanwhile instances crash, hang and fail to start, requests time
+// out, clients leave, replies get lost, other sessions evict conversations, and the server restarts. A checker knows
+// only what clients sent and received. It decides whether each answer follows from a history that its client can
+// believe in, and whether each refusal is allowed.
 //
 //   make test TESTS='[history]'     SEEDS=2000 or SEED=77 as with make chaos
 
@@ -32,7 +32,7 @@ Tokens joined(Tokens first, const Tokens& second) {
   return first;
 }
 
-// What runs on a server's I/O thread, which is the simulation's. Bodies are parsed on threads.
+// The work queue of a server's I/O thread, which the simulation runs. Bodies are parsed on other threads.
 class Mail {
  public:
   void post(std::function<void()> work) {
@@ -43,7 +43,7 @@ class Mail {
   void run() {
     while (auto work = take()) work();
   }
-  // A body is being parsed: what comes of it is the next thing that happens.
+  // Waits for the body that is being parsed. Its result is the next event.
   void wait() {
     std::unique_lock lock(mutex_);
     came_.wait(lock, [&] { return !works_.empty(); });
@@ -68,7 +68,7 @@ class Mail {
   bool closed_ = false;
 };
 
-// What a client has of one answer.
+// What a client has received of one answer.
 class Exchange final : public HttpExchange {
  public:
   void respond(HttpResponse response) override {
@@ -81,7 +81,7 @@ class Exchange final : public HttpExchange {
   void leave() {
     if (gone_) gone_();
   }
-  // Of a whole answer one, of a stream all events.
+  // Returns one part for a whole answer, and all events for a stream.
   std::vector<json> parts() const {
     std::vector<json> found;
     if (!body.starts_with("data: ")) return {parsed(body)};
@@ -101,7 +101,7 @@ class Exchange final : public HttpExchange {
   std::function<void()> gone_;
 };
 
-// The conductor to one server of several in a row, each of which counts its requests from 1.
+// The conductor as one server sees it. Servers follow each other, and each counts its requests from 1.
 class FrontDoor final : public Service {
  public:
   FrontDoor(Conductor& conductor, uint64_t server) : conductor_(conductor), first_(server << 32) {}
@@ -123,7 +123,7 @@ class Sim final : public SimCluster {
  public:
   explicit Sim(uint64_t seed) : random_(seed * 6151 + 5) {}
   std::string run();
-  std::map<std::string, int> counts;  // of what happened
+  std::map<std::string, int> counts;  // how often each event happened
 
  private:
   struct Child {
@@ -134,13 +134,13 @@ class Sim final : public SimCluster {
   struct Talker {
     std::string name;
     std::string generation = Sessions::kNew;  // of the last reply
-    Tokens history;                           // … to which this belongs
-    bool gone = false;                        // that is not there any more: nothing is answered after it
+    Tokens history;                           // of that generation
+    bool gone = false;                        // the session is gone, and nothing is answered after it
     std::shared_ptr<Exchange> exchange;       // of the turn under way
     Tokens brought;
     int wants = 0;      // tokens asked for
-    bool ends = false;  // this turn is its last: session_end
-    bool alone = true;  // nobody else of its name was in the middle of a turn
+    bool ends = false;  // this turn sends session_end
+    bool alone = true;  // no other turn under this name is under way
     double asked_s = 0, leaves_s = 0, next_s = 0;
   };
   struct Server {
@@ -167,12 +167,12 @@ class Sim final : public SimCluster {
   void refused(Talker& talker, const Exchange& exchange);
   void serve_anew();
 
-  static constexpr double kTimeout = 1, kGrace = 5;  // seconds: of a request; of generation.cc
+  static constexpr double kTimeout = 1, kGrace = 5;  // seconds: of a request, and of generation.cc
   Random random_;
   SupervisorOptions policy_{.first_wait_s = 0.02, .longest_wait_s = 0.5, .silence_s = 1, .start_s = 2};
   Supervisor supervisor_{policy_, 4};
   std::vector<Child> children_;
-  double no_processes_until_s_ = 0;  // starts fail
+  double no_processes_until_s_ = 0;  // until then starts fail
   std::shared_ptr<Server> server_;
   std::vector<Talker> talkers_;
   std::vector<Stranger> strangers_;
@@ -180,7 +180,7 @@ class Sim final : public SimCluster {
   std::string wrong_;
 };
 
-// Connections break, and what the server kept is gone.
+// Connections break, and the server's sessions are gone.
 void Sim::serve_anew() {
   for (Talker& talker : talkers_) talker.exchange = nullptr, talker.next_s = clock.seconds;
   strangers_.clear();
@@ -272,7 +272,7 @@ void Sim::disturb() {
   });
 }
 
-// Takes another name, and believes in nothing.
+// Takes another name and starts without a history.
 void Sim::forget(Talker& talker) {
   talker.name = "talk" + std::to_string(++last_name_);
   begin_anew(talker);
@@ -288,7 +288,7 @@ void Sim::take_turn(Talker& talker) {
   talker.brought.clear();
   for (uint64_t n = 1 + random_.below(12); n > 0; --n) talker.brought.push_back(int32_t(random_.below(251)));
   talker.wants = 1 + int(random_.below(6));
-  talker.ends = talker.history.size() > 100;  // the context is not endless
+  talker.ends = talker.history.size() > 100;  // the context is bounded
   std::string more;
   if (talker.ends) more += R"(,"session_end":true)";
   if (chance(0.5)) more += R"(,"stream":true)";
@@ -301,7 +301,7 @@ void Sim::take_turn(Talker& talker) {
   talker.exchange = post(talker.name, talker.generation, talker.brought, talker.wants, more);
 }
 
-// The turn's answer is whole.
+// Called when the turn's answer is whole.
 void Sim::answered(Talker& talker) {
   const auto exchange = std::move(talker.exchange);
   talker.exchange = nullptr;
@@ -318,7 +318,7 @@ void Sim::answered(Talker& talker) {
   const Tokens prompt = joined(talker.history, talker.brought);
   if (talker.gone || checksum_tokens(prompt, talker.wants) != output)
     return wrong(talker.name + " got an answer that its history does not explain");
-  if (!talker.ends && chance(0.05)) {  // the reply gets lost: the session is at a turn that its client does not know of
+  if (!talker.ends && chance(0.05)) {  // the reply gets lost: the session is one turn ahead of its client
     talker.gone = talker.generation != Sessions::kNew;
     return;
   }
@@ -329,7 +329,7 @@ void Sim::answered(Talker& talker) {
   begin_anew(talker);
 }
 
-// A turn is in its session whole or not at all: after a refusal the session is as it was.
+// A turn is in its session whole or not at all. After a refusal the session is unchanged.
 void Sim::refused(Talker& talker, const Exchange& exchange) {
   const json error = exchange.parts().back()["error"];
   const std::string code = error["code"].is_string() ? error["code"].get<std::string>() : "";
@@ -339,11 +339,11 @@ void Sim::refused(Talker& talker, const Exchange& exchange) {
     if (talker.alone) wrong(talker.name + " is busy, and nobody has asked anything of it");
     return;
   }
-  if (status == 409 && code == "session_stale") return forget(talker);  // a reply got lost, or another has the name
+  if (status == 409 && code == "session_stale") return forget(talker);  // a reply was lost, or the name is taken
   if (status == 410 && code == "session_expired") {
     if (talker.generation == Sessions::kNew) wrong(talker.name + " is gone, and never was");
     talker.gone = true;
-    if (chance(0.7)) forget(talker);  // or asks again, and is to hear the same
+    if (chance(0.7)) forget(talker);  // otherwise it asks again, and must get the same answer
     return;
   }
   if (status == 503 || code == "request_timeout") return;
@@ -360,7 +360,7 @@ std::string Sim::run() {
   for (Role role : {Role::prefill, Role::prefill, Role::decode, Role::decode}) children_.push_back({.role = role});
   talkers_.resize(6);
   for (Talker& talker : talkers_) forget(talker);
-  talkers_[3].name = talkers_[1].name;  // two clients of one name
+  talkers_[3].name = talkers_[1].name;  // two clients share a name
   serve_anew();
   constexpr double kWild = 6, kCalm = 4;  // seconds
   for (int n = 0; wrong_.empty() && clock.seconds < kWild + kCalm; ++n) {
@@ -382,11 +382,11 @@ std::string Sim::run() {
     if (n % 500 == 0) server_->api->tick();
   }
   for (const auto& [id, node] : nodes) counts["preemptions"] += int(node->instance->stats().preemptions);
-  // A hung child is silent for a lease and policy_.silence_s, and waits longest_wait_s at most.
+  // A hung child is silent for a lease and policy_.silence_s, and then waits at most longest_wait_s.
   for (const Child& child : children_)
     if (wrong_.empty() && (!child.node || child.hangs)) wrong("a child is not back");
-  // Each child is started 1 + log2(longest / first) times while the wait grows, and then once in
-  // longest_wait_s; it begins anew when it has served for so long.
+  // Each child starts 1 + log2(longest / first) times while the wait grows, and then once per longest_wait_s. The wait
+  // begins anew once a child has served for that long.
   const double most = 4 * (2 + kWild * 10);
   if (counts["starts"] > most) wrong(std::to_string(counts["starts"]) + " starts");
   server_->mail->close();
@@ -411,7 +411,7 @@ TEST_CASE("history: each answer follows from a history that its client can belie
     for (const auto& [what, n] : sim.counts) counts[what] += n;
   }
   if (one || last / step < 30) return;
-  CHECK(counts["turns"] > 20 * last / step);  // it was about something
+  CHECK(counts["turns"] > 20 * last / step);  // the run must have covered enough turns
   for (const char* what : {"restarts", "left", "ended", "preemptions", "request_timeout", "session_busy",
                            "session_stale", "session_expired", "taken over"}) {
     INFO(what);

@@ -1,4 +1,4 @@
-// Conversations that the server keeps (session_id), over real sockets; and the store alone.
+// Tests conversations that the server keeps (session_id) over real sockets, and the session store alone.
 #include "server/openai/sessions.h"
 #include "tests/server/api_fixture.h"
 
@@ -11,14 +11,14 @@ std::string prompt_of(const TestServer& server, size_t request) {
 }
 std::string last_prompt(const TestServer& server) { return prompt_of(server, server.service.seen().size() - 1); }
 
-// One client of one session, which returns the generation of its last answer.
+// One client of one session. It sends back the generation of its last answer.
 struct Talker {
   TestServer& server;
   std::string name = R"("session_id":"s")", generation = "new", headers = "";
   std::string body(const std::string& fields) const {
     return "{" + name + R"(,"session_generation":")" + generation + "\"," + fields + "}";
   }
-  // A turn that is answered.
+  // A turn that must be answered.
   json turn(const std::string& fields = R"("prompt":"x","max_tokens":1)", const std::string& path = "/v1/completions") {
     const Reply reply = server.post(path, body(fields), headers);
     INFO(reply.body);
@@ -28,7 +28,7 @@ struct Talker {
     CHECK(generation != "");
     return answer;
   }
-  // Of one that may be refused.
+  // A turn that may be refused.
   Reply post(const std::string& fields = R"("prompt":"x","max_tokens":1)") const {
     return server.post("/v1/completions", body(fields), headers);
   }
@@ -43,7 +43,7 @@ Status full(const Request&) { return Error{ErrorCode::unavailable, "the queue is
 
 }  // namespace
 
-TEST_CASE("session: a completion goes on after prompt and output so far", "[server][session]") {
+TEST_CASE("session: a completion continues after the prompt and output so far", "[server][session]") {
   TestServer server;
   Talker s{server};
   s.turn(R"("prompt":"one ","max_tokens":5)");
@@ -51,9 +51,9 @@ TEST_CASE("session: a completion goes on after prompt and output so far", "[serv
   json third = s.turn(R"("prompt":[33],"max_tokens":1,"echo":true)");
   CHECK(prompt_of(server, 1) == "one hello two ");
   CHECK(prompt_of(server, 2) == "one hello two he!");
-  CHECK_SAME(third["choices"][0]["text"], "!h");  // echo is of what this turn brought
+  CHECK_SAME(third["choices"][0]["text"], "!h");  // echo covers this turn's prompt only
   CHECK_SAME(second["usage"]["prompt_tokens"], 14);
-  // One salt for all turns, and nobody else's.
+  // All turns of a session share one salt, and no other session has it.
   std::vector<Request> seen = server.service.seen();
   CHECK(seen[0].cache_salt != 0);
   CHECK(seen[0].cache_salt == seen[2].cache_salt);
@@ -65,7 +65,7 @@ TEST_CASE("session: a completion goes on after prompt and output so far", "[serv
   CHECK(server.service.seen()[4].cache_salt != seen[0].cache_salt);
 }
 
-TEST_CASE("session: a chat's messages and replies stand before the new ones", "[server][session]") {
+TEST_CASE("session: a chat's earlier messages and replies precede the new ones", "[server][session]") {
   TestServer server;
   Talker talker{server};
   auto turn = [&](const std::string& content, bool stream) {
@@ -77,11 +77,11 @@ TEST_CASE("session: a chat's messages and replies stand before the new ones", "[
   turn("and", true);
   turn("end", false);
   CHECK(prompt_of(server, 2) == "user: hi\nassistant: hell\nuser: and\nassistant: hell\nuser: end\nassistant: ");
-  // The other endpoint keeps tokens, not messages.
+  // A session of one endpoint cannot continue on the other: one keeps tokens, the other messages.
   refused(talker.post(), 400, "session_id", nullptr);
 }
 
-TEST_CASE("session: the token that ends a reply is no part of it", "[server][session]") {
+TEST_CASE("session: the token that ends a reply is not part of the history", "[server][session]") {
   TestServer server;
   server.service.script = [](const Request&, int) {
     return std::vector{FakeService::token('o', "o"), FakeService::token(256, "", FinishReason::stop)};
@@ -91,7 +91,7 @@ TEST_CASE("session: the token that ends a reply is no part of it", "[server][ses
   CHECK(last_prompt(server) == "aob");
 }
 
-TEST_CASE("session: a turn that is refused, late or ends early leaves no trace, nor does one that was to be the last",
+TEST_CASE("session: a turn that is refused, late or cut short leaves no trace, even as the last turn",
           "[server][session]") {
   const std::string last = GENERATE("", R"(,"session_end":true)");
   TestServer server;
@@ -106,7 +106,7 @@ TEST_CASE("session: a turn that is refused, late or ends early leaves no trace, 
     CHECK(s.post(R"("prompt":"x")" + last).status == 503);
     server.service.admit = {};
   }
-  SECTION("failed, and too late") {
+  SECTION("failed or timed out") {
     for (const auto& [how, status] : {std::pair(FinishReason::error, 500), {FinishReason::timeout, 504}}) {
       server.service.script = [how](const Request&, int) {
         return std::vector{FakeService::token('o', "o"), FakeService::token(-1, "", how)};
@@ -116,7 +116,7 @@ TEST_CASE("session: a turn that is refused, late or ends early leaves no trace, 
     }
     server.service.script = {};
   }
-  SECTION("the client left in mid-stream") {
+  SECTION("the client leaves in mid-stream") {
     server.service.step_delay_s = 0.02;
     {
       Client client(server.port());
@@ -131,7 +131,7 @@ TEST_CASE("session: a turn that is refused, late or ends early leaves no trace, 
   CHECK(last_prompt(server) == "ahb");
 }
 
-TEST_CASE("session: a first turn that is refused pushes nobody out", "[server][session]") {
+TEST_CASE("session: a refused first turn evicts no session", "[server][session]") {
   TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
   Talker s{server}, other{server, R"("session_id":"other")"};
   s.turn(R"("prompt":"a","max_tokens":1)");
@@ -165,11 +165,12 @@ TEST_CASE("session: a matched stop token is kept only where the client sees it",
           end.stop_token = 'x';
           end.text = "x";
         }) == "aoxb");
-  // Of a stop string the tokens stay: the last one may hold more than the string.
+  // The tokens of a stop string stay, because the last token may hold more than the string.
   CHECK(reply(R"("stop":"x")", [](TokenEvent& end) { end.stop_text = "x"; }) == "aoxb");
 }
 
-TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[server][session]") {
+TEST_CASE("session: beyond --max-sessions the oldest session is dropped and answers session_expired",
+          "[server][session]") {
   TestServer server([](ServerOptions& o) { o.max_sessions = 2; });
   Talker a{server, R"("session_id":"a")"}, b{server, R"("session_id":"b")"}, c{server, R"("session_id":"c")"},
       d{server, R"("session_id":"d")"};
@@ -190,7 +191,7 @@ TEST_CASE("session: beyond --max-sessions the oldest goes, and says so", "[serve
   for (auto& client : busy) CHECK(client->read().status == 200);
 }
 
-TEST_CASE("session: the sessions of one key push out nobody else's, and meet nobody else's", "[server][session]") {
+TEST_CASE("session: the sessions of one key neither evict nor meet those of another key", "[server][session]") {
   TestServer server([](ServerOptions& o) {
     o.api_keys = {"one", "two"};
     o.max_sessions = 4;
@@ -209,7 +210,7 @@ TEST_CASE("session: the sessions of one key push out nobody else's, and meet nob
   expired(two.post());
 }
 
-TEST_CASE("session: a name is what its JSON text means, however it is escaped", "[server][session]") {
+TEST_CASE("session: a session's name is the decoded JSON text, however it is escaped", "[server][session]") {
   TestServer server;
   auto turn = [&](Talker& talker, const std::string& name, const std::string& prompt) {
     talker.name = name;
@@ -222,27 +223,27 @@ TEST_CASE("session: a name is what its JSON text means, however it is escaped", 
   CHECK(turn(a, R"("session\u005fid":"a")", "3") == "1h2h3");
   CHECK(turn(face, R"("session_id":"\u00e9\ud83d\ude00")", "4") == "4");
   CHECK(turn(face, "\"session_id\":\"\u00e9\U0001f600\"", "5") == "4h5");
-  // A NUL is a character like another: it ends no name.
+  // A NUL is an ordinary character and ends no name.
   CHECK(turn(ab, R"("session_id":"a\u0000b")", "6") == "6");
   CHECK(turn(ac, R"("session_id":"a\u0000c")", "7") == "7");
   CHECK(turn(nul, R"("session_id":"\u0000")", "8") == "8");
   CHECK(turn(ab, R"("session_id":"a\u0000b")", "9") == "6h9");
   CHECK(turn(a, R"("session_id":"a")", "0") == "1h2h3h0");
-  // Nor is it where a name ends and a salt begins.
+  // A NUL does not separate a name from a salt either.
   CHECK(turn(salted, R"("session_id":"a","cache_salt":"b\u0000")", "x") == "x");
   CHECK(turn(both, R"("session_id":"a\u0000b","cache_salt":"\u0000")", "y") == "y");
-  // … nor does a salt meet the KV of a session.
+  // A client's salt never equals the salt of a session.
   CHECK(server.post("/v1/completions", R"({"prompt":"x","cache_salt":"session s\u0000"})").status == 200);
   CHECK(server.service.seen().back().cache_salt != server.service.seen().front().cache_salt);
   CHECK(session_key("a", "b") != session_key("ab", ""));
   CHECK(session_key("1", "1:a") != session_key("11:a", ""));
-  // Half a pair is no text.
+  // Half a surrogate pair is not text.
   for (const char* half : {R"("\ud83d")", R"("\ude00a")"}) {
     CHECK(Talker{server, std::string(R"("session_id":)") + half}.post(R"("prompt":"x")").status == 400);
   }
 }
 
-TEST_CASE("session: what a session_id may not be, and may not come with", "[server][session]") {
+TEST_CASE("session: bad session_ids, and fields that a session excludes, are refused", "[server][session]") {
   TestServer server;
   const std::string s = R"("session_id":"s")", begun = s + R"(,"session_generation":"new")";
   for (const auto& [fields, param] : {std::pair(std::string(R"("session_id":"")"), "session_id"),
@@ -262,7 +263,7 @@ TEST_CASE("session: what a session_id may not be, and may not come with", "[serv
   CHECK(server.service.seen().empty());
   Talker{server, R"("session_id":")" + std::string(256, 'x') + '"'}.turn();
   CHECK(server.post("/v1/completions", R"({"session_id":null,"prompt":"a"})").status == 200);
-  // An overflow names the session, which is still there.
+  // An overflow names session_id, and the session is still there.
   const std::string text(200, 'x');  // max_model_len is 256
   Talker talker{server, R"("session_id":"long")"};
   talker.turn(R"("prompt":")" + text + R"(","max_tokens":10)");
@@ -288,7 +289,7 @@ std::shared_ptr<Sessions> store_of(int max_sessions, size_t max_bytes, std::init
 
 }  // namespace
 
-TEST_CASE("sessions: one that is too large alone pushes nobody out", "[server][session]") {
+TEST_CASE("sessions: a session that alone exceeds the limit evicts no other", "[server][session]") {
   std::map<std::string, std::string> generations;
   auto sessions = store_of(6, 1000, {"a", "b"}, generations);
   const size_t before = sessions->stats().bytes;
@@ -306,11 +307,11 @@ TEST_CASE("sessions: one that is too large alone pushes nobody out", "[server][s
   }
 }
 
-TEST_CASE("sessions: one that was dropped is known as such however many followed it", "[server][session]") {
+TEST_CASE("sessions: a dropped session stays known as dropped, however many follow it", "[server][session]") {
   std::map<std::string, std::string> generations;
   auto sessions = store_of(1, 1 << 20, {"a", "b", "c", "d", "e", "f"}, generations);
   const auto known = generations;
-  for (int i = 0; i < 270000; ++i) {  // after so many a turn was answered without its history
+  for (int i = 0; i < 270000; ++i) {  // after so many, a turn was once answered without its history
     Sessions::Turn turn;
     REQUIRE(sessions->begin(session_key("foreign " + std::to_string(i), ""), turn, Sessions::kNew) ==
             Sessions::State::taken);
@@ -322,11 +323,11 @@ TEST_CASE("sessions: one that was dropped is known as such however many followed
   }
 }
 
-TEST_CASE("sessions: the store keeps its bounds whatever happens", "[server][session]") {
+TEST_CASE("sessions: the store stays within its limits under random operations", "[server][session]") {
   Random random(8);
   auto sessions = std::make_shared<Sessions>(6, 4000);
   struct Known {
-    std::vector<int32_t> tokens;  // that the session must hold, if it is there
+    std::vector<int32_t> tokens;  // the session must hold these, if it is there
     std::string generation = Sessions::kNew;
   };
   std::map<std::string, Known> model;

@@ -1,4 +1,4 @@
-// When children are started, started again and killed: the policy alone, on a clock of the test.
+// Tests when children are started, restarted and killed: the policy alone, on a clock of the test.
 #include <algorithm>
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kTurn = 0.05;  // seconds between two looks
 
-// One child that ends `lives_s` after each start, or never (0), and serves after `joins_s`.
+// One child that ends `lives_s` after each start (0: never) and serves `joins_s` after it.
 struct OneChild {
   Supervisor supervisor;
   double now = 1000, started_s = -1, lives_s = 0, joins_s = 0;
@@ -44,19 +44,19 @@ struct OneChild {
   }
 };
 
-TEST_CASE("supervisor: a child that cannot start is tried 9 times in 30 s, not 532", "[server][supervisor]") {
+TEST_CASE("supervisor: a child that cannot start is tried 9 times in 30 s and not 532 times", "[server][supervisor]") {
   OneChild child{.supervisor = Supervisor({}, 1), .lives_s = 0.01, .joins = false};
   child.run(30);
-  CHECK(child.starts.size() == 9);  // 0.1 to 6.4 s apart, each wait doubled: 12.7 s; then 10 s
+  CHECK(child.starts.size() == 9);  // waits double from 0.1 to 6.4 s, 12.7 s in all, then 10 s
   child.run(970);
-  CHECK(child.starts.size() >= 9 + 94);  // and for ever, every 10 s
+  CHECK(child.starts.size() >= 9 + 94);  // and every 10 s for ever
   CHECK(child.starts.size() <= 9 + 97);
   double longest = 0;
   for (size_t i = 1; i < child.starts.size(); ++i) longest = std::max(longest, child.starts[i] - child.starts[i - 1]);
   CHECK(longest < 10 + 3 * kTurn);
 }
 
-TEST_CASE("supervisor: who has served for long begins anew, who has served a moment does not", "[server][supervisor]") {
+TEST_CASE("supervisor: the restart wait begins anew only after a child has served for long", "[server][supervisor]") {
   OneChild steady{.supervisor = Supervisor({}, 1), .lives_s = 11};
   steady.run(200);
   for (size_t i = 1; i < steady.starts.size(); ++i) CHECK(steady.starts[i] - steady.starts[i - 1] < 11.3);
@@ -82,8 +82,7 @@ TEST_CASE("supervisor: a silent child is killed after its bound and started agai
   CHECK(child.starts.size() == 2);
 }
 
-TEST_CASE("supervisor: a child that was stopped before it had a channel had all the time to start",
-          "[server][supervisor]") {
+TEST_CASE("supervisor: a child that is stopped before it has a channel counts as silent", "[server][supervisor]") {
   OneChild child{.supervisor = Supervisor({.silence_s = 12, .start_s = 600}, 1), .joins = false};
   child.run(30);  // it loads
   child.seen = Presence::stopped;
@@ -99,7 +98,7 @@ TEST_CASE("supervisor: a child that was stopped before it had a channel had all 
   CHECK(child.starts.size() == 2);
 }
 
-TEST_CASE("supervisor: loading a model is not silence, and ends nevertheless", "[server][supervisor]") {
+TEST_CASE("supervisor: loading a model does not count as silence, but has its own bound", "[server][supervisor]") {
   OneChild slow{.supervisor = Supervisor({.silence_s = 12, .start_s = 120}, 1), .joins_s = 110};
   slow.run(300);
   CHECK(slow.starts.size() == 1);
@@ -109,7 +108,7 @@ TEST_CASE("supervisor: loading a model is not silence, and ends nevertheless", "
   CHECK(never.kills.empty());
   never.run(2);
   CHECK(never.kills.size() == 1);
-  OneChild again{.supervisor = Supervisor({.silence_s = 12, .start_s = 120}, 1)};  // it makes its memory anew
+  OneChild again{.supervisor = Supervisor({.silence_s = 12, .start_s = 120}, 1)};  // it allocates its memory anew
   again.run(5);
   again.joins = false;
   again.seen = Presence::connected;
@@ -119,13 +118,13 @@ TEST_CASE("supervisor: loading a model is not silence, and ends nevertheless", "
   CHECK(again.kills.size() == 1);
 }
 
-TEST_CASE("supervisor: its own sleep is no child's silence", "[server][supervisor]") {
+TEST_CASE("supervisor: its own sleep does not count as a child's silence", "[server][supervisor]") {
   OneChild child{.supervisor = Supervisor({.silence_s = 12}, 1)};
   child.run(5);
   child.joins = false;
   child.seen = Presence::absent;
   child.run(2);
-  child.now += 3600;  // this process was stopped; the child finds its way back in 3 s
+  child.now += 3600;  // this process was stopped; the child reconnects within 3 s
   child.run(3);
   CHECK(child.kills.empty());
   child.joins = true;
@@ -134,7 +133,7 @@ TEST_CASE("supervisor: its own sleep is no child's silence", "[server][superviso
   CHECK(child.starts.size() == 1);
 }
 
-TEST_CASE("supervisor: who was retired, or is not to come again, stays away", "[server][supervisor]") {
+TEST_CASE("supervisor: a retired child, and any child without restarts, is not started again", "[server][supervisor]") {
   OneChild retired{.supervisor = Supervisor({}, 1), .lives_s = 3, .retired = true};
   retired.run(100);
   CHECK(retired.starts.size() == 1);

@@ -1,6 +1,6 @@
-// What model/cuda/gemm_cuda.cu uses of cuBLASLt, for its choice of algorithms to run on the interpreter:
-// products in orders of additions that a test plants. An algorithm is an order and the sizes for
-// which the heuristics name it; nothing here is fast.
+// The part of cuBLASLt that model/cuda/gemm_cuda.cu uses, so that its choice of algorithms runs on the interpreter.
+// Products are computed in orders of additions that a test plants. An algorithm is an order and the sizes for which the
+// heuristics name it. Nothing here is fast.
 #pragma once
 
 #include <algorithm>
@@ -64,19 +64,19 @@ using cublasLtHandle_t = void*;
 
 namespace simt::cublas {
 
-// halves: of K, added last; sixteens: exact sums of 16 products, as mma_m16n8k16 is interpreted
+// halves: the two halves of K, added last. sixteens: exact sums of 16 products, as mma_m16n8k16 is interpreted.
 enum class Order { ascending, descending, halves, sixteens };
 struct Algorithm {
   int id;
   Order order;
-  int min_m, max_m;        // for which the heuristics name it
-  int sm_target = 0;       // for which they do; 0: the whole card
+  int min_m, max_m;        // the sizes for which the heuristics name it
+  int sm_target = 0;       // the number of SMs for which they do; 0: the whole device
   bool only_bf16 = false;  // has no f32 result
-  int least_m = 0;         // that it can run
+  int least_m = 0;         // the smallest m that it can run
 };
 inline std::vector<Algorithm> all;
 inline std::vector<int> broken;  // ids that cannot run now
-inline std::vector<int> ran;     // ids, of successful products
+inline std::vector<int> ran;     // ids of successful products
 
 inline const Algorithm* find(int id) {
   for (const Algorithm& a : all)

@@ -1,5 +1,5 @@
-// base/cuda/cuda.h over the interpreter. Work on a stream is done when the call that enqueues it returns, except inside
-// a capture, where it is kept for Graph::launch, and on late streams, where it waits to be waited for.
+// Implements base/cuda/cuda.h on the interpreter. Work on a stream is done when the call that enqueues it returns.
+// Inside a capture it is kept for Graph::launch instead, and on late streams it runs only when something waits for it.
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -16,28 +16,28 @@ using xpyd::cuda::simt::host_fault;
 struct Work {
   std::function<void()> run;
   bool kernel = false;
-  bool early = false;  // and one that may start early (base/cuda/cuda.h)
+  bool early = false;  // a kernel that may start early (base/cuda/cuda.h)
 };
 using Recording = std::vector<Work>;
 
-// What late streams have not done yet. One lock for all: a stream may have to run another's work.
+// The work that a late stream has not done yet. All streams share one lock, because one may have to run another's work.
 struct Queue {
   std::deque<Work> works;
   uint64_t n_done = 0;
   uint64_t end() const { return n_done + works.size(); }
 };
-struct Moment {  // that an event recorded
+struct Moment {  // recorded by an event
   std::shared_ptr<Queue> queue;
-  uint64_t end = 0;  // done when queue->n_done is that
+  uint64_t end = 0;  // done when queue->n_done reaches it
   std::chrono::steady_clock::time_point time{};
 };
 struct CUstream_st {
-  Recording* recording = nullptr;  // of the capture that this stream is part of
+  Recording* recording = nullptr;  // the capture that this stream is part of
   std::shared_ptr<Queue> queue = std::make_shared<Queue>();
 };
 struct CUevent_st {
   bool timing = false;
-  Recording* recording = nullptr;  // recorded inside this capture
+  Recording* recording = nullptr;  // the capture inside which it was recorded
   std::shared_ptr<Moment> moment;
 };
 
@@ -45,9 +45,9 @@ namespace xpyd::cuda {
 
 namespace {
 
-// Live device and pinned memory of the process, and how much of the former there may be.
+// The live device and pinned memory of the process, and the limit of its device memory.
 struct Registry {
-  enum Kind { device, pinned, mapped };  // mapped: what lies behind addresses of vmm_simt.cc
+  enum Kind { device, pinned, mapped };  // mapped: behind addresses of vmm_simt.cc
   struct Range {
     size_t bytes;
     Kind kind;
@@ -69,7 +69,7 @@ struct Registry {
     used -= bytes;
   }
 
-  // Mappings that lie behind one another are one to who uses them. begin, range_bytes: of the first.
+  // Adjacent mappings count as one. begin and range_bytes describe the first of them.
   bool contains(const void* at, size_t bytes, const std::byte** begin = nullptr, size_t* range_bytes = nullptr) {
     auto p = static_cast<const std::byte*>(at);
     std::lock_guard lock(mutex);
@@ -107,9 +107,9 @@ Registry& registry() {
   return instance;
 }
 
-constexpr size_t graph_bytes = 64 << 10;        // of device memory, that a graph takes
+constexpr size_t graph_bytes = 64 << 10;        // device memory that a graph takes
 thread_local CUstream_st* captured = nullptr;   // the stream that this thread captures
-thread_local std::vector<CUstream_st*> joined;  // and those that an event of the capture drew in
+thread_local std::vector<CUstream_st*> joined;  // streams that an event of the capture drew in
 
 void refuse_in_capture(const char* what) {
   if (captured) host_fault(std::string(what) + " inside a capture");
@@ -119,7 +119,7 @@ bool is_memory(const void* at, size_t bytes, const char* what) {
   host_fault(std::string(what) + ": " + std::to_string(bytes) + " bytes that are neither device nor pinned memory");
   return false;
 }
-// What the early kernel that runs has not waited for yet; `no_work` where all before it is done.
+// The work before the running early kernel that it has not waited for yet; `no_work` if all of that is done.
 thread_local const Work* previous = nullptr;
 const Work no_work = {.run = [] {}};
 
@@ -132,9 +132,9 @@ void run_work(const Work& work, const Work& before = no_work) {
   before.run();
 }
 
-// In order; but of a kernel and one behind it that may start early, the second one's first block
-// comes to its wait before the first has begun: that one may let it start before it waits itself.
-// Every third pair is left apart, so that each kernel of a row is first and second in turn.
+// Runs works in order, except for a kernel followed by one that may start early. There the first block of the second
+// kernel reaches its wait before the first kernel has begun, because the first may let it start before it waits itself.
+// Every third pair runs in order, so that each kernel of a chain is first and second in turn.
 void run_all(const Recording& works) {
   thread_local unsigned n_pairs = 0;
   for (size_t i = 0; i < works.size(); ++i) {
@@ -159,13 +159,13 @@ struct Late {
     if (queue->end() == 0) queues.push_back(queue);
     queue->works.push_back(std::move(work));
   }
-  // True when nothing was left to do.
+  // Returns true if nothing was left to do.
   bool drain(Queue& queue, uint64_t end) {
     std::lock_guard lock(mutex);
     bool nothing = queue.n_done >= end;
     while (queue.n_done < end) {
       const bool pair = queue.n_done + 1 < end && queue.works[0].kernel && queue.works[1].early;
-      std::vector<Work> next;  // out of the queue before they run
+      std::vector<Work> next;  // removed from the queue before they run
       for (size_t n = pair ? 2 : 1; n > 0; --n, ++queue.n_done) {
         next.push_back(std::move(queue.works.front()));
         queue.works.pop_front();
@@ -217,7 +217,7 @@ void launch_early(const char* name, const Shape& shape, cudaStream_t stream, std
   };
   enqueue(stream, Work{.run = run, .kernel = true, .early = true});
 }
-// All threads of the first block come this far; then what was before runs, on a machine of its own.
+// All threads of the first block come this far. Then the earlier work runs on a machine of its own.
 void wait_for_previous(Where where) {
   if (!previous) return;
   sync_threads(Vote::none, true, where);
@@ -243,7 +243,7 @@ void add_device_range(const std::byte* begin, size_t bytes) { registry().add(beg
 void remove_device_range(const std::byte* begin) { registry().remove(begin); }
 void run_late_work() { late().drain_all(); }
 bool is_device_memory(const void* begin, size_t bytes) {
-  // Kernels ask for every 16 bytes: remember the last range.
+  // Kernels ask for every 16 bytes, so the last range is remembered.
   thread_local const std::byte* first = nullptr;
   thread_local size_t range_bytes = 0;
   thread_local uint64_t generation = 0;
@@ -280,7 +280,7 @@ void Stream::wait() {
   refuse_in_capture("waiting for a stream");
   late().drain(*handle_->queue);
 }
-// On a late stream the first to ask hears "no".
+// On a late stream the first call returns false.
 bool Stream::done() const {
   refuse_in_capture("asking a stream");
   return late().drain(*handle_->queue);

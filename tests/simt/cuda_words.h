@@ -1,5 +1,5 @@
-// CUDA's words for the host compiler, those that kernels here use: qualifiers, vector types, the built-in variables'
-// types, scalar functions. What needs a warp, a block or a barrier is in simt.h.
+// The words of CUDA that kernels here use, for the host compiler: qualifiers, vector types, types of built-in
+// variables, and scalar functions. simt.h has what needs a warp, a block or a barrier.
 #pragma once
 
 #include <math.h>
@@ -20,7 +20,7 @@
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// `__shared__` is missing on purpose: shared memory that is not cut by Carver would not be checked.
+// `__shared__` is missing on purpose: shared memory that Carver does not allocate would not be checked.
 
 struct CUstream_st;
 struct CUevent_st;
@@ -43,7 +43,7 @@ struct alignas(16) uint4 {
 };
 constexpr uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-// Macros, because the C library declares functions of these names.
+// These are macros because the C library declares functions of these names.
 #define __expf ::expf
 #define rsqrtf ::xpyd::cuda::simt::reciprocal_sqrt
 namespace xpyd::cuda::simt {
@@ -77,7 +77,7 @@ inline T __ldcg(const T* p) {
 }
 
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-// Atomics on global memory; two host threads may run kernels at once. Those on shared memory are in simt.h.
+// Atomics on global memory. Two host threads may run kernels at once. simt.h has atomics on shared memory.
 #define XPYD_SIMT_ATOMIC(name, expression)                          \
   template <class T>                                                \
   inline T name(T* p, std::type_identity_t<T> value) {              \

@@ -1,12 +1,12 @@
-// model/cuda/gemm_cuda.cu's choice of algorithms, over a cuBLASLt whose orders of additions are planted
-// (cublasLt.h beside this).
+// Tests model/cuda/gemm_cuda.cu's choice of algorithms over a cuBLASLt with planted orders of additions (cublasLt.h
+// beside this).
 #include "base/cuda/cuda.h"
 #include "tests/catch.h"
 #include "tests/model/cuda_fixture.h"
 
-// Its class is gemm_simt.cc's everywhere else. Its kernel for few rows comes from the library of tests.
+// Everywhere else CudaGemm is the class of gemm_simt.cc. The kernel for few rows comes from the library of tests.
 #define CudaGemm LibraryGemm
-#pragma GCC diagnostic ignored "-Wsubobject-linkage"  // one file
+#pragma GCC diagnostic ignored "-Wsubobject-linkage"  // harmless in a single file
 #include "model/cuda/gemm_cuda.cu"
 
 namespace cublas = simt::cublas;
@@ -18,7 +18,7 @@ using cublas::Order;
 constexpr int kN = 24, kMost = 1024;
 
 struct Choice {
-  // Each of a k of its own: choices are kept for the process.
+  // Each choice needs its own k, because the process remembers choices.
   Choice(std::vector<cublas::Algorithm> algorithms, int k, cuda::Stream& on, Dtype y_dtype = Dtype::bf16)
       : stream(on), gemm(on) {
     cublas::all = std::move(algorithms);
@@ -37,7 +37,7 @@ struct Choice {
             .x_stride = k,
             .y_stride = kN};
   }
-  // Which algorithm takes this size.
+  // Returns the algorithm that runs for this size.
   int chosen(int m) {
     run(0, m);
     return cublas::ran.back();
@@ -58,8 +58,8 @@ struct Choice {
 
 }  // namespace
 
-TEST_CASE("cuda gemm: an order that one row of bf16 hides is not taken for M = 1", "[cuda][model][gemm]") {
-  // For small M the heuristics name the wrong order first; its bf16 rows are mostly the same.
+TEST_CASE("cuda gemm: an order that one bf16 row hides is not taken for M = 1", "[cuda][model][gemm]") {
+  // For small M the heuristics name the wrong order first. Its bf16 rows are mostly the same.
   for (bool only_bf16 : {false, true}) {
     cuda::Stream stream;
     Choice c({{1, Order::descending, 1, 8, 0, only_bf16}, {2, Order::ascending, 1, 1 << 20, 0, only_bf16}},
@@ -75,7 +75,7 @@ TEST_CASE("cuda gemm: an order that one row of bf16 hides is not taken for M = 1
 }
 
 TEST_CASE("cuda gemm: orders that no bf16 row tells apart are told apart in f32", "[cuda][model][gemm]") {
-  // K of 8: an order changes one bit in some 2^13, and bf16 rows hide nearly all of that.
+  // With K of 8 an order changes one bit in some 2^13, and bf16 rows hide nearly all of that.
   cuda::Stream stream;
   Choice c({{1, Order::halves, 1, 4}, {2, Order::ascending, 1, 1 << 20}}, 8, stream);
   REQUIRE(c.gemm.prepare(c.args, kMost).ok());
@@ -83,7 +83,7 @@ TEST_CASE("cuda gemm: orders that no bf16 row tells apart are told apart in f32"
   CHECK(c.chosen(4) == 2);
 }
 
-TEST_CASE("cuda gemm: a part of the card has its own algorithms of the card's order", "[cuda][model][gemm]") {
+TEST_CASE("cuda gemm: a partition of the device gets its own algorithms in the device's order", "[cuda][model][gemm]") {
   cuda::Card card;
   card.n_sms = 16;
   auto split = cuda::Split::cut(card, 4).value();
@@ -94,7 +94,7 @@ TEST_CASE("cuda gemm: a part of the card has its own algorithms of the card's or
   REQUIRE(of_card.gemm.prepare(of_card.args, kMost).ok());
   cublas::ran.clear();
   REQUIRE(of_part.gemm.prepare(of_part.args, kMost).ok());
-  // Chosen anew and from the heuristics for 4 SMs too, and with the bits of the whole card.
+  // The choice for 4 SMs uses the heuristics for 4 SMs, and has the bits of the whole device.
   CHECK(std::count(cublas::ran.begin(), cublas::ran.end(), 3) > 0);
   CHECK(of_card.chosen(5) == 1);
   CHECK(of_part.chosen(5) != 2);
@@ -107,10 +107,9 @@ TEST_CASE("cuda gemm: a part of the card has its own algorithms of the card's or
   CHECK(of_part.chosen(5) == 4 - first);
 }
 
-TEST_CASE("cuda gemm: our kernel takes few rows where its bits are the order's, and only there",
-          "[cuda][model][gemm]") {
+TEST_CASE("cuda gemm: our kernel takes few rows where it has the order's bits, and only there", "[cuda][model][gemm]") {
   cuda::Stream stream;
-  // K ends in half a group of 16. What the library has runs more rows than ours only.
+  // K ends in half a group of 16. The library's algorithm runs only more rows than ours.
   Choice c({{1, Order::sixteens, 1, 1 << 20, 0, false, kGemvRows + 1}}, 56, stream);
   REQUIRE(c.gemm.prepare(c.args, kMost).ok());
   CHECK(c.gemm.describe().find("gemv") != std::string::npos);
@@ -123,7 +122,7 @@ TEST_CASE("cuda gemm: our kernel takes few rows where its bits are the order's, 
     CHECK(cublas::ran.empty() == (m <= kGemvRows));
     CHECK(std::memcmp(some.data(), whole.data() + first * kN, some.size() * 4) == 0);
   }
-  // Of another order, or where so few sums of bf16 do not tell: nobody takes few rows.
+  // With another order, or where a few bf16 sums cannot tell orders apart, no algorithm takes few rows.
   for (auto [order, only_bf16, k] : {std::tuple(Order::ascending, false, 40), std::tuple(Order::sixteens, true, 72)}) {
     Choice other({{1, order, 1, 1 << 20, 0, only_bf16, kGemvRows + 1}}, k, stream);
     const Status refused = other.gemm.prepare(other.args, kMost);
@@ -132,9 +131,10 @@ TEST_CASE("cuda gemm: our kernel takes few rows where its bits are the order's, 
   }
 }
 
-TEST_CASE("cuda gemm: the process ended where no algorithm of the chosen order started", "[cuda][model][gemm]") {
+TEST_CASE("cuda gemm: where no algorithm of the chosen order starts, another algorithm or our kernel runs",
+          "[cuda][model][gemm]") {
   cuda::Stream stream;
-  // Up to M = 16 the first, from then on the second, of one order; the third has another one.
+  // Algorithms 1 (up to M = 16) and 2 (from 17) share an order. Algorithm 3 has another one.
   Choice c({{1, Order::ascending, 1, 16}, {2, Order::ascending, 17, 1 << 20}, {3, Order::halves, 1, 1 << 20}}, 48,
            stream);
   REQUIRE(c.gemm.prepare(c.args, kMost).ok());
@@ -144,7 +144,7 @@ TEST_CASE("cuda gemm: the process ended where no algorithm of the chosen order s
   CHECK(c.chosen(4) == 2);  // of the same order
   cublas::broken = {1, 2};
   CHECK(c.chosen(40) == 3);
-  cublas::broken = {1, 2, 3};  // our kernel is left, for 32 rows at a time
+  cublas::broken = {1, 2, 3};  // our kernel remains, for 32 rows at a time
   cublas::ran.clear();
   const std::vector<float> ours = c.run(0, 40);
   CHECK(cublas::ran.empty());

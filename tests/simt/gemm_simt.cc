@@ -1,4 +1,4 @@
-// CudaGemm where no GPU is: one thread of the interpreter, one chain of additions per element.
+// CudaGemm without a GPU: one thread of the interpreter, one chain of additions per element.
 #include <algorithm>
 #include <string>
 #include <tuple>
@@ -41,7 +41,7 @@ Like like_of(const CudaGemmArgs& a) { return {a.w.n, a.w.k, a.w.stride, a.x_stri
 
 struct CudaGemm::Impl {
   cuda::Stream& stream;
-  std::vector<std::pair<Like, int>> prepared;  // and the largest m
+  std::vector<std::pair<Like, int>> prepared;  // with the largest m
 };
 
 CudaGemm::CudaGemm(const cuda::On& on, bool) : impl_(new Impl{on.stream, {}}) {}

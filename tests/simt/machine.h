@@ -1,4 +1,4 @@
-// The inside of the interpreter: one Machine per host thread, with its fibres and the block that runs.
+// The internals of the interpreter: one Machine per host thread, with its fibres and the running block.
 #pragma once
 
 #include <boost/context/detail/fcontext.hpp>
@@ -12,8 +12,8 @@ inline constexpr size_t max_block_threads = 1024, max_shared_bytes = 227 * 1024;
 
 struct Abandon {};  // unwinds a fibre of a launch that has faulted
 
-// What is known of two bytes of shared memory since the last barrier. Epochs count barriers of the
-// block; who = warp << 24 | lane << 16 | number of __syncwarps, in which warp, lane may be `many`.
+// The record of two bytes of shared memory since the last barrier. Epochs count barriers of the block. who = warp << 24
+// | lane << 16 | number of __syncwarps; warp and lane may be `many`.
 struct Cell {
   uint32_t write_epoch = 0, writer = 0, read_epoch = 0, reader = 0;
 };
@@ -32,7 +32,7 @@ struct Fibre;
 struct Machine;
 struct Warp {
   unsigned lanes = 0, waiting = 0, done = 0;  // masks
-  uint32_t epoch = 0;                         // __syncwarps so far
+  uint32_t epoch = 0;                         // number of __syncwarps so far
   Fibre* lane[32];
 };
 
@@ -48,18 +48,18 @@ struct Fibre : Thread {
   Warp* warp = nullptr;
   uint32_t who_base = 0;
   State state = State::done;
-  Where where;  // of its wait
+  Where where;  // source line at which it waits
   Collective kind{};
   unsigned mask = 0;
-  void* arguments = nullptr;  // of its collective
+  void* arguments = nullptr;  // of the collective at which it waits
   std::vector<AsyncCopy> copies;
-  int group = 0;  // of cp.async, open
+  int group = 0;  // the open group of cp.async
   uint32_t proxy_fences = 0;
 
   uint32_t who() const { return who_base | (warp->epoch & 0xffff); }
 };
 
-// Barriers in shared memory, bulk copies, wgmma (sm90.cc).
+// Barriers in shared memory, bulk copies and wgmma (sm90.cc).
 struct Sm90;
 struct Sm90Deleter {
   void operator()(Sm90* state) const;
@@ -87,13 +87,13 @@ struct Machine {
   std::vector<Cell> cells;
   uint32_t epoch = 1, block_epoch = 1;
 
-  // The barrier under way.
+  // The state of the barrier under way.
   size_t n_at_barrier = 0;
   Where barrier_where;
   Vote barrier_vote{};
   int n_true = 0, barrier_result = 0;
 
-  bool sm90_on = false;  // since the block's first mbarrier: it tracks races instead of `cells`
+  bool sm90_on = false;  // since the block's first mbarrier: races are tracked there instead of in `cells`
   std::unique_ptr<Sm90, Sm90Deleter> sm90;
 
   std::vector<std::unique_ptr<Fibre>> fibres;
@@ -121,7 +121,7 @@ struct Machine {
 
 void sm90_access(Machine& m, size_t begin, size_t bytes, Access kind, Where where);
 void sm90_block_barrier(Machine& m);
-std::string sm90_left_over(const Machine& m);  // what a block ends with; "" when with nothing
+std::string sm90_left_over(const Machine& m);  // what is pending when a block ends; "" if nothing
 
 inline Fibre& running() { return *static_cast<Fibre*>(self); }
 inline bool same_place(Where a, Where b) {
@@ -132,7 +132,7 @@ std::string place_name(Where where);  // file:line
 std::string thread_name(const uint3& index);
 const char* collective_name(Collective kind);
 
-// Waits until all lanes of `mask` are at the same collective; the last to arrive runs `complete`.
+// Waits until all lanes of `mask` are at the same collective. The last to arrive runs `complete`.
 void collective(Collective kind, unsigned mask, void* arguments, void (*complete)(Machine&, Warp&, unsigned mask),
                 Where where);
 

@@ -1,6 +1,6 @@
-// Memories whose parts come and go while steps are under way, on the card: the same logits, also with streams whose
-// work is done only when somebody waits for it, so that a copy or an unmapping that nobody waited for is wrong data or
-// a fault.
+// Runs schemes whose device memory is mapped and unmapped while steps are under way, and requires the same logits. Late
+// streams do their work only when something waits for it. There a missing wait for a copy or an unmapping shows as
+// wrong data or a fault.
 #include <algorithm>
 
 #include "base/device/device_cuda.h"
@@ -25,7 +25,7 @@ TEST_CASE("cuda parity holds when streams do their work late", "[simt][parity]")
   check_cuda_parity(kInstrumented ? 97 : 13);
 }
 
-// One memory of one piece, whose tokens and hash the others have to give.
+// A scheme with one contiguous pool. The others must give its tokens and hash.
 TinySetup plain_setup(OnCuda& cuda) {
   TinySetup plain{.scheme = "contiguous"};
   plain.pool_bytes = 3 << 20;
@@ -33,9 +33,9 @@ TinySetup plain_setup(OnCuda& cuda) {
   return plain;
 }
 
-// Sequences of several rows of 4 KiB in a pool that is too small for all, so that rows are unmapped, handed over and
-// mapped again.
-TEST_CASE("simt vattention: one hash, whatever is mapped when", "[simt][parity][vattention]") {
+// Sequences of several page-group rows of 4 KiB share a pool that is too small for all, so rows are unmapped, handed
+// over and mapped again.
+TEST_CASE("simt vattention: the hash is the same, whenever rows are mapped", "[simt][parity][vattention]") {
   SmallPages pages;
   OnCuda cuda;
   const RaggedRun expected = run_ragged(plain_setup(cuda));
@@ -50,7 +50,7 @@ TEST_CASE("simt vattention: one hash, whatever is mapped when", "[simt][parity][
           setup.order = order;
           setup.step_tokens = 64;
           setup.ahead = ahead;
-          // A row is 64 tokens in layer_major, 16 in token_major; the longest sequence has 512.
+          // A row is 64 tokens in layer_major and 16 in token_major. The longest sequence has 512.
           setup.pool_bytes = 9 * 4 * 4096;
           cuda.put(setup, false);
           Late streams(late);
@@ -62,9 +62,10 @@ TEST_CASE("simt vattention: one hash, whatever is mapped when", "[simt][parity][
         }
 }
 
-// With planning ahead, the step after a sequence's last token has begun when that token is known; its kernels still
-// read and write the sequence's rows, which a shared pool unmaps as soon as it is freed.
-TEST_CASE("simt vattention: who stops keeps its rows until the step under way has ended", "[simt][vattention]") {
+// With planning ahead, the next step has begun when a sequence's last token is known. Its kernels still read and write
+// the sequence's rows, which a shared pool unmaps as soon as they are freed.
+TEST_CASE("simt vattention: a stopped sequence keeps its rows until the step under way has ended",
+          "[simt][vattention]") {
   SmallPages pages;
   OnCuda cuda;
   TinySetup setup{.topology = "1P1D", .scheme = "vattention", .transport = "handoff"};
@@ -97,7 +98,7 @@ TEST_CASE("simt vattention: who stops keeps its rows until the step under way ha
   }
 }
 
-// The ragged prompts, and then again; without a prefix cache only the tiers know them.
+// Runs the ragged prompts twice. Without a prefix cache only the offload tiers know them the second time.
 struct TwoRounds {
   uint64_t hash = 0;
   std::vector<std::vector<int32_t>> tokens;
@@ -145,7 +146,7 @@ TEST_CASE("simt tiers: KV that comes back from pinned memory gives the same logi
           CHECK(got.tokens == expected.tokens);
           REQUIRE(got.hash == expected.hash);
           CHECK(got.tiers.host_hit_tokens > 100);
-          // A token is 64 bytes of each layer's K and V; in token_major a block of 16 is one run.
+          // A token is 64 bytes of each layer's K and V. In token_major a block of 16 is one copy.
           if (order == KvOrder::layer_major)
             CHECK(got.tiers.bytes_out == got.tiers.copies_out * 64);
           else
@@ -153,7 +154,7 @@ TEST_CASE("simt tiers: KV that comes back from pinned memory gives the same logi
         }
 }
 
-// The prompt leaves before anything of it has gone out: there is no copy to wait for.
+// The prompt leaves before any of it has been offloaded, so there is no copy to wait for.
 TEST_CASE("simt tiers: a prompt shorter than a tier's block is handed over", "[simt][tiers]") {
   SmallPages pages;
   OnCuda cuda;
@@ -181,7 +182,7 @@ TEST_CASE("simt tiers: a prompt shorter than a tier's block is handed over", "[s
     }
 }
 
-TEST_CASE("simt tiers: host memory of the card's is pinned, zeroed, and reached by both queues", "[simt][tiers]") {
+TEST_CASE("simt tiers: host memory of the device is pinned, zeroed, and reached by both copy queues", "[simt][tiers]") {
   auto device = make_cuda_device();
   constexpr size_t kBytes = 3 << 20;
   auto host = device->allocate_host(kBytes).value();
@@ -191,7 +192,7 @@ TEST_CASE("simt tiers: host memory of the card's is pinned, zeroed, and reached 
   for (size_t i = 0; i < kBytes; ++i) host.get()[i] = std::byte(i * 7 >> 4);
   const std::vector<std::byte> expected(host.get(), host.get() + kBytes);
   Late late(true);
-  // Whole, as copy engines take it, and in pieces of no nice size.
+  // Once whole, as copy engines take it, and in pieces of odd sizes.
   for (size_t piece : {kBytes, size_t{1 << 20}, size_t{40000}, size_t{1001}}) {
     auto out = device->make_copy_queue(0);
     std::vector<Copy> copies;

@@ -1,4 +1,4 @@
-// Shared memory and its shadow: two bytes of memory, one Cell.
+// Shared memory and its shadow, with one Cell for two bytes.
 #include <algorithm>
 
 #include "machine.h"
@@ -7,15 +7,15 @@ namespace xpyd::cuda::simt {
 
 namespace {
 
-constexpr uint32_t many = 0xff, many_atomic = 0xfe;  // instead of a lane or a warp
+constexpr uint32_t many = 0xff, many_atomic = 0xfe;  // stands for several lanes or warps
 
 uint32_t warp_of(uint32_t who) { return who >> 24; }
 uint32_t lane_of(uint32_t who) { return who >> 16 & 0xff; }
 uint32_t syncs_of(uint32_t who) { return who & 0xffff; }
 uint32_t join(uint32_t warp, uint32_t lane, uint32_t syncs) { return warp << 24 | lane << 16 | syncs; }
 
-// Two accesses between the same two block barriers, by different threads: ordered when they are of
-// one warp and a __syncwarp lies between.
+// Tells whether two accesses by different threads between the same two block barriers are unordered. They are ordered
+// if one warp made both and a __syncwarp lies between.
 bool unordered(uint32_t earlier, uint32_t now) {
   return earlier != now && (warp_of(earlier) != warp_of(now) || syncs_of(earlier) == syncs_of(now));
 }
@@ -136,7 +136,7 @@ void check_atomic(const void* place, size_t bytes, Where where) {
     check_readers(r, *cell, who, "atomic on");
     uint32_t warp = warp_of(who);
     if (cell->write_epoch == epoch && lane_of(cell->writer) == many_atomic) {
-      if (warp_of(cell->writer) != warp) warp = many_atomic;  // atomics among each other are no race
+      if (warp_of(cell->writer) != warp) warp = many_atomic;  // atomics do not race with each other
     } else {
       check_writer(r, *cell, who, "atomic on");
     }
@@ -145,7 +145,7 @@ void check_atomic(const void* place, size_t bytes, Where where) {
   }
 }
 
-// --- cp.async: the bytes arrive when their thread waits, NaN until then.
+// --- cp.async: the bytes arrive when their thread waits, and are NaN until then.
 
 void copy_async(std::byte* to, const void* from, size_t bytes, bool valid, Where where) {
   check_aligned(to, bytes, "cp.async", where);

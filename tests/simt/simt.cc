@@ -56,7 +56,7 @@ Machine::Machine() {
 
 Machine::~Machine() {
 #if defined(__SANITIZE_ADDRESS__)
-  // What is mapped at these addresses next is not the stack of anybody.
+  // What is mapped at these addresses next is not a stack.
   for (auto& fibre : fibres) ASAN_UNPOISON_MEMORY_REGION(fibre->stack_bottom, stack_bytes);
   ASAN_UNPOISON_MEMORY_REGION(shared, max_shared_bytes);
 #endif
@@ -81,16 +81,16 @@ void Machine::add_fibre() {
   fibres.push_back(std::move(fibre));
 }
 
-// --- Switching. A fibre switches straight to the next one; the host runs again when a block is
-// done. To ThreadSanitizer all fibres of a host thread are that thread (its own fibres cost
-// microseconds a switch), so that the stacks it prints from inside a kernel mean little.
+// --- Switching. A fibre switches straight to the next one, and the host runs again when a block is done.
+// ThreadSanitizer sees all fibres of a host thread as that thread, because its own fibres cost microseconds a switch.
+// So the stacks that it prints from inside a kernel mean little.
 
 [[gnu::always_inline]] inline void Machine::arrive([[maybe_unused]] Fibre& me,
                                                    boost::context::detail::transfer_t from) {
   auto& left = *static_cast<Fibre*>(from.data);
   left.context = from.fctx;
 #if defined(__SANITIZE_ADDRESS__)
-  // Also tells where the host's stack lies.
+  // This also returns the bounds of the host's stack.
   __sanitizer_finish_switch_fiber(me.fake_stack, &left.stack_bottom, &left.stack_bytes);
 #endif
 }
@@ -157,14 +157,14 @@ void Machine::fault(const Fibre& fibre, const std::string& what, Where where) {
   throw Abandon{};
 }
 
-// Lets every waiting fibre run, to unwind.
+// Lets every waiting fibre run, so that it unwinds.
 void Machine::abandon() {
   abandoned_ = true;
   for (size_t i = 0; i < n_threads; ++i)
     if (fibres[i]->state != State::ready && fibres[i]->state != State::done) wake(*fibres[i]);
 }
 
-// Nobody can run: says who waits where.
+// Called when no fibre can run. Reports which threads wait where.
 void Machine::stuck() {
   std::map<std::string, std::vector<const Fibre*>> groups;
   bool only_barrier = true;
@@ -301,8 +301,8 @@ void Machine::run(const char* name, dim3 grid, dim3 block, size_t shared_size, B
   body_context_ = context;
   abandoned_ = false;
   ++n_launches_;
-  // Nothing may depend on the order of blocks or threads: blocks run in both orders from launch to
-  // launch, threads from block to block.
+  // Nothing may depend on the order of blocks or threads. Blocks change their order from launch to launch, and threads
+  // from block to block.
   for (size_t i = 0; i < n_blocks && !abandoned_; ++i) {
     size_t b = n_launches_ % 2 ? i : n_blocks - 1 - i;
     shape.index = {unsigned(b % grid.x), unsigned(b / grid.x % grid.y), unsigned(b / grid.x / grid.y)};

@@ -1,8 +1,8 @@
-// A SIMT machine on the CPU, included by base/cuda/cuda.h under -DXPYD_SIMT: kernels become plain
-// functions, every CUDA thread a fibre, and what threads do together (barriers, warp collectives,
-// shared memory) is checked. See README.md for what a clean run proves and what it does not.
+// A SIMT machine on the CPU, included by base/cuda/cuda.h under -DXPYD_SIMT. Kernels become plain functions and every
+// CUDA thread a fibre. Joint operations of threads (barriers, warp collectives, shared memory) are checked. README.md
+// says what a clean run proves and what it does not.
 //
-// Thread safety: each host thread has its own machine; launches of several run side by side.
+// Thread safety: each host thread has its own machine, and several may launch at once.
 #pragma once
 
 #include <concepts>
@@ -38,8 +38,8 @@ class Where {
 };
 #endif
 
-// While it lives, faults of this host thread's launches are kept here and abandon only their
-// launch; otherwise a fault prints itself and aborts.
+// While it lives, it keeps the faults of this host thread's launches, and a fault abandons only its launch. Otherwise a
+// fault prints itself and aborts.
 class FaultCatcher {
  public:
   FaultCatcher();
@@ -53,7 +53,7 @@ class FaultCatcher {
   std::vector<std::string> faults_;
 };
 
-// Reports outside a kernel (a wrong copy, a wait inside a capture).
+// Reports a fault outside a kernel (a wrong copy, a wait inside a capture).
 void host_fault(const std::string& what);
 
 // --- Launching.
@@ -61,12 +61,12 @@ void host_fault(const std::string& what);
 using Body = void (*)(const void* context);  // what one thread runs
 
 void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Body body, const void* context);
-bool keeps_work(cudaStream_t stream);  // capturing, or streams are late
+bool keeps_work(cudaStream_t stream);  // true while capturing, or if streams are late
 void keep(cudaStream_t stream, std::function<void()> work);
 
-// Late streams: work runs only when it is waited for, in the last moment that CUDA allows, so that
-// a missing wait or a missing order between streams shows as wrong data. Otherwise it runs at once.
-// Switching off runs what is left; XPYD_SIMT_LATE=1 in the environment begins with them.
+// On late streams, work runs only when something waits for it, at the last moment that CUDA allows. So a missing wait
+// or a missing order between streams shows as wrong data. By default work runs at once. Switching late streams off runs
+// what is left. XPYD_SIMT_LATE=1 in the environment switches them on from the start.
 void set_late_streams(bool late);
 
 template <class F>
@@ -113,7 +113,7 @@ enum class Collective { syncwarp, shuffle, shuffle_up, shuffle_down, shuffle_xor
 void sync_warp(unsigned mask, Where where);
 uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, int width, Where where);
 unsigned ballot(unsigned mask, bool predicate, Where where);
-// Every lane's value to every lane, `sum` over the lanes of the mask in lane order.
+// Gives every lane the `sum` over the mask's lanes, in lane order.
 uint32_t reduce(unsigned mask, uint32_t bits, uint32_t (*sum)(uint32_t, uint32_t), Where where);
 
 template <class T>
@@ -135,7 +135,7 @@ void check_write(const void* place, size_t bytes, Where where);
 void check_atomic(const void* place, size_t bytes, Where where);
 [[noreturn]] void index_fault(long long index, long long count, long long n, size_t element_bytes, Where where);
 
-// An index that remembers where it was written.
+// An index that remembers its source line.
 struct Index {
   long long value;
   Where where;
@@ -149,8 +149,8 @@ struct Address {  // &array[i], for atomics
   Where where;
 };
 
-// array[i]: read by conversion, written by assignment, usable once (so that `auto x = array[i]`
-// cannot quietly become a later read).
+// array[i]: conversion reads it and assignment writes it. It is usable once, so that `auto x = array[i]` cannot quietly
+// become a later read.
 template <class T>
 class Element {
  public:
@@ -255,7 +255,7 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 
 #include "sm90.h"
 
-// --- The words themselves.
+// --- CUDA's names for these.
 
 #define XPYD_SIMT_WHERE ::xpyd::cuda::simt::Where where = ::xpyd::cuda::simt::Where::current()
 
@@ -299,7 +299,7 @@ inline T __reduce_add_sync(unsigned mask, T value, XPYD_SIMT_WHERE) {
 }
 #undef XPYD_SIMT_WHERE
 
-// Atomics on shared memory: fibres switch only where they wait, so the plain operation is one.
+// Atomics on shared memory. Fibres switch only where they wait, so a plain operation is atomic.
 #define XPYD_SIMT_ATOMIC(name, expression)                                          \
   template <class T>                                                                \
   inline T name(::xpyd::cuda::simt::Address<T> at, std::type_identity_t<T> value) { \

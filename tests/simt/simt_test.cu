@@ -1,4 +1,4 @@
-// The interpreter's checks: each planted fault is caught, and its corrected twin (planted = 0) runs clean.
+// Tests the interpreter's checks: each planted fault is caught, and its corrected twin (planted = 0) runs clean.
 #include <algorithm>
 #include <functional>
 
@@ -25,7 +25,7 @@ struct Planted {
   const char* name;
   void (*kernel)(int planted, float* out);  // out: [256], device
   int planted;
-  const char* message;  // part of the fault
+  const char* message;  // part of the fault's text
   unsigned block = 64;
   size_t shared_bytes = 1024;
   unsigned grid = 1;
@@ -63,15 +63,15 @@ __global__ void share(int planted, float* out) {
   __syncthreads();
   a[t] = float(t);
   if (planted != 1) __syncthreads();
-  float other = a[63 - t];  // 1: read without a barrier after the write
+  float other = a[63 - t];  // 1: reads without a barrier after the write
   if (planted != 2) __syncthreads();
-  a[t] = other;                        // 2: written without a barrier after the read
-  if (planted == 3) a[63] = 0;         // 3: by all
-  if (planted == 4) a[t / 2 * 2] = 0;  // 4: by two threads of a warp
+  a[t] = other;                        // 2: writes without a barrier after the read
+  if (planted == 3) a[63] = 0;         // 3: all threads write
+  if (planted == 4) a[t / 2 * 2] = 0;  // 4: two threads of a warp write
   out[t] = a[t];
 }
 
-// All read one place, then one thread writes it. Values pass between lanes, so that they all have read.
+// All threads read one place, then one writes it. Values pass between lanes, so all have read before.
 __global__ void read_then_write(int planted, float* out) {
   cuda::Carver carver;
   auto a = carver.take<float>(1);
@@ -79,9 +79,9 @@ __global__ void read_then_write(int planted, float* out) {
   if (t == 0) a[0] = 1;
   __syncthreads();
   float sum = 0;
-  if (planted != 1 || t < 32) sum = cuda::warp_sum(a[0]);  // 1: of one warp, which also writes
+  if (planted != 1 || t < 32) sum = cuda::warp_sum(a[0]);  // 1: only the warp that also writes
   if (planted == 0) __syncthreads();
-  if (planted == 2 ? t == 63 : t == 0) a[0] = sum;  // 2: the first reader after the barrier, or the last
+  if (planted == 2 ? t == 63 : t == 0) a[0] = sum;  // 2: the writer is the last thread instead of the first
   out[t] = sum;
 }
 
@@ -94,10 +94,10 @@ __global__ void share_in_warp(int planted, float* out) {
   for (int round = 0; round < 3; ++round) {
     a[t] = float(t);
     if (planted == 1)
-      __shfl_sync(0xffffffffu, 0, 0);  // exchanges values, orders no memory
+      __shfl_sync(0xffffffffu, 0, 0);  // exchanges values and orders no memory
     else
       __syncwarp();
-    out[t] = a[planted == 2 ? 63 - t : t ^ 1];  // 2: of the other warp
+    out[t] = a[planted == 2 ? 63 - t : t ^ 1];  // 2: a value of the other warp
     if (planted != 3) __syncwarp();
   }
 }
@@ -118,7 +118,7 @@ __global__ void count(int planted, float* out) {
   __syncthreads();
   atomicAdd(&n[0], 1);
   if (planted == 3) n[0] += 1;
-  if (planted == 4) __syncwarp();  // orders one warp's atomics, not the other's
+  if (planted == 4) __syncwarp();  // orders the atomics of one warp only
   if (planted != 1 && planted != 4) __syncthreads();
   if (planted != 4 || threadIdx.x == 63) out[threadIdx.x] = float(n[0]);
 }
@@ -129,7 +129,7 @@ __global__ void partly_written(int planted, float* out) {
   cuda::Carver carver;
   auto a = carver.take<float>(64);
   int t = threadIdx.x;
-  if (planted == 1 ? t != 5 : planted == 2 ? blockIdx.x == 0 : true) a[t] = 1;  // 2: what another block left
+  if (planted == 1 ? t != 5 : planted == 2 ? blockIdx.x == 0 : true) a[t] = 1;  // 2: another block wrote it
   __syncthreads();
   out[t] = a[t ^ 1];
 }
@@ -157,7 +157,7 @@ __global__ void barriers(int planted, float* out) {
 
 __global__ void warps(int planted, float* out) {
   int t = threadIdx.x, lane = t % 32;
-  unsigned mask = planted == 1 ? 0xffffu : 0xffffffffu;  // 1: leaves lanes out that call it
+  unsigned mask = planted == 1 ? 0xffffu : 0xffffffffu;  // 1: omits lanes that call it
   if (planted == 8 && lane == 9) mask = 0xffffu;         // 8: another mask at the same place
   if (planted == 2 && lane == 3) return;                 // 2: names a lane that has finished
   if (planted == 3 && lane == 3) {                       // 3: one lane is elsewhere
@@ -196,7 +196,7 @@ __global__ void fetch(int planted, float* out) {
   if (planted == 7) {
     cuda::cp_async_commit();
     __syncthreads();
-    cuda::cp_async_16(a, t * 4, out);  // ends under way
+    cuda::cp_async_16(a, t * 4, out);  // ends while under way
   }
   if (planted == 0) out[t] = got;
 }
@@ -277,7 +277,7 @@ std::string run(const Planted& plant, int planted, unsigned block) {
   auto out = std::move(cuda::Memory::device(256 * sizeof(float)).value());
   return faults_of([&] {
     cuda::fill(out.data(), 0, out.size(), stream);
-    // Four launches: both orders of blocks and of threads.
+    // Four launches cover both orders of blocks and of threads.
     for (int i = 0; i < 4; ++i)
       cuda::launch(plant.kernel, plant.name, {.grid = plant.grid, .block = block, .shared_bytes = plant.shared_bytes},
                    stream, planted, out.as<float>());
@@ -289,7 +289,7 @@ TEST_CASE("the interpreter catches planted faults, and only those", "[simt]") {
     INFO(plant.name);
     std::string faults = run(plant, plant.planted, plant.block);
     INFO(faults);
-    CHECK(std::count(faults.begin(), faults.end(), '\n') == 4);  // one per launch, in whatever order
+    CHECK(std::count(faults.begin(), faults.end(), '\n') == 4);  // one per launch, in any order
     CHECK(faults.find(plant.message) != std::string::npos);
     CHECK(faults.find("kernel " + std::string(plant.name) + ", block (") != std::string::npos);
     std::string twin = run(plant, 0, plant.planted ? plant.block : 64);
@@ -342,15 +342,15 @@ __global__ void twice_half_waits(const float* from, float* to) {
   to[threadIdx.x] = 2 * from[threadIdx.x];
 }
 
-// Of two pairs in three the second kernel comes to its wait before the first has begun.
-TEST_CASE("kernels that start early show a missing wait, and one after the first read", "[simt]") {
+// In two pairs of three, the second kernel reaches its wait before the first has begun.
+TEST_CASE("kernels that start early expose a missing wait, and a read before the wait", "[simt]") {
   cuda::Stream stream;
   auto device = std::move(cuda::Memory::device(64 * sizeof(float)).value());
   auto pinned = cuda::Memory::pinned(32 * sizeof(float));
   float *from = device.as<float>(), *to = from + 32;
   const cuda::Shape shape{.grid = 1, .block = 32};
   const cuda::On early(stream, true);
-  auto wrong = [&](auto kernel, bool graph) {  // of three runs
+  auto wrong = [&](auto kernel, bool graph) {  // out of three runs
     int n = 0;
     for (float value : {3.f, 5.f, 7.f}) {
       auto both = [&] {
@@ -378,7 +378,7 @@ TEST_CASE("kernels that start early show a missing wait, and one after the first
   }
 }
 
-TEST_CASE("late streams show a missing wait", "[simt]") {
+TEST_CASE("late streams expose a missing wait", "[simt]") {
   cuda::simt::Late late(true);
   cuda::Stream first, second;
   auto device = std::move(cuda::Memory::device(32 * sizeof(float)).value());
@@ -406,13 +406,13 @@ TEST_CASE("late streams show a missing wait", "[simt]") {
   CHECK(value() == 1);
 
   reset();
-  run_and_copy(second);  // ordered by an event, which is gone when its stream waits
+  run_and_copy(second);  // ordered by an event that no longer exists when its stream waits
   second.wait();
   CHECK(value() == 1);
 
   reset();
   cuda::launch(one, "one", {.grid = 1, .block = 32}, first, device.as<float>());
-  cuda::copy(pinned.data(), device.data(), device.size(), second);  // in no order
+  cuda::copy(pinned.data(), device.data(), device.size(), second);  // without any order
   second.wait();
   CHECK(value() == 0);
 
@@ -424,12 +424,12 @@ TEST_CASE("late streams show a missing wait", "[simt]") {
   CHECK(!copied.done());
   CHECK(copied.done());
   CHECK(value() == 1);
-  CHECK(device.as<float>()[31] == 1);  // what comes after the event still waits
+  CHECK(device.as<float>()[31] == 1);  // work after the event still waits
   CHECK(!first.done());
   CHECK(first.done());
   CHECK(device.as<float>()[31] == 0);
 
-  // A graph may go before it has run.
+  // A graph may be destroyed before it has run.
   pinned.as<float>()[31] = -1;
   cuda::Graph::capture(second, [&] { cuda::copy(pinned.data(), device.data(), device.size(), second); }).launch(second);
   CHECK(value() == -1);

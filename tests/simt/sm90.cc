@@ -1,8 +1,8 @@
 // mbarriers, bulk tensor copies, wgmma and barriers of some warps, and the races between them.
 //
-// Order is tracked by vector clocks from a block's first mbarrier_init on: each warp is an agent,
-// and so is each mbarrier, on whose behalf the copy engine writes. What an agent did at its time t
-// is known to a warp whose clock has at least t in that agent's place.
+// Vector clocks track order from a block's first mbarrier_init on. Each warp is an agent, and so is each mbarrier, on
+// whose behalf the copy engine writes. A warp knows what an agent did at its time t if the warp's clock has at least t
+// in that agent's place.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -13,7 +13,7 @@
 namespace xpyd::cuda {
 
 namespace {
-struct Boxes {  // what a TensorMap holds here
+struct Boxes {  // the contents of a TensorMap here
   const std::byte* data;
   size_t rows, columns, row_stride;
   int box_rows;
@@ -45,13 +45,13 @@ struct Clock {
   }
 };
 
-// What is known of 16 bytes of shared memory.
+// The record of 16 bytes of shared memory.
 struct Piece {
-  uint32_t block = 0;  // that all below is of
+  uint32_t block = 0;  // the block that all below belongs to
   bool written = false, by_thread = false;
   uint32_t writer = 0, write_time = 0;      // agent
-  const Fibre* thread = nullptr;            // by_thread: who wrote it,
-  uint32_t fences = 0;                      // after so many of its fence_proxy_async
+  const Fibre* thread = nullptr;            // if by_thread: the thread that wrote it
+  uint32_t fences = 0;                      // its number of fence_proxy_async before that
   std::array<uint32_t, max_warps> reads{};  // times
 };
 
@@ -62,7 +62,7 @@ struct BoxCopy {
 };
 struct Mbarrier {
   int arrivals = 0, pending = 0;
-  long long bytes = 0;  // expected and not there
+  long long bytes = 0;  // expected and not arrived
   uint32_t phase = 0;
   uint32_t agent = 0, initialiser = 0, initialised = 0;
   bool published = false;
@@ -108,7 +108,7 @@ uint32_t warp_of(const Fibre& fibre) { return fibre.who_base >> 24; }
 
 }  // namespace
 
-// Of one machine; everything is the running block's.
+// The state of one machine's running block.
 struct Sm90 {
   explicit Sm90(Machine& machine) : m(machine) {}
   Machine& m;
@@ -130,7 +130,7 @@ struct Sm90 {
   }
 
   Clock& clock_of(const Fibre& fibre) { return warps[warp_of(fibre)]; }
-  // What the warp did so far is known to whoever gets this clock.
+  // Returns a clock. An agent that joins it knows what the warp did so far.
   Clock release(const Fibre& fibre) {
     Clock now = clock_of(fibre);
     ++clock_of(fibre).at[warp_of(fibre)];
@@ -235,7 +235,7 @@ struct Sm90 {
 
   // --- wgmma.
 
-  // Waits until all 128 threads of the warpgroup are at this step; the last runs it.
+  // Waits until all 128 threads of the warpgroup are at this step. The last one runs it.
   template <class F>
   void together(Step step, const void* argument, F run, Where where) {
     Fibre& me = running();
@@ -282,8 +282,8 @@ struct Sm90 {
     }
     g.products.push_back(next);
   }
-  // Thread t's element `from` of d[blocks][4] is element `to` of [64][8 blocks] (PTX ISA,
-  // "Register fragments for wgmma.mma_async.m64nNk16": D).
+  // Thread t's element `from` of d[blocks][4] is element `to` of [64][8 blocks] (PTX ISA, "Register fragments for
+  // wgmma.mma_async.m64nNk16": D).
   template <class F>
   static void for_each_element(size_t t, int blocks, F f) {
     size_t row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
@@ -330,7 +330,7 @@ struct Sm90 {
            [&](size_t k, size_t column, float x) { b[k][column] = x; });
     else
       load(p.b_matrix, n, 2, false, first_warp, op.where, [&](size_t column, size_t k, float x) { b[k][column] = x; });
-    // Exact until it is rounded into d, as in mma_m16n8k16.
+    // The sum is exact until it is rounded into d, as in mma_m16n8k16.
     std::vector<float>& d = g.accumulators[p.d].value;
     for (size_t row = 0; row < 64; ++row) {
       double sums[256];
@@ -342,9 +342,9 @@ struct Sm90 {
     }
   }
 
-  // The matrix behind a descriptor: `rows` rows of `row_pieces` pieces of 8 elements. PTX ISA,
-  // "Matrix descriptor" and "Strides": rows in groups of 8, `stride` apart; of 128 bytes each; a
-  // row continues `leading` bytes further (only where n is innermost).
+  // Loads the matrix of a descriptor: `rows` rows of `row_pieces` pieces of 8 elements. PTX ISA, "Matrix descriptor"
+  // and "Strides": rows have 128 bytes and lie in groups of 8, `stride` apart. A row continues `leading` bytes further,
+  // but only where n is innermost.
   template <class F>
   void load(uint64_t descriptor, size_t rows, size_t row_pieces, bool n_innermost, uint32_t first_warp, Where where,
             F set) {
@@ -368,7 +368,7 @@ struct Sm90 {
   }
 };
 
-// --- What the machine calls.
+// --- Called by the machine.
 
 void Sm90Deleter::operator()(Sm90* state) const { delete state; }
 
@@ -399,7 +399,7 @@ std::string sm90_left_over(const Machine& m) {
   return "";
 }
 
-// --- What kernels call.
+// --- Called by kernels.
 
 void mbarrier_init_at(const uint64_t* place, int arrivals, Where where) {
   Fibre& me = running();
@@ -461,7 +461,7 @@ void copy_box_to(bf16* to, const TensorMap& map, int column, int row, const uint
   size_t bytes = size_t(boxes.box_rows) * row_bytes;
   if (begin % 1024 != 0) m.fault(me, "bulk copy: byte " + std::to_string(begin) + " is not a multiple of 1024", where);
   if (begin + bytes > m.shared_bytes) m.fault(me, "bulk copy: ends outside of shared memory", where);
-  // What lies inside of the matrix is read; of addresses that are only reserved, nothing may be.
+  // The part inside the matrix is read. Addresses that are only reserved may not be read.
   const long long columns = (long long)(boxes.columns), rows = (long long)(boxes.rows),
                   from = std::clamp((long long)(column), 0ll, columns),
                   to_column = std::clamp(column + (long long)(kBoxColumns), 0ll, columns);
@@ -469,7 +469,7 @@ void copy_box_to(bf16* to, const TensorMap& map, int column, int row, const uint
     if (to_column > from &&
         !is_device_memory(boxes.data + size_t(r) * boxes.row_stride + size_t(from) * 2, size_t(to_column - from) * 2))
       m.fault(me, "bulk copy: row " + std::to_string(r) + " of its matrix is not in device memory", where);
-  // Written on behalf of the barrier, known when this phase of it is.
+  // The write is made on behalf of the barrier, and is known once its phase has ended.
   for (size_t at = begin; at < begin + bytes; at += 16)
     m.sm90->write(at, m.sm90->clock_of(me), b.agent, b.phase + 1, nullptr, where);
   std::memset(m.shared + begin, 0xff, bytes);

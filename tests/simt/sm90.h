@@ -1,4 +1,4 @@
-// What base/cuda/cuda_kernel_sm90.h wraps, interpreted: mbarriers, bulk tensor copies, wgmma, barriers
+// The interpreted forms of what base/cuda/cuda_kernel_sm90.h wraps: mbarriers, bulk tensor copies, wgmma, and barriers
 // of some warps. Included by simt.h.
 #pragma once
 
@@ -8,7 +8,7 @@ struct TensorMap;
 
 namespace simt {
 
-// Barriers lie in shared memory; the interpreter knows each by its offset there.
+// Barriers lie in shared memory. The interpreter knows each by its offset there.
 void mbarrier_init_at(const uint64_t* barrier, int arrivals, Where where);
 void mbarrier_arrive_at(const uint64_t* barrier, int bytes, Where where);
 void mbarrier_wait_at(const uint64_t* barrier, int parity, Where where);
@@ -46,13 +46,13 @@ void set_max_registers() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
 }
 
-// On a card the address has 32 bits, too; here it is the offset in the block's shared memory.
+// The address has 32 bits, as on a GPU. Here it is the offset in the block's shared memory.
 template <class T>
 uint32_t shared_address(const Shared<T>& array, Index i) {
   return uint32_t(reinterpret_cast<std::byte*>(array.place(i, 1)) - shared_base());
 }
 
-// What one thread brings to a product. d and a stay where they are until the wait.
+// One thread's part of a product. d and a must stay in place until the wait.
 struct Product {
   float* d;
   int blocks;         // d[blocks][4]

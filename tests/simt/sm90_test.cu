@@ -1,5 +1,5 @@
-// The interpreter of base/cuda/cuda_kernel_sm90.h: one kernel that uses all of it the way it is meant,
-// and the same kernel with one thing wrong, for each thing.
+// Tests the interpreter of base/cuda/cuda_kernel_sm90.h: one kernel that uses all of it correctly, and the same kernel
+// with one fault at a time.
 
 #include "base/cuda/cuda_kernel_sm90.h"
 #include "tests/catch.h"
@@ -12,8 +12,8 @@ using namespace cuda;
 constexpr int kRows = 64, kTile = 128, kDim = 64, kRounds = 3;
 constexpr int kFull = 0, kFree = 1, kUnused = 2;
 
-// out[64, 64] = sum over tiles b [128, 64] of bf16(a b^T) b. Warps 0 to 3 compute, warp 4 copies
-// b; a comes by plain stores.
+// out[64, 64] = sum over tiles b [128, 64] of bf16(a b^T) b. Warps 0 to 3 compute, and warp 4 copies b. Plain stores
+// write a.
 __global__ void products(int planted, const __grid_constant__ TensorMap map, const bf16* a_from, float* out) {
   Carver carver;
   Shared<bf16> a = carver.take<bf16>(kRows * kDim), b = carver.take<bf16>(kTile * kDim);
@@ -34,7 +34,7 @@ __global__ void products(int planted, const __grid_constant__ TensorMap map, con
       copy_box(b, planted == 5 ? 256 : 0, map, 0, i * kTile, barriers, kFull);
       if (planted == 6) mbarrier_arrive(barriers, kFull);
     }
-    if (planted == 7) {  // for nobody
+    if (planted == 7) {  // nothing waits for it
       mbarrier_wait(barriers, kFree, 0);
       mbarrier_expect(barriers, kUnused, kTile * kDim * 2);
       copy_box(b, 0, map, 0, 0, barriers, kUnused);
@@ -86,7 +86,7 @@ __global__ void products(int planted, const __grid_constant__ TensorMap map, con
 
 struct Planted {
   const char* name;
-  const char* message;  // part of the fault; null: a wrong result
+  const char* message;  // part of the fault's text; null: a wrong result
 };
 const Planted plants[] = {
     {"initialisation is not published", "need not have seen the mbarrier's initialisation"},
@@ -116,7 +116,7 @@ const Planted plants[] = {
     {"arrivals left over", "ends with arrivals at barrier 2"},
 };
 
-// The faults of four launches (both orders of blocks and of threads), and whether results were right.
+// Returns the faults of four launches (both orders of blocks and of threads), and whether results were right.
 std::pair<std::string, bool> run(int planted, const char* name) {
   Stream stream;
   auto device = [](size_t bytes) { return std::move(Memory::device(bytes).value()); };
@@ -130,7 +130,7 @@ std::pair<std::string, bool> run(int planted, const char* name) {
     y[i] = float(int(i * 5 % 13 + i / 64 % 3) % 3 - 1);
     b.as<bf16>()[i] = to_bf16(y[i]);
   }
-  // Integers of at most 64: exact in bf16.
+  // Integers of at most 64 are exact in bf16.
   std::vector<float> want(kRows * kDim, 0.0f);
   for (size_t r = 0; r < kRows; ++r)
     for (size_t t = 0; t < kRounds * kTile; ++t) {

@@ -1,4 +1,5 @@
-// base/cuda/cuda.h on the interpreter: two parts by count, in multiples of 2 as on sm_80, and ordinary streams.
+// base/cuda/cuda.h's SM partitions on the interpreter: two parts by count, in multiples of 2 as on sm_80, with ordinary
+// streams.
 #include <map>
 #include <mutex>
 
@@ -8,7 +9,7 @@ namespace xpyd::cuda {
 namespace {
 
 std::mutex mutex;
-std::map<cudaStream_t, int> sms;  // of streams of parts
+std::map<cudaStream_t, int> sms;  // the number of SMs of each part's stream
 
 class CountedSplit final : public Split {
  public:

@@ -1,5 +1,5 @@
-// --device cuda from the options to the tokens, and what it says where it cannot run; and one exported pool of a card
-// between instances that each have their own mapping of it, in two processes, and under whole workers.
+// Tests --device cuda from the options to the tokens, and its error messages. Also tests one exported pool of a GPU
+// between instances with their own mappings, in two processes and under whole workers.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -68,7 +68,7 @@ struct Limit {
   ~Limit() { cuda::simt::set_device_memory_limit(0); }
 };
 
-TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[simt][server]") {
+TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", "[simt][server]") {
   ModelDir model;
   const std::vector<int32_t> expected = tokens(model, {});
   REQUIRE(expected.size() > 1);
@@ -85,7 +85,7 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
     words.insert(words.end(), {"--device", "cuda"});
     CHECK(tokens(model, words) == expected);
   }
-  // A page group holds 256 tokens of a layer's K or V, or 64 of all.
+  // A page group holds 256 tokens of a layer's K or V, or 64 of all layers.
   for (const char* transport : {"local", "handoff"})
     for (const char* layout : {"layer_major", "token_major"})
       for (const char* ahead : {"on", "off"})
@@ -99,7 +99,7 @@ TEST_CASE("--device cuda: the CPU's tokens, however P and D share the card", "[s
             .size() == expected.size());
 }
 
-TEST_CASE("--device cuda: rules of single tokens are the CPU's to apply, beside requests that the card chooses for",
+TEST_CASE("--device cuda: the CPU applies token rules, beside requests that are sampled on the GPU",
           "[simt][server][sampler]") {
   ModelDir model;
   const auto ask = [&](const std::vector<std::string>& words, float temperature) {
@@ -134,14 +134,13 @@ TEST_CASE("--device cuda: rules of single tokens are the CPU's to apply, beside 
     for (const char* topology : {"1C", "1P1D"})
       for (const char* ahead : {"on", "off"}) {
         const auto got = ask({"--device", "cuda", "--topology", topology, "--async-scheduling", ahead}, temperature);
-        CHECK(got[1] == ruled);  // others' draws may differ where sums round in another order
+        CHECK(got[1] == ruled);  // other requests' draws may differ where sums round in another order
         if (temperature == 0) CHECK(got == expected);
       }
   }
 }
 
-TEST_CASE("--device cuda: weights of few bits stay what they are, and give the CPU's tokens",
-          "[simt][server][quantised]") {
+TEST_CASE("--device cuda: quantised weights stay quantised and give the CPU's tokens", "[simt][server][quantised]") {
   ModelDir model;
   for (const char* dtype : {"int8", "int4", "fp8"}) {
     INFO(dtype);
@@ -151,8 +150,8 @@ TEST_CASE("--device cuda: weights of few bits stay what they are, and give the C
   }
 }
 
-// Of two kernels in a row the second begins before the first (README.md): each of them waits for what it reads.
-TEST_CASE("--device cuda: kernels that start early see what came before them", "[simt][server]") {
+// The second of two consecutive kernels begins before the first (README.md). Each must wait for what it reads.
+TEST_CASE("--device cuda: kernels that start early see the results of the kernels before them", "[simt][server]") {
   ModelDir model;
   for (const char* dtype : {"f32", "bf16"}) {
     INFO(dtype);
@@ -169,9 +168,9 @@ TEST_CASE("--device cuda: kernels that start early see what came before them", "
   }
 }
 
-// More tokens than the context has blocks of --block-tokens: a block of `token` is one token, and a
-// slot is the whole context.
-TEST_CASE("--device cuda: blocks of every allocator's own size", "[simt][server]") {
+// The prompt has more tokens than the context has blocks of --block-tokens. A block of `token` is one token, and a slot
+// is the whole context.
+TEST_CASE("--device cuda: every allocator works with its own block size", "[simt][server]") {
   ModelDir model;
   std::vector<int32_t> prompt;
   for (int i = 0; i < 100; ++i) prompt.push_back((i * 7 + 3) % 128);
@@ -187,7 +186,7 @@ TEST_CASE("--device cuda: blocks of every allocator's own size", "[simt][server]
       }
 }
 
-TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][server]") {
+TEST_CASE("--device cuda: impossible options are errors, and nothing aborts", "[simt][server]") {
   ModelDir model;
   auto refused = [&](std::vector<std::string> words, ErrorCode code, const std::string& says) {
     words.insert(words.end(), {"--device", "cuda"});
@@ -213,7 +212,8 @@ TEST_CASE("--device cuda: what cannot be is said, and nothing aborts", "[simt][s
   refused({"--kv-bytes", "30MiB", "--allocator", "vattention"}, ErrorCode::unavailable, "page groups of 2097152 bytes");
 }
 
-TEST_CASE("simt handoff: what the card exports is the same memory in another process, and stays", "[simt][handoff]") {
+TEST_CASE("simt handoff: exported device memory is shared with another process and outlives its maker",
+          "[simt][handoff]") {
 #if defined(__SANITIZE_THREAD__)
   SKIP_TEST("ThreadSanitizer follows no threads of a forked process");
 #endif
@@ -240,13 +240,13 @@ TEST_CASE("simt handoff: what the card exports is the same memory in another pro
       prompt.push_back(9);
       if (!d_kv->append(here, 1)) ::_exit(5);
       rows_on_card(*d_kv, here, prompt, 11, true);
-      ::_exit(0);  // with its blocks, as one that is killed
+      ::_exit(0);  // it still holds its blocks, like a killed process
     }
     int status = 0;
     REQUIRE(::waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 0);
-    // What it wrote is here: token 11 is in the block that both held.
+    // The child's write is visible here: token 11 is in the block that both processes held.
     prompt.push_back(9);
     int wrong = 0;
     each_row(KvView{p.pool->data(), &p.pool->layout(), handover.blocks.data(), 0}, prompt, 0, 11,
@@ -256,7 +256,7 @@ TEST_CASE("simt handoff: what the card exports is the same memory in another pro
     p_kv->handoff().discard(handover);
     p_kv->clear_prefix_cache();
     CHECK(made->ledger().count_free() == 16);
-    // Who made it goes; who joined keeps it.
+    // The maker goes, and the process that joined keeps the pool.
     const KvHandle mine = fill_on_card(*p_kv, prompt);
     made.reset();
     CHECK(rows_on_card(*p_kv, mine, prompt, 0, false) == 0);
@@ -264,7 +264,7 @@ TEST_CASE("simt handoff: what the card exports is the same memory in another pro
   CHECK(vmm_use() == VmmUse{});
 }
 
-TEST_CASE("simt handoff: another card, or none, is refused with both names", "[simt][handoff]") {
+TEST_CASE("simt handoff: another GPU, or none, is refused with both names", "[simt][handoff]") {
   SmallPages pages;
   auto device = make_cuda_device();
   const KvOptions on_host = tiny_options(4, 8);
@@ -283,7 +283,7 @@ TEST_CASE("simt handoff: another card, or none, is refused with both names", "[s
   cuda::simt::set_card_identity("GPU-simt");
   auto host_pool = HandoffPool::create("paged", on_host, 2).value();
   CHECK(message(*host_pool, options).find("in memory of the host, and --device here is GPU") != std::string::npos);
-  // The card has not that much.
+  // The GPU does not have that much memory.
   options.pool_bytes = 1 << 20;
   const auto large = [&] {
     Limit limit(64 << 10);
@@ -292,7 +292,7 @@ TEST_CASE("simt handoff: another card, or none, is refused with both names", "[s
   REQUIRE_FALSE(large.ok());
   CHECK(large.error().code == ErrorCode::unavailable);
   CHECK(large.error().message.find("--kv-bytes: ") == 0);
-  // It shares none.
+  // The GPU exports no memory.
   cuda::simt::set_card_exports(false);
   const auto none = HandoffPool::create("paged", options, 2);
   cuda::simt::set_card_exports(true);
@@ -309,7 +309,7 @@ TEST_CASE("simt handoff: another card, or none, is refused with both names", "[s
   }
 }
 
-TEST_CASE("simt handoff: a card that is not ready at once is asked again", "[simt][handoff]") {
+TEST_CASE("simt handoff: a driver call that is not ready at once is repeated", "[simt][handoff]") {
   SmallPages pages;
   auto device = make_cuda_device();
   KvOptions options = tiny_options(4, 8);
@@ -324,8 +324,8 @@ TEST_CASE("simt handoff: a card that is not ready at once is asked again", "[sim
   CHECK(vmm_use() == VmmUse{});
 }
 
-// Conductor and workers as processes have them, but for the processes.
-TEST_CASE("simt handoff: workers with a mapping each give the CPU's tokens, and move no byte", "[simt][handoff]") {
+// A conductor and workers as in separate processes, here in one process.
+TEST_CASE("simt handoff: workers with their own mappings give the CPU's tokens and move no byte", "[simt][handoff]") {
   const ModelDir model;
   const TempDir& dir = model.dir;
   using Words = std::vector<std::string>;

@@ -1,7 +1,7 @@
-// base/cuda/cuda_vmm.h on the CPU: physical memory is a memfd (one for all of it; what can be exported has its own,
-// which is what other processes get), addresses are PROT_NONE until memory is mapped there and made accessible, and
-// every rule of the driver is kept. So a touch of addresses without memory, or of memory that was unmapped too early,
-// is a segmentation fault here as it is an illegal access on a card; copies and cp.async report it before
+// Implements base/cuda/cuda_vmm.h on the CPU and keeps every rule of the driver. Physical memory is a memfd: one for
+// all memory that is not exported, and one for each part that is, which other processes receive. Addresses are
+// PROT_NONE until memory is mapped there and made accessible. So an access without memory, or after a premature unmap,
+// is a segmentation fault here, as it is an illegal access on a GPU. Copies and cp.async report it before
 // (cuda_simt.cc).
 #include <fcntl.h>
 #include <signal.h>
@@ -27,11 +27,11 @@ using vmm::Address;
 using vmm::Handle;
 
 constexpr int kInvalidValue = 1;
-constexpr size_t kDefaultGranularity = 64 << 10;  // a card's is 2 MiB; small pools have rows of this
+constexpr size_t kDefaultGranularity = 64 << 10;  // 2 MiB on a GPU; with this, small pools have several rows
 
 struct Physical {
   size_t bytes = 0, file_offset = 0;
-  int own_file = -1;      // of what can be exported
+  int own_file = -1;      // if it can be exported
   bool imported = false;  // counted where it was created
   int mapped = 0;
   bool released = false;
@@ -62,7 +62,7 @@ struct Vmm {
   bool whole(Address address, size_t bytes) const {
     return bytes > 0 && address % granularity == 0 && bytes % granularity == 0;
   }
-  // 0 where the call may go on.
+  // Returns 0 if the call may proceed.
   int planned_failure(simt::VmmCall call) {
     Planned& p = planned[int(call)];
     return p.calls > 0 && --p.calls == 0 ? p.code : 0;
@@ -79,7 +79,7 @@ struct Vmm {
     const auto& [begin, mapping] = *std::prev(next);
     return begin + mapping.bytes > address;
   }
-  // The mappings that make up the range; empty: they do not.
+  // Returns the mappings that make up the range, or nothing if none do.
   std::vector<Address> exactly(Address address, size_t bytes) const {
     std::vector<Address> found;
     const Address end = address + bytes;
@@ -116,7 +116,8 @@ void protect(Address address, size_t bytes) {
   XPYD_CHECK(at != MAP_FAILED);
 }
 
-// A kernel that touches what is not there has no one to catch it: it says where, and the program ends. Locks nothing.
+// No caller can catch a kernel's access to unmapped memory. So this prints the place, and the program ends. It takes no
+// lock.
 struct sigaction before;
 void name_fault(int signal, siginfo_t* info, void*) {
   if (simt::self) {
@@ -125,9 +126,9 @@ void name_fault(int signal, siginfo_t* info, void*) {
                                 simt::running().machine->kernel, info->si_addr);
     if (n > 0) (void)!::write(2, text, size_t(n));
   }
-  ::sigaction(signal, &before, nullptr);  // the access happens again
+  ::sigaction(signal, &before, nullptr);  // the access repeats
 }
-// Again with every reservation: test frameworks come and go with handlers of their own.
+// Repeated with every reservation, because test frameworks install and remove their own handlers.
 void watch_faults() {
   struct sigaction now {};
   ::sigaction(SIGSEGV, nullptr, &now);
@@ -173,7 +174,7 @@ VmmUse vmm_use() {
 
 namespace vmm {
 
-int export_dma_buf(int*, Address, size_t) { return 801; }  // nobody to export to
+int export_dma_buf(int*, Address, size_t) { return 801; }  // no device to export to
 
 Status available() { return ok(); }
 size_t granularity() {

@@ -1,5 +1,5 @@
-// The rules of the driver's virtual memory calls as vmm_simt.cc keeps them: each broken once,
-// beside its clean twin; and page groups when the driver refuses.
+// Tests the rules of the driver's virtual memory calls in vmm_simt.cc: each rule is broken once beside a clean twin.
+// Also tests page groups when the driver refuses a call.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ using simt::FaultCatcher, simt::SmallPages;
 
 constexpr size_t kPage = 4096;
 
-TEST_CASE("simt vmm: memory without access, or unmapped too early, is a fault", "[simt]") {
+TEST_CASE("simt vmm: an access before set_access, or after an early unmap, is a fault", "[simt]") {
   SmallPages pages;
   vmm::Address at = 0;
   vmm::Handle handle = 0;
@@ -41,7 +41,7 @@ TEST_CASE("simt vmm: memory without access, or unmapped too early, is a fault", 
   }
   simt::Late late(true);
   for (bool waits : {true, false}) {
-    if (!waits) {  // the twin above has unmapped
+    if (!waits) {  // the clean twin has unmapped it
       REQUIRE(vmm::map(at, kPage, handle) == 0);
       REQUIRE(vmm::set_access(at, kPage) == 0);
     }
@@ -57,7 +57,7 @@ TEST_CASE("simt vmm: memory without access, or unmapped too early, is a fault", 
   REQUIRE(vmm::address_free(at, 2 * kPage) == 0);
 }
 
-TEST_CASE("simt vmm: who waits for the whole card waits for another thread's capture", "[simt]") {
+TEST_CASE("simt vmm: waiting for the whole device waits for another thread's capture", "[simt]") {
   Stream stream;
   Memory memory = Memory::device(64).value();
   std::atomic<bool> begun = false, done = false;
@@ -77,7 +77,7 @@ TEST_CASE("simt vmm: who waits for the whole card waits for another thread's cap
   CHECK(done);
 }
 
-TEST_CASE("simt vmm: page groups undo what the driver began and refused", "[simt]") {
+TEST_CASE("simt vmm: page groups undo what the driver began and then refused", "[simt]") {
   SmallPages pages;
   auto device = make_cuda_device();
   {

@@ -1,5 +1,5 @@
-// What a warp's lanes do together. Each lane leaves the address of its arguments, which lie on its
-// fibre's stack; the last to arrive works for all.
+// Operations of a warp's lanes together. Each lane leaves the address of its arguments, which lie on its fibre's stack.
+// The last lane to arrive works for all.
 #include <algorithm>
 #include <bit>
 
@@ -21,7 +21,7 @@ void for_lanes(unsigned mask, F&& f) {
 }  // namespace
 
 void sync_warp(unsigned mask, Where where) {
-  // Only a barrier of the whole warp orders its memory accesses here (README.md).
+  // Here only a barrier of the whole warp orders its memory accesses (README.md).
   collective(
       Collective::syncwarp, mask, nullptr, [](Machine&, Warp& warp, unsigned m) { warp.epoch += m == warp.lanes; },
       where);
@@ -51,7 +51,7 @@ uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, in
             case Collective::shuffle_down: from = l + s.argument; break;
             default: from = l ^ s.argument; break;
           }
-          // Outside its part of the warp a lane keeps its own value; xor may read the parts before it.
+          // A lane whose source is outside its part of the warp keeps its own value. xor may read the parts before it.
           bool outside = fibre.kind == Collective::shuffle_xor ? from < 0 || from >= end : from < first || from >= end;
           if (outside) from = l;
           if (!(lanes >> from & 1))
@@ -114,7 +114,7 @@ struct LoadMatrices {
 // PTX ISA, "ldmatrix": the address of row i of matrix j comes from lane 8 j + i.
 void load_matrices(uint32_t (&r)[4], const void* row, bool transposed, Where where) {
   check_aligned(row, 16, "ldmatrix", where);
-  check_read(row, 16, where);  // here, so that the lane that gave the address is named
+  check_read(row, 16, where);  // checked here, so that the fault names the lane that gave the address
   LoadMatrices mine{row, transposed, r};
   collective(
       Collective::ldmatrix, ~0u, &mine,
@@ -144,10 +144,10 @@ float low(uint32_t word) { return std::bit_cast<float>(word << 16); }
 float high(uint32_t word) { return std::bit_cast<float>(word & 0xffff0000u); }
 }  // namespace
 
-// PTX ISA, "Matrix fragments for mma.m16n8k16": lane l holds, with i = l / 4 and k = 2 (l % 4), of
-// a the rows i and i + 8 at columns k, k + 1 and k + 8, k + 9; of b column i at rows k, k + 1 and k
-// + 8, k + 9; of d the rows i and i + 8 at columns k, k + 1. The sum is exact until it is rounded
-// into d, where hardware truncates between groups of products: do not compare bits across the two.
+// PTX ISA, "Matrix fragments for mma.m16n8k16". With i = l / 4 and k = 2 (l % 4), lane l holds: of a, rows i and i + 8
+// at columns k, k + 1 and k + 8, k + 9; of b, column i at rows k, k + 1 and k + 8, k + 9; of d, rows i and i + 8 at
+// columns k, k + 1. The sum is exact until it is rounded into d. Hardware truncates between groups of products, so do
+// not compare bits between the two.
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Where where) {
   Mma mine{d, a, {b0, b1}};
   collective(

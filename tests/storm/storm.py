@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Storms of requests against servers with little memory: nobody hangs, no answer differs, nothing is left behind.
+"""Storms of requests against servers with little memory: no request hangs, no answer differs, and nothing is left behind.
 
 storm.py BINARY [--minutes N] [--seed N] [--only N]
 
-One colocated server answers every request alone first. Then storm after storm: 90 greedy requests (prompts of 1 to 330
-tokens, half of them on four shared prefixes, 4 to 100 tokens of output, three priorities, two salts), 40 at once, to a
-server whose options are drawn from OPTIONS. A few clients leave in the middle of their stream; where the instances are
-processes, one of them may be killed. Every answer is compared with the one that was given alone. A server hangs where
-requests are open and none of its counters of tokens, prompt tokens and preemptions moves for 6 s while it has the time
-to compute. After a storm no sequence runs or waits, no block is active, and no more descriptors are open than before.
+First a colocated server answers every request alone. Then each storm sends 90 greedy requests, 40 at once, to a server whose
+options are drawn from OPTIONS. Prompts have 1 to 330 tokens, half of them on four shared prefixes. Outputs have 4 to 100
+tokens, and there are three priorities and two salts. A few clients leave in the middle of their stream. If the instances are
+processes, one of them may be killed. Every answer must equal the one that was given alone. A server hangs if requests are
+open and none of its counters of tokens, prompt tokens and preemptions moves for 6 s while it has the time to compute. After
+a storm no sequence runs or waits, no block is active, and no more descriptors are open than before.
 
-The last line is `N passed, N failed, N skipped`, of storms; skipped are draws that the server refuses (exit code 2).
+The last line counts storms: `N passed, N failed, N skipped`. A storm is skipped if the server refuses its options (exit code 2).
 """
 import argparse
 import http.client
@@ -85,7 +85,7 @@ class Server:
             return file.read()
 
     def ready(self):
-        """True: it serves. False: it has refused its options."""
+        """Returns True once the server serves, and False if it has refused its options."""
         until = time.time() + 120
         while time.time() < until:
             if self.process.poll() is not None:
@@ -113,7 +113,7 @@ class Server:
             connection.close()
 
     def metrics(self, *names):
-        """The sum of each of these, over all instances."""
+        """Returns the sum of each of these metrics over all instances."""
         text = self.get("/metrics")[1]
         return [sum(float(value) for value in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.M)) for name in names]
 
@@ -121,7 +121,7 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def settled_descriptors(self):
-        """As many as there are when none has come for a second: instances may still connect when the server is ready."""
+        """Returns their number once it has not changed for a second. Instances may still connect when the server is ready."""
         last, since = self.descriptors(), time.time()
         until = time.time() + 20
         while time.time() - since < 1 and time.time() < until:
@@ -154,7 +154,7 @@ class Trouble(Exception):
 
 
 def ask(port, request, leave_after=None):
-    """(text, reason): of a stream. leave_after: the client goes after so many events; None then."""
+    """Returns (text, reason) of a stream, or None if the client leaves after `leave_after` events."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request("POST", "/v1/completions", json.dumps({**request, "stream": True}),
@@ -181,7 +181,7 @@ def ask(port, request, leave_after=None):
 
 
 def ask_again(port, request, leave_after):
-    """Where the only worker of a role was killed, requests are refused until it is there again."""
+    """Repeats refused requests. If the only worker of a role was killed, requests are refused until it is back."""
     until = time.time() + 30
     while True:
         try:
@@ -253,7 +253,7 @@ def storm(server, wanted, alone, draw, kill):
         left = server.metrics("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_requests_remote_prefilling",
                               "vllm:num_requests_sending", r'vllm:kv_blocks\{[^}]*state="(?:active|in_transfer)"[^}]*\}')
         more = server.descriptors() - before
-        if not any(left) and more <= 8:  # (the disk's and the wires' files open when they are first used)
+        if not any(left) and more <= 8:  # (files of disk and transport open at first use)
             return
         if time.time() > until:
             raise Trouble(f"15 s after the last answer: running, waiting, coming, leaving, blocks held are {left}, and {more} descriptors more are open")

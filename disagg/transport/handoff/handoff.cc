@@ -1,5 +1,5 @@
-// handoff: zero copies (README, Decisions: D8). Prefill and decode draw from one pool; a sequence changes hands as the
-// ids of its blocks (paged) or of its slot (contiguous), inside the KvDelivered message.
+// handoff: zero copy (README, Decisions: D8). P and D draw from one pool. KvDelivered carries a sequence's block ids
+// (paged) or slot (contiguous) to D.
 
 #include "disagg/transport/transports.h"
 

@@ -25,10 +25,10 @@ constexpr size_t kPage = 4096;
 constexpr int kPatienceSeconds = 5;
 constexpr std::string_view kKind = "handoff:";
 constexpr size_t kMostAddressBytes = 100;  // of a Unix socket's name
-constexpr size_t kMostFiles = 2;           // the ledger's, and a card's
+constexpr size_t kMostFiles = 2;           // the ledger's and a card's
 
-// The file: this in its first page, the ledger, and, without a card, the KV from the next huge page
-// on. (The members' locks are of the first bytes; they do not change them.)
+// The file has this header in its first page, then the ledger, and without a card the KV from the next huge page on.
+// Locks of the members are on the first bytes and do not change them.
 struct PoolHeader {
   uint64_t magic;
   int32_t n_layers, n_kv_heads, head_dim, dtype, order, block_tokens, n_blocks, n_instances;
@@ -42,21 +42,21 @@ std::unique_ptr<Bootstrap> make_bootstrap() {
   return std::make_unique<Bootstrap>("handoff", 0, kPoolMagic, transport_limits(0, kMostFiles), nullptr, log);
 }
 
-// All that follows from the options.
+// Everything that follows from the options.
 struct Plan {
   PoolHeader header = {};
-  KvLayout whole;               // of the blocks as one rank would have them
-  std::vector<size_t> offsets;  // [n_ranks] where each rank's KV begins, from the first one's on
-  size_t kv_bytes = 0;          // of all of them
-  size_t rank_bytes = 0;        // of them, not between two
-  size_t block_bytes = 0;       // on all of them
+  KvLayout whole;               // layout of the blocks as on one rank
+  std::vector<size_t> offsets;  // [n_ranks] start of each rank's KV, relative to the first
+  size_t kv_bytes = 0;          // of all ranks
+  size_t rank_bytes = 0;        // … without the gaps between ranks
+  size_t block_bytes = 0;       // of one block on all ranks
 
   size_t kv_offset() const { return round_up(kPage + BlockLedger::bytes(whole.n_blocks), kHugePage); }
 };
 
-// What does not fit is thrown, as an Error, here and below.
+// This function and those below throw an Error if the options do not fit.
 Plan make_plan(const std::string& scheme_name, KvOptions options, int n_instances, const KvShards& shards) {
-  XPYD_CHECK(!find_kv_scheme(scheme_name)->page_groups);  // refused before
+  XPYD_CHECK(!find_kv_scheme(scheme_name)->page_groups);  // refused earlier
   if (__builtin_mul_overflow(options.pool_bytes, size_t(n_instances), &options.pool_bytes))
     throw invalid("--kv-bytes: more than there are addresses for, for all instances together");
   const PoolPlan planned = need(plan_ranks(scheme_name, options, shards));
@@ -94,15 +94,15 @@ MemoryExporter* exporter_of(const KvOptions& options) {
                                     "; expected instances in one process (without --processes), or --device cpu"};
 }
 
-// A member among the first n_instances. The place of one that is ending is there soon; and who
-// looks whether one has ended keeps others from its place for that moment.
+// Joins as one of the first n_instances members. It retries for a while: the place of a member that is ending becomes
+// free soon, and a process that checks whether a member has ended blocks its place for a moment.
 Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> words, int n_blocks, int n_instances,
                                                  int file) {
   RealClock clock;
   for (const double end = clock.now() + kPatienceSeconds;; clock.sleep(1e-2)) {
     auto ledger = BlockLedger::join(words, n_blocks, file, BlockLedger::As::member);
     if (ledger ? ledger.value()->member() < n_instances : ledger.error().code != ErrorCode::unavailable) return ledger;
-    // A share of the pool for each is what lets everybody's longest sequence fit (BlockPool).
+    // The longest sequence fits only if each instance has its share of the pool (BlockPool).
     if (clock.now() >= end)
       return Error{ErrorCode::unavailable,
                    "the KV pool of --transport handoff is cut for the " + std::to_string(n_instances) +
@@ -150,7 +150,7 @@ Result<std::unique_ptr<HandoffPool>> HandoffPool::create(const std::string& sche
 
 namespace {
 
-// The descriptors of the pool: the file of the ledger, and a card's.
+// Gets the descriptors of the pool: the ledger's file, and a card's.
 Result<std::vector<Fd>> ask_for_files(const std::string& address) {
   RealClock clock;
   Calls<std::vector<Fd>> calls("handoff", {.clock = &clock, .connect_s = kPatienceSeconds});
@@ -162,7 +162,7 @@ Result<std::vector<Fd>> ask_for_files(const std::string& address) {
                                wanted->channel = held(channel);
                                const auto take = [channel, weak = std::weak_ptr(wanted)](std::string_view) {
                                  if (auto waits = weak.lock()) waits->set(channel->take_files());
-                                 return false;  // nothing more is to be said
+                                 return false;  // closes the channel
                                };
                                return hear(channel, take, [] {});
                              });

@@ -1,16 +1,16 @@
-// nccl: memory of CUDA cards, by NCCL's point-to-point calls (ncclSend, ncclRecv). NCCL is two-sided and knows no
-// permissions, so a side channel goes with it: the poster asks for each group of calls, the owner looks at the window,
-// and both enqueue their halves on streams of the wire's own, or neither does.
+// The nccl transport: memory of CUDA devices, by NCCL's point-to-point calls (ncclSend, ncclRecv). NCCL is two-sided
+// and has no permissions. On a side channel the initiator therefore asks for each group of calls, and the owner checks
+// the registration. Then both enqueue their halves on streams of the transport, or neither does.
 //
-//   poster's link                     owner's guest
-//     ask(window, ranges)  ────────>  open? its generation? inside?  enter the window
+//   initiator's Link                  owner's Guest
+//     ask(window, ranges)  ────────>  is all of it inside an open registration?  enter it
 //                          <────────  accepted, or refused
 //     ncclSend…            ── go ──>  ncclRecv…
-//                          <────────  placed: the stream has got past it; arrived() + 1
+//                          <────────  placed: the stream has passed the group; arrived() counts the last
 //
-// A communicator of two ranks for each pair and direction: the poster is rank 0 and decides the
-// order, so no order between communicators can lock two instances up. All of NCCL is called from
-// the meeting's thread, and no call blocks (communicators are made with blocking = 0).
+// Each pair of instances and direction has a communicator of two ranks. The initiator is rank 0 and decides the order,
+// so the order of groups in different communicators cannot lock two instances up. Only the bootstrap's I/O thread calls
+// NCCL, and no call blocks (communicators are made with blocking = 0).
 #include <deque>
 #include <map>
 #include <unordered_map>
@@ -23,11 +23,11 @@
 namespace xpyd::disagg::nccl {
 namespace {
 
-// The owner's half: one peer that has called us, and the communicator that it has made first of all, in which we are
-// rank 1. A group that it asks for enters its window when we accept it, and leaves when the peer drops it or our half
-// has run, or has been broken off. So a window is closed when close() says so, and quarantined while one of its groups
-// is accepted: then until the peer goes on, or is gone (its channel ends, or disconnect()).
-// The meeting's thread's.
+// The owner's half: a client, which has called this instance, and its communicators, in which this instance is rank 1.
+// A group enters its registration when the owner accepts it. It leaves when the peer drops it, or when the owner's half
+// has run or was broken off. While a group is accepted, the registration cannot close and its blocks stay in
+// quarantine: until the peer goes on, its channel ends, or disconnect() is called. Thread safety: the bootstrap's I/O
+// thread.
 class Client {
  public:
   using MakePipe = std::function<std::unique_ptr<Pipe>(const NcclUniqueId& id, int rank)>;
@@ -36,10 +36,10 @@ class Client {
   ~Client();
 
   PeerId peer() const { return peer_; }
-  bool take(std::string_view body);  // false: the peer talks nonsense
-  // The channel has ended, or the peer was disconnected.
+  bool take(std::string_view body);  // handles a message; false: an initiator does not send this
+  // Gives the client up, because its channel has ended or it was disconnected.
   void end(const std::string& why = "it was disconnected");
-  bool turn();  // true: again soon
+  bool turn();  // continues all work; true: call it again soon
   bool gone() const { return ended_ && pipes_.empty(); }
 
  private:
@@ -56,10 +56,10 @@ class Client {
   const MakePipe make_pipe_;
   RegistrationTable& registrations_;
   const ChannelPtr channel_;
-  std::deque<std::unique_ptr<Pipe>> pipes_;  // the last one is in use, the others run out
+  std::deque<std::unique_ptr<Pipe>> pipes_;  // the last one is in use; the others are broken and run empty
   std::map<uint64_t, Held> held_;
   uint64_t last_seq_ = 0;
-  // Of the post whose groups run now: they come in their order.
+  // The transfer whose groups run now, and how many have run; they run in order.
   uint64_t post_ = 0;
   uint32_t placed_ = 0;
   bool ended_ = false;
@@ -98,7 +98,7 @@ bool Client::take(std::string_view body) {
 }
 
 bool Client::accept(uint64_t seq, const Ask& ask) {
-  // Each pipe that runs out may have as many.
+  // A pipe that runs empty may hold kMaxAhead groups as well.
   if (pipes_.empty() || held_.size() >= kMaxAhead * (pipes_.size() + 1)) return false;
   std::vector<Copy> copies;
   for (const AddressRange& range : ask.ranges) {
@@ -144,7 +144,7 @@ bool Client::turn() {
   for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
   if (!ended_ && !pipes_.empty()) {
     const Pipe& pipe = *pipes_.back();
-    // One that never stood will not get better by another try.
+    // Another try would not help a communicator that was never ready.
     if (pipe.overdue() || (pipe.state() == Pipe::State::broken && pipe.by_nccl() && !pipe.was_ready())) end();
   }
   while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty() &&
@@ -162,7 +162,7 @@ struct Peer {
 struct LinkTransfer {
   std::shared_ptr<nccl::Transfer> post;
   std::shared_ptr<Link> link;
-  std::optional<int64_t> mark;  // of the instance's queue
+  std::optional<int64_t> mark;  // write: of the instance's queue, behind the work that fills the source rows
   bool submitted = false;
 };
 
@@ -194,7 +194,7 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
  private:
   static constexpr double kReclaimSeconds = 5;
 
-  // Two answers are waited for: of the peer's process, and then of NCCL, in both processes.
+  // Waits first for the answer of the peer's process, and then for the communicator.
   Result<std::shared_ptr<Peer>> connect_peer(PeerId peer, const std::string& address) override {
     auto at = joining_.find(peer);
     if (at != joining_.end() && at->second->address != address) {
@@ -229,7 +229,7 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
                                       const TransferPlan& plan) override {
     auto transfer = std::make_shared<LinkTransfer>(
         LinkTransfer{std::make_shared<nccl::Transfer>(uint64_t(id), what, plan.copies), peer->link});
-    // The source is there when the instance's queue has got as far as this.
+    // The source rows are complete when the instance's queue has reached this mark.
     if (what.op == KvOp::write) transfer->mark = options_.queue->mark();
     submit(*transfer);
     return transfer;
@@ -252,7 +252,7 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
   void give_up_call(PeerId peer) {
     calls_.give_up(peer);
     joining_.erase(peer);
-    bootstrap_.post([] {});  // turn() sees that nobody has its link
+    bootstrap_.post([] {});  // wakes turn(), which ends links that have no other user
   }
   Status call(const std::string& text, const std::shared_ptr<Answer<std::shared_ptr<Link>>>& answer) {
     return bootstrap_.call(text, 0, answer, [this](const ChannelPtr& channel, const auto& wanted) {
@@ -263,7 +263,7 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
       return hear_end(channel, link);
     });
   }
-  // A Link or a Guest.
+  // `End` is Link or Guest.
   template <class End>
   static ChannelEvents hear_end(const ChannelPtr& channel, const std::shared_ptr<End>& end) {
     return hear(
@@ -283,11 +283,11 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
     };
   }
 
-  // On the meeting's thread.
+  // Runs on the bootstrap's I/O thread.
   bool turn() {
     bool soon = false;
     for (const auto& link : links_) {
-      if (link.use_count() == 1) link->end("it was given up");  // nobody waits for it, or posts
+      if (link.use_count() == 1) link->end("it was given up");  // no peer, call or transfer holds it
       soon |= link->turn();
     }
     for (const auto& client : clients_) soon |= client->turn();
@@ -298,13 +298,13 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
 
   struct AtLast {
     ~AtLast() { await_aborted(kReclaimSeconds); }
-  } at_last_;  // after everything below
+  } at_last_;  // destroyed after all members below
   const NcclApi& api_;
   mutable RegistrationTable registrations_;
   Calls<std::shared_ptr<Link>> calls_;
-  std::unordered_map<PeerId, std::shared_ptr<Peer>> joining_;  // to the communicator
-  std::vector<std::shared_ptr<Link>> links_;                   // the meeting's thread's
-  std::vector<std::shared_ptr<Client>> clients_;               // the meeting's thread's
+  std::unordered_map<PeerId, std::shared_ptr<Peer>> joining_;  // their communicators are not ready yet
+  std::vector<std::shared_ptr<Link>> links_;                   // only the bootstrap's I/O thread uses it
+  std::vector<std::shared_ptr<Client>> clients_;               // only the bootstrap's I/O thread uses it
   Bootstrap bootstrap_;
 };
 

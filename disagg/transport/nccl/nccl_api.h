@@ -1,8 +1,10 @@
-// What the nccl wire uses of NCCL: the few functions that have kept their signatures since 2.14,
-// looked up in libnccl.so.2 when an instance asks for the wire. Nothing is linked, and no header of
-// NCCL's is needed to build; tests give the wire functions of their own (tests/disagg/fake_nccl.h).
+// The functions of NCCL that the nccl transport uses. They have kept their signatures since 2.14 and are looked up in
+// libnccl.so.2 when an instance asks for the transport. The build needs neither NCCL's library nor its headers. Tests
+// give the transport their own functions (tests/disagg/fake_nccl.h).
 //
-// Names and values are those of nccl.h, so that its documentation applies.
+// Names and values are those of nccl.h, so its documentation applies.
+//
+// Thread safety: any thread may call the functions here; NCCL decides for its own.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +21,7 @@ struct NcclUniqueId {
 XPYD_FIELDS(NcclUniqueId, internal)
 using NcclComm = struct ncclComm*;
 
-// ncclResult_t, of which these matter.
+// The values of ncclResult_t that matter here.
 enum NcclResult : int {
   kNcclSuccess = 0,
   kNcclInternalError = 3,
@@ -29,14 +31,14 @@ enum NcclResult : int {
 };
 constexpr int kNcclUint8 = 1;  // ncclDataType_t
 
-// ncclConfig_t as of 2.14. Later members are the library's defaults: it looks at size and version.
+// ncclConfig_t as of 2.14. The library reads size and version, and takes its defaults for later members.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
   unsigned version = 21400;
   int blocking = 0;  // calls return kNcclInProgress instead of waiting for the peer
 };
-constexpr int kNcclOldest = 21800;  // the first version whose calls do not block when told so
+constexpr int kNcclOldest = 21800;  // the first version whose calls obey blocking = 0
 
 struct NcclApi {
   int (*get_unique_id)(NcclUniqueId* id);
@@ -49,17 +51,17 @@ struct NcclApi {
   int (*recv)(void* data, size_t count, int type, int peer, NcclComm comm, void* stream);
   const char* (*get_error_string)(int result);
   const char* (*get_last_error)(NcclComm comm);
-  int version = 0;  // as 22703 for 2.27.3
+  int version = 0;  // 22703 is 2.27.3
 };
 
-// For the life of the process. Error `unavailable`: no such library, or one that is too old.
+// Loads the library for the rest of the process. Error `unavailable`: it is missing or too old.
 Result<NcclApi> load_nccl(const std::string& library);
 Result<const NcclApi*> load_nccl();  // libnccl.so.2, once
 
-// From 2.28 on, what a communicator that does not block has is given back by a thread of NCCL's own after ncclCommAbort
-// has returned; nothing says when. A process that ends meanwhile takes CUDA away from it.
+// Calls ncclCommAbort. From 2.28 on a thread of NCCL frees a non-blocking communicator after ncclCommAbort has
+// returned, and NCCL does not tell when it is done. abort_comm() notes the threads that begin meanwhile.
 void abort_comm(const NcclApi& api, NcclComm comm);
-// Until the threads that abort_comm() saw begin have ended, or for `seconds`.
+// Waits until these threads have ended, at most `seconds`. A process that ends before would take CUDA away from them.
 void await_aborted(double seconds);
 
 std::string nccl_error(const NcclApi& api, int result, NcclComm comm);

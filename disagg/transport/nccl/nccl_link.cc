@@ -15,7 +15,7 @@ double now() { return RealClock().now(); }
 
 Transfer::Transfer(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies)
     : id(id_), what(what_), groups(1) {
-  // Neighbours on both sides are one call.
+  // Copies that are adjacent on both sides become one call.
   std::vector<Copy> joined;
   for (const Copy& copy : copies) {
     if (copy.bytes == 0) continue;
@@ -52,8 +52,8 @@ void Link::add(std::shared_ptr<Transfer> post) {
 }
 
 void Link::ask() {
-  // What is asked for while a renewed communicator is being made might have to be given up before
-  // it stands, and then the making would have to be broken off.
+  // Asks only if the communicator is ready. A group that is given up earlier would force the link to abort a
+  // communicator that is still being made.
   if (!connected()) return;
   for (const auto& post : posts_) {
     while (usable(*post) && post->asked < post->groups.size()) {
@@ -79,7 +79,7 @@ bool Link::take(std::string_view body) {
   if (!message || message.value().seq == 0 || message.value().seq > last_seq_) return false;
   const uint64_t seq = message.value().seq;
   auto at = flights_.find(seq);
-  // What was broken off here may have an answer on its way.
+  // The answer to a group that was broken off here may still arrive.
   const bool known = at != flights_.end();
   switch (message.value().kind) {
     case Message::accepted:
@@ -102,8 +102,8 @@ bool Link::take(std::string_view body) {
       if (!at->second.gone || at->second.placed) return false;
       at->second.post->failed = true;
       at->second.placed = true;
-      // It may have run whole there, into a window that was closed meanwhile: then it soon has
-      // here, too. If it was broken off, turn() does so here after kPatience.
+      // If the owner's half ran into a registration that was closed meanwhile, this half ends soon too. If the owner's
+      // half was broken off, turn() breaks this half off after kPatience.
       finish(seq, at->second);
       break;
     default: return false;
@@ -136,7 +136,7 @@ void Link::ended(uint64_t seq, bool whole) {
   Flight& flight = flights_.at(seq);
   --flight.post->inside;
   flight.run = true;
-  if (!whole) flight.post->failed = true, flight.placed = true;  // its answer matters no more
+  if (!whole) flight.post->failed = true, flight.placed = true;  // the owner's answer does not matter
   finish(seq, flight);
 }
 
@@ -192,7 +192,7 @@ bool Link::turn() {
   for (const auto& post : posts_) {
     if (usable(*post) || post->inside == 0) continue;
     if (post->unwanted_s == 0) post->unwanted_s = now();
-    // What is in a pipe that was broken off before runs out by itself.
+    // Groups on an older, broken pipe end without help.
     const bool in_use = std::any_of(flights_.begin(), flights_.end(), [&](const auto& flight) {
       const Flight& f = flight.second;
       return f.post == post && f.gone && !f.run && f.pipe == n_pipes_;

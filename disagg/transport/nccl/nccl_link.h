@@ -1,18 +1,18 @@
-// The poster's half of the nccl wire: a link to one owner of memory. Its communicator is made when
-// the link is, with the poster as rank 0; the owner's half is the Guest of nccl.cc.
+// The initiator's half of the nccl transport: a link to one owner of memory. start() makes the link's communicator,
+// with the initiator as rank 0. The owner's half is the class Guest in nccl.cc.
 //
-// A post is cut into groups. The link asks for each; once the owner has accepted, the poster either
-// enqueues its half and says `go`, or says `drop`: nothing is enqueued at one end only, and what is
-// refused or given up has touched nothing. Up to kMaxAhead groups are asked for or under way. A
-// post is done when the owner has placed all of its groups and this end has run them.
+// A transfer (`Transfer`) is cut into groups, and the link asks the owner for each. After the owner has accepted a
+// group, the initiator either enqueues its half and sends `go`, or sends `drop`. So no group is enqueued at one end
+// only, and a refused or dropped group has touched no memory. At most kMaxAhead groups are asked for or in flight. A
+// transfer is done when the owner has placed all of its groups and this end has run them.
 //
-// What is under way when a post is given up (cancelled, late) or has failed has kPatience to run
-// out; then the communicator is aborted and the link makes another one. So does an error of NCCL's,
-// unless it comes while the communicator is being made: then the link is dead, and says why. It is
-// dead, too, when the other end does not join. Nothing is asked for before a communicator stands.
+// If a transfer is given up (cancelled, late) or has failed, its groups in flight have kPatience seconds to end. Then
+// the link aborts the communicator and makes another one. It also makes another one after an NCCL error. An error while
+// the communicator is being made, or a peer that does not join it in kJoinSeconds, ends the link: it is dead, and why()
+// says why. The link asks for nothing before a communicator is ready.
 //
-// Thread safety: Transfer: `wanted`, `state` any thread. Link: the meeting's thread; dead(), why() and
-// settled() any thread.
+// Thread safety: Transfer: any thread may use `wanted` and `state`. Link: the bootstrap's I/O thread; any thread may
+// call dead(), why() and settled().
 #pragma once
 
 #include <atomic>
@@ -30,18 +30,17 @@
 
 namespace xpyd::disagg::nccl {
 
-// ---- What the two ends of a link tell each other. The poster calls; `ask`, `go`, `drop` and `renew` are its messages,
-// the others the owner's. All of it comes from outside: counts and lengths are checked, and a message that is not
-// exactly right is refused.
+// ---- The messages between the two ends of a link. The initiator sends `ask`, `go`, `drop` and `renew`; the owner
+// sends the others. The readers check counts and lengths, and refuse a message that is not exactly right.
 
-// Of one group: what is between ncclGroupStart and ncclGroupEnd. NCCL has had limits of 2,048 calls
-// to a group; the bytes are what a transfer that was given up waits for.
+// Limits of a group, which is the calls between ncclGroupStart and ncclGroupEnd. Some versions of NCCL allow 2,048
+// calls at most. A transfer that is given up waits for the bytes of its groups in flight.
 constexpr size_t kGroupParts = 256;
 constexpr size_t kGroupBytes = 4 << 20;
-constexpr size_t kMaxAhead = 4;  // groups of a link that are asked for or under way
+constexpr size_t kMaxAhead = 4;  // groups of a link that are asked for or in flight
 constexpr size_t kMaxMessageBytes = 512 + 16 * kGroupParts;
 
-// May this group of a post go through the window?
+// Asks whether this group of a transfer is allowed by a registration.
 struct Ask {
   uint64_t post = 0;
   uint32_t group = 0, n_groups = 0;
@@ -61,14 +60,14 @@ struct Message {
     ask,
     accepted,
     refused,
-    go,      // the poster's half of the group is enqueued
-    drop,    // it will not be
-    placed,  // the owner's half has run, and is counted
-    lost,    // it was broken off, or the window closed meanwhile
-    renew,   // a communicator, of which the poster is rank 0: the first, or in place of one that broke
+    go,      // the initiator has enqueued its half of the group
+    drop,    // the initiator does not enqueue it
+    placed,  // the owner's half has run and is counted
+    lost,    // the owner's half was aborted, or the registration was closed
+    renew,   // makes a communicator, the first one or after a failure; the initiator is rank 0
   };
   Kind kind = ask;
-  uint64_t seq = 0;                // of the group, counted by the poster
+  uint64_t seq = 0;                // number of the group or renewal; the initiator counts
   std::optional<Ask> asked;        // ask
   std::optional<NcclUniqueId> id;  // renew
 };
@@ -79,7 +78,7 @@ void fields(A& a, typename A::template Ref<Message> s) {
   XPYD_EACH(a, seq, asked, id);
 }
 
-// What must hold between fields, too.
+// Reads a message and checks what must hold between its fields.
 inline Result<Message> read_message(std::string_view bytes) {
   Result<Message> message = from_bytes<Message>(bytes);
   if (!message) return message;
@@ -97,7 +96,7 @@ inline Result<Message> read_message(std::string_view bytes) {
   return message;
 }
 
-// ---- The poster's end.
+// ---- The initiator's end.
 
 struct Transfer {
   Transfer(uint64_t id_, const KvTransfer& what_, std::span<const Copy> copies);
@@ -107,11 +106,11 @@ struct Transfer {
   std::atomic<bool> wanted{true};
   std::atomic<TransferState> state{TransferState::in_flight};
 
-  // The link's.
+  // Only the link uses these.
   size_t asked = 0, placed = 0;  // groups
-  int inside = 0;                // groups that NCCL may be in the local memory for
+  int inside = 0;                // groups for which NCCL may access the local memory
   bool failed = false;
-  double unwanted_s = 0;  // since when it is given up, or has failed
+  double unwanted_s = 0;  // RealClock time when the link saw that it is given up or has failed; 0: neither
 };
 
 class Link {
@@ -122,20 +121,20 @@ class Link {
 
   void start();
   void add(std::shared_ptr<Transfer> post);
-  bool take(std::string_view body);  // false: the peer talks nonsense
-  void end(const std::string& why);  // no post gets through any more
-  bool turn();                       // true: again soon
+  bool take(std::string_view body);  // handles a message; false: an owner does not send this
+  void end(const std::string& why);  // the link is dead from now on; its transfers fail
+  bool turn();                       // continues all work; true: call it again soon
 
   bool dead() const { return dead_; }
   bool gone() const { return dead_ && posts_.empty() && pipes_.empty(); }
-  std::string why() const;                   // dead
-  bool settled() const { return settled_; }  // its first communicator stands, or dead()
+  std::string why() const;                   // the reason if dead(), else ""
+  bool settled() const { return settled_; }  // the first communicator is ready, or the link is dead
 
  private:
-  struct Flight {  // a group from ask to its end
+  struct Flight {  // a group, from `ask` to its end
     std::shared_ptr<Transfer> post;
     size_t group;
-    int pipe = 0;  // that it has gone into, as n_pipes_ counted
+    int pipe = 0;  // value of n_pipes_ when it was enqueued
     bool gone = false, run = false, placed = false;
   };
   bool usable(const Transfer& post) const { return post.wanted && !post.failed && !dead_; }
@@ -150,9 +149,9 @@ class Link {
   const NcclApi& api_;
   const MakePipe make_pipe_;
   const ChannelPtr channel_;
-  std::deque<std::unique_ptr<Pipe>> pipes_;      // the last one is in use, the others run out
+  std::deque<std::unique_ptr<Pipe>> pipes_;      // the last one is in use; the others are broken and run empty
   int n_pipes_ = 0;                              // renewals
-  std::deque<std::shared_ptr<Transfer>> posts_;  // not settled, in their order
+  std::deque<std::shared_ptr<Transfer>> posts_;  // neither done nor failed, in the order of add()
   std::map<uint64_t, Flight> flights_;
   uint64_t last_seq_ = 0;
   std::atomic<bool> dead_{false}, settled_{false};

@@ -20,8 +20,8 @@ void Pipe::enqueue(uint64_t seq, bool send, std::vector<MemoryRange> parts) {
   groups_.push_back({seq, send, std::move(parts), 0});
 }
 
-// Aborting is local, unlike ncclCommDestroy, which waits for the peer in some versions. When it
-// returns no kernel of this communicator waits for anything, so the queue runs out.
+// ncclCommAbort is local. ncclCommDestroy waits for the peer in some versions. After the abort no kernel of this
+// communicator waits for anything, so the stream runs empty.
 void Pipe::abort(const std::string& why) {
   if (state_ == State::broken) return;
   state_ = State::broken;
@@ -49,7 +49,7 @@ int Pipe::async() {
 void Pipe::launch(Group& group) {
   void* stream = dynamic_cast<VendorQueue&>(*queue_).handle();
   if (!check(api_.group_start())) return;
-  int first = kNcclSuccess;  // the group has to be ended whatever comes
+  int first = kNcclSuccess;  // the first error; group_end() must be called even after one
   for (const MemoryRange& part : group.parts) {
     const int result = group.send ? api_.send(part.data(), part.size(), kNcclUint8, peer_, comm_, stream)
                                   : api_.recv(part.data(), part.size(), kNcclUint8, peer_, comm_, stream);

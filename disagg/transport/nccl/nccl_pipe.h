@@ -1,9 +1,9 @@
-// One end of a communicator of two ranks, and the stream that its groups run on.
+// One end of a communicator of two ranks, and the CUDA stream that its groups run on.
 //
-// Groups run in the order in which they were enqueued, which is the same on both ends; each is one ncclGroup of sends,
-// or of receives, with as many bytes at the other end. A group ends whole, or is broken off with everything behind it
-// when the communicator breaks: by NCCL's error, or by abort(). No call waits for the peer. Once turn() has told that a
-// group has ended, NCCL does not touch its memory any more, whatever the peer does.
+// Groups run in the order of enqueue(), which is the same on both ends. A group is one NCCL group of sends or of
+// receives, and has the same bytes at the other end. It ends complete, or it is broken off: an NCCL error or abort()
+// breaks off all groups that have not ended. No call but the destructor waits. After turn() has reported the end of a
+// group, NCCL does not access its memory any more, whatever the peer does.
 //
 // Thread safety: one thread.
 #pragma once
@@ -21,28 +21,28 @@
 
 namespace xpyd::disagg::nccl {
 
-constexpr int kJoinSeconds = 30;  // for a communicator to stand
+constexpr int kJoinSeconds = 30;  // until the communicator is ready
 
 class Pipe {
  public:
   enum class State { joining, ready, broken };
 
-  // `queue`: a VendorQueue of the pipe's own.
+  // Requires: `queue` is a VendorQueue that nothing else uses.
   Pipe(const NcclApi& api, std::unique_ptr<DeviceQueue> queue, const NcclUniqueId& id, int rank);
-  ~Pipe();  // breaks off what is under way
+  ~Pipe();  // aborts the communicator and waits for the stream
   Pipe(const Pipe&) = delete;
 
   void enqueue(uint64_t seq, bool send, std::vector<MemoryRange> parts);
-  void abort(const std::string& why);  // what is enqueued from now on is broken off, too
-  // Takes what has come as far as it can be taken. ended(seq, whole) for each group, in order.
-  // True: something is under way, and will not say so by itself.
+  void abort(const std::string& why);  // also breaks off groups that are enqueued later
+  // Launches groups, and calls ended(seq, whole) for each group that has ended, in order. Returns true while the
+  // communicator or a group is not finished; call turn() again then, because nothing wakes the caller.
   bool turn(const std::function<void(uint64_t seq, bool whole)>& ended);
 
   State state() const { return state_; }
-  bool was_ready() const { return was_ready_; }    // has been ready
-  bool overdue() const;                            // the other end does not join
-  bool by_nccl() const { return by_nccl_; }        // broken: not by abort()
-  const std::string& why() const { return why_; }  // broken
+  bool was_ready() const { return was_ready_; }    // it has been ready
+  bool overdue() const;                            // the other end has not joined in kJoinSeconds
+  bool by_nccl() const { return by_nccl_; }        // if broken: by an NCCL error, not by abort()
+  const std::string& why() const { return why_; }  // if broken: the reason
   bool empty() const { return groups_.empty() && state_ != State::joining && drained_; }
 
  private:
@@ -50,10 +50,10 @@ class Pipe {
     uint64_t seq;
     bool send;
     std::vector<MemoryRange> parts;
-    int64_t mark;  // of the queue, behind the group
+    int64_t mark;  // the queue's mark behind the group
   };
   void launch(Group& group);
-  bool check(int result);  // false: broken
+  bool check(int result);  // breaks the pipe after an error; false: it is broken
   int async();
 
   const NcclApi& api_;
@@ -64,10 +64,10 @@ class Pipe {
   State state_ = State::joining;
   bool was_ready_ = false, by_nccl_ = false, drained_ = true;
   std::string why_;
-  std::deque<Group> groups_;  // the first n_launched_ are on the queue
+  std::deque<Group> groups_;  // the first n_launched_ are on the stream
   size_t n_launched_ = 0;
-  bool launching_ = false;  // NCCL is not done with enqueueing the last of them
-  int64_t end_mark_ = 0;    // broken: of the queue, behind everything
+  bool launching_ = false;  // NCCL is still enqueueing the last of these
+  int64_t end_mark_ = 0;    // if broken: the queue's mark behind everything
 };
 
 }  // namespace xpyd::disagg::nccl

@@ -1,6 +1,6 @@
-// rdma: one-sided verbs (libibverbs, reliable connections) between instances of any process or host. The parts:
-// rdma_verbs (devices, queue pairs), rdma_messages and meeting (what the sides tell each other over TCP), rdma_plan
-// (ranges, requests, batches: arithmetic that needs no device), rdma_serving (windows), and here transfers.
+// The rdma transport: one-sided verbs (libibverbs, reliable connections) between instances of any process or host. Its
+// other parts are rdma_verbs (devices, queue pairs), rdma_messages and meeting (messages over TCP), rdma_plan (ranges,
+// requests, batches) and rdma_serving (the owner's half). This file has the initiator's half.
 #include "disagg/transport/rdma/rdma.h"
 
 #include <arpa/inet.h>
@@ -12,12 +12,12 @@
 namespace xpyd::disagg::rdma {
 namespace {
 
-// How long a cancelled transfer waits for what is under way before it takes the link down with it.
+// How long a cancelled transfer waits for its requests in flight before the link destroys its queue pairs.
 constexpr double kCancelSeconds = 2;
 constexpr size_t kRequestBytes = 1 << 20;
 constexpr uint32_t kMaxIndex = 1 << 20;
 
-// What every rail can carry.
+// The limits that every NIC port allows.
 RequestLimits limits_of(const std::vector<NicPort>& nic_ports) {
   RequestLimits limits{kRequestBytes, UINT32_MAX};
   for (const NicPort& nic_port : nic_ports) {
@@ -42,7 +42,7 @@ RdmaTransport::RdmaTransport(const TransportOptions& options, std::vector<NicPor
       requests_(kBatchRequests + 1),
       pieces_(size_t(kBatchRequests) * limits_.pieces) {}
 
-// No peer may be answered by what is half gone; and queue pairs go before their rails.
+// The bootstrap ends first, because its callbacks use the members. Queue pairs are destroyed before their NIC ports.
 RdmaTransport::~RdmaTransport() {
   bootstrap_.end();
   transfers_.clear(), peers_.clear();
@@ -82,7 +82,7 @@ bool Mail::take(const Message& message) {
     }
     case Message::synced: synced = std::max(synced.load(), message.number); return true;
     case Message::renewed:
-      keys.clear();  // of queue pairs that are gone
+      keys.clear();  // their queue pairs are destroyed
       renewed = message.nic_ports;
       news = true;
       return true;
@@ -105,7 +105,7 @@ Result<std::shared_ptr<Link>> RdmaTransport::connect_peer(PeerId peer, const std
 Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
   auto made = make_queues(nic_ports_, std::min(nic_ports_.size(), kMaxNicPorts), Role::post);
   if (!made) return made.error();
-  auto queues = std::make_shared<std::vector<Queue>>(std::move(made).value());  // the meeting's thread's
+  auto queues = std::make_shared<std::vector<Queue>>(std::move(made).value());  // for the bootstrap's I/O thread only
   return bootstrap_.call(address, 0, answer, [queues](const ChannelPtr& channel, const auto& wanted) {
     wanted->channel = held(channel);
     say(channel, Offer{ends_of(*queues), ""});
@@ -179,7 +179,7 @@ TransferState RdmaTransport::progress(Transfer& t, bool unwanted) {
   }
   if (!t.settled() && unwanted && t.until_s == 0) {
     t.until_s = clock_.now() + kCancelSeconds;
-    if (t.stage != Transfer::sent) {  // else nothing is left to hold back
+    if (t.stage != Transfer::sent) {  // a sent transfer has no request that could be held back
       std::erase(link.waiting, &t);
       t.stage = Transfer::stopped;
       if (t.n_batches == 0) settle(t, false);
@@ -196,7 +196,7 @@ TransferState RdmaTransport::progress(Transfer& t, bool unwanted) {
   return t.stage == Transfer::done ? TransferState::done : TransferState::failed;
 }
 
-// Every transfer that waits goes on as far as it can, in the order of their posts.
+// Advances every waiting transfer as far as possible, in the order of post().
 void RdmaTransport::pump(Link& link) {
   read_mail(link);
   bool full = false;
@@ -207,7 +207,7 @@ void RdmaTransport::pump(Link& link) {
       if (t.stage == Transfer::seeking) seek(link, t);
       if (t.stage == Transfer::moving && !full) {
         full = !advance(link, t);
-        if (link.state != Link::ready) return;  // it broke, and others may have left
+        if (link.state != Link::ready) return;  // it broke, and `waiting` may have changed
       }
     }
     if (t.stage == Transfer::seeking || t.stage == Transfer::moving || t.stage == Transfer::refused)
@@ -217,8 +217,9 @@ void RdmaTransport::pump(Link& link) {
   }
 }
 
-// Window keys come on the channel, control messages go their own way: a key that is not there yet
-// may be under way, until the owner has answered.
+// Looks up the keys of a transfer's registration. Keys come on the link's channel and may arrive later than the control
+// message that names the registration. The transfer therefore asks the owner once, and a key that is missing after the
+// answer does not exist.
 void RdmaTransport::seek(Link& link, Transfer& t) {
   if (t.mark != 0 && !device_queue_->reached(t.mark)) return;
   {
@@ -244,20 +245,20 @@ void RdmaTransport::seek(Link& link, Transfer& t) {
   }
 }
 
-// A piece that no window allows: the owner hears of it, and has counted it when this transfer fails.
+// For a transfer that no registration allows: tells the owner. The transfer fails when the owner has counted it.
 void RdmaTransport::refuse(Link& link, Transfer& t) {
   t.stage = Transfer::refused;
   t.sync = ++link.last_sync;
   say(link.channel, Message{Message::refused, {}, t.sync, {}});
 }
 
-// ---- lines: what goes out, comes back, breaks and is renewed
+// ---- queue pairs: posting, completions, errors, renewal
 
 namespace {
 
-// Under way in one queue: 400 Gb/s * 20 us are 1 MB, and a cancelled transfer waits for this much.
+// Bytes in flight on one queue pair. A cancelled transfer waits for as many; 400 Gb/s * 20 us are 1 MB.
 constexpr size_t kAheadBytes = 4 << 20;
-constexpr size_t kStripeBytes = 256 << 10;  // smaller transfers use one rail
+constexpr size_t kStripeBytes = 256 << 10;  // smaller transfers use one NIC port
 
 }  // namespace
 
@@ -283,7 +284,7 @@ bool RdmaTransport::advance(Link& link, Transfer& t) {
       renew(link, &t, false);
       return false;
     }
-    if (queue_pair.requests == n_before) return false;  // full, or the last one waits for other rails
+    if (queue_pair.requests == n_before) return false;  // full, or the last request waits for other NIC ports
   }
   return true;
 }
@@ -323,7 +324,7 @@ bool RdmaTransport::send_batch(Link& link, Transfer& t, size_t nic_port) {
   if (size.last) {
     last.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     last.imm_data = htonl(t.keys->generation);
-    if (size.notice && !write) last.send_flags |= IBV_SEND_FENCE;  // behind the reads
+    if (size.notice && !write) last.send_flags |= IBV_SEND_FENCE;  // starts after the reads have completed
     t.stage = Transfer::sent;
   }
   ibv_send_wr* bad = nullptr;
@@ -351,7 +352,7 @@ void RdmaTransport::poll_completions() {
 
 void RdmaTransport::completed(size_t nic_port, const ibv_wc& wc) {
   auto place = places_.find(uint32_t(wc.wr_id >> 1));
-  if (place == places_.end()) return;  // of a queue pair that is no more
+  if (place == places_.end()) return;  // its queue pair is destroyed
   Link& link = *place->second.link;
   QueuePair& queue_pair = link.queue_pairs[nic_port];
   const Batch batch = queue_pair.batches.front();
@@ -392,7 +393,7 @@ void RdmaTransport::renew(Link& link, Transfer* culprit, bool refused) {
   const size_t n = link.queue_pairs.size();
   for (Transfer* t : drop_queues(link)) {
     if (refused && t == culprit && t->stage != Transfer::stopped) {
-      // Fails when the owner has counted it, which its answer says.
+      // The transfer fails when the owner's `renewed` says that it has counted it.
       t->stage = Transfer::refused;
       t->sync = 0;
       if (std::find(link.waiting.begin(), link.waiting.end(), t) == link.waiting.end()) link.waiting.push_back(t);
@@ -401,7 +402,7 @@ void RdmaTransport::renew(Link& link, Transfer* culprit, bool refused) {
     settle(*t, false);
     std::erase(link.waiting, t);
   }
-  for (Transfer* t : link.waiting)  // they have not failed, but their keys are no more
+  for (Transfer* t : link.waiting)  // they have not failed, but need new keys
     if (t->stage == Transfer::moving) t->stage = Transfer::seeking, t->sync = 0;
   auto made = make_queues(nic_ports_, n, Role::post);
   if (!made) return die(link);
@@ -431,7 +432,7 @@ void RdmaTransport::read_mail(Link& link) {
   }
   if (!up) return die(link);
   link.state = Link::ready;
-  // The owner has counted what it refused.
+  // The owner has counted the transfers that it refused.
   std::erase_if(link.waiting, [this](Transfer* t) {
     if (t->stage != Transfer::refused || t->sync != 0) return false;
     settle(*t, false);

@@ -1,16 +1,18 @@
-// The rdma wire, and the poster's half of it: transfers, and the ends of links that reach into peers' memory. The
-// owner's half is rdma_serving.h.
+// The rdma transport and the initiator's half of it: transfers, and the queue pairs that access peers' memory. The
+// owner's half is rdma_serving.h. A link carries one side's transfers, on one queue pair for each NIC port (`NicPort`).
 //
-// A transfer's copies become requests (neighbours on the remote side gathered into one), requests go out in batches
-// with one completion each, and a queue takes batches up to a limit of bytes and requests; the rest waits for poll().
-// The last request of a write carries the window's generation as immediate data, which is how its arrival is counted;
-// of a read an empty write does, behind a fence. With several rails each batch takes the rail with the fewest bytes
-// under way, and the last request waits until the others have arrived.
+// The copies of a transfer become RDMA requests; copies that are adjacent on the remote side share one. Requests go out
+// in batches with one completion each. A queue pair takes batches up to a limit of bytes and requests, and the rest
+// waits for poll(). The last request of a write carries the registration's generation as immediate data, so that the
+// owner counts the arrival. A read is followed by an empty write behind a fence that does this. On several NIC ports
+// each batch of a large transfer takes the queue pair with the fewest bytes in flight. The last request waits for the
+// completions of the transfer on the other ports.
 //
-// What cannot be called back is ended by destroying the queue pairs: afterwards no byte moves, and everything that was
-// under way on this link has failed. The link is then renewed over its channel, while further posts wait.
+// Requests in flight cannot be cancelled. To end them the link destroys its queue pairs: no byte moves afterwards, and
+// every transfer with requests in flight on the link has failed. The link is then renewed over its channel, and later
+// transfers wait for it.
 //
-// Thread safety: the instance's thread; mail comes from the channels' thread.
+// Thread safety: the instance's thread calls everything. The bootstrap's I/O thread writes `Mail`.
 #pragma once
 
 #include <atomic>
@@ -30,31 +32,31 @@
 namespace xpyd::disagg::rdma {
 
 using KeysOfRegistration = std::shared_ptr<const RegistrationKeys>;
-// What the owner's side has sent.
+// Messages of the owner's side: remote keys and the answers to sync and renew. Thread safety: any thread.
 struct Mail {
   std::mutex mutex;
-  std::unordered_map<uint32_t, KeysOfRegistration> keys;  // by index
+  std::unordered_map<uint32_t, KeysOfRegistration> keys;  // by index of the registration
   std::optional<std::vector<NicPortEnd>> renewed;
   std::atomic<bool> left = false;
-  std::atomic<bool> news = false;  // one of these two
+  std::atomic<bool> news = false;  // `renewed` or `left` was set and has not been read
   std::atomic<uint64_t> synced = 0;
-  bool take(const Message& message);  // false: nonsense
+  bool take(const Message& message);  // false: an owner does not send this
 };
 struct Link;
 struct Transfer {
   std::shared_ptr<Link> link;
   KvTransfer what;
-  double until_s = 0;  // cancelled: what is under way is waited for; 0: it is not
+  double until_s = 0;  // if cancelled: Clock time until which requests in flight may complete; 0: not cancelled
   std::vector<Copy> copies;
-  int64_t mark = 0;  // device memory: the source is there when the queue has reached it
+  int64_t mark = 0;  // device memory: the source rows are complete when the device queue has reached this mark
   enum { seeking, moving, sent, stopped, refused, done, failed } stage = seeking;
-  uint64_t sync = 0;  // seeking, refused: asked the owner (0: not yet)
+  uint64_t sync = 0;  // seeking, refused: number of the question to the owner; 0: not asked yet
   KeysOfRegistration keys;
   bool planned = false;
   Requests requests;
-  size_t next = 0;           // of requests
-  int nic_port = -1;         // of a transfer that is not striped
-  std::vector<int> batches;  // under way, by rail
+  size_t next = 0;           // first request that is not posted
+  int nic_port = -1;         // NIC port of a transfer that is not striped
+  std::vector<int> batches;  // in flight, by NIC port
   int n_batches = 0;
   bool settled() const { return stage == done || stage == failed; }
 };
@@ -63,11 +65,11 @@ struct Batch {
   int requests;
   size_t bytes;
 };
-struct QueuePair {  // of a link, on one rail
+struct QueuePair {  // a link's queue pair on one NIC port
   Queue queue;
-  uint32_t serial = 0;  // in ids of completions; of this queue pair only
+  uint32_t serial = 0;  // unique number of this queue pair, in ids of its completions
   std::deque<Batch> batches;
-  int requests = 0;  // under way
+  int requests = 0;  // in flight
   size_t bytes = 0;
 };
 struct Link {
@@ -77,11 +79,11 @@ struct Link {
   std::shared_ptr<Mail> mail;
   std::vector<QueuePair> queue_pairs;
   enum { ready, renewing, lost } state = ready;
-  std::deque<Transfer*> waiting;  // those with something left to post or to hear
+  std::deque<Transfer*> waiting;  // transfers that still have requests to post or wait for an answer
   uint64_t last_sync = 0;
   bool dead() const { return state == lost || mail->left; }
 };
-struct Connected {     // a peer that has answered
+struct Connected {     // the answer of a peer to a call
   ChannelPtr channel;  // held()
   std::shared_ptr<Mail> mail;
   std::vector<Queue> queues;
@@ -104,21 +106,21 @@ class RdmaTransport final : public PostingTransport<Link, Transfer, Serving> {
   Serving& registrations() const override { return serving_; }
   int64_t strangers() const override { return bootstrap_.refused(); }
 
-  // What becomes of transfers.
-  ChannelEvents accepted(const ChannelPtr& channel, PeerId peer);  // on the meeting's thread
+  // Calls and transfers.
+  ChannelEvents accepted(const ChannelPtr& channel, PeerId peer);  // on the bootstrap's I/O thread
   Status call(const std::string& address, const std::shared_ptr<Answer<Connected>>& answer);
   Result<std::shared_ptr<Link>> answered(const std::string& address, Connected& met);
   void pump(Link& link);
   void seek(Link& link, Transfer& t);
   void refuse(Link& link, Transfer& t);
   void settle(Transfer& t, bool good);
-  // Lines: what goes out, comes back, breaks and is renewed.
+  // Queue pairs: posting, completions, errors, renewal.
   bool advance(Link& link, Transfer& t);  // false: the queues are full
   bool send_batch(Link& link, Transfer& t, size_t nic_port);
   void poll_completions();
   void completed(size_t nic_port, const ibv_wc& wc);
   void number_lines(Link& link, std::vector<Queue>& queues);
-  std::vector<Transfer*> drop_queues(Link& link);  // those that were under way
+  std::vector<Transfer*> drop_queues(Link& link);  // returns the transfers that had requests in flight
   void renew(Link& link, Transfer* culprit, bool refused);
   void read_mail(Link& link);
   void die(Link& link);
@@ -128,16 +130,16 @@ class RdmaTransport final : public PostingTransport<Link, Transfer, Serving> {
   Bootstrap bootstrap_;
   const RequestLimits limits_;
   Clock& clock_;
-  DeviceQueue* const device_queue_;  // where the KV memory is a device's, whose work fills it in order
+  DeviceQueue* const device_queue_;  // if the KV lies in device memory: the queue whose work writes it; else null
   Calls<Connected> calls_;
   struct Place {
     Link* link;
     size_t nic_port;
   };
-  std::unordered_map<uint32_t, Place> places_;  // of lines, by serial
-  std::vector<int> nic_port_requests_;          // under way on each rail
+  std::unordered_map<uint32_t, Place> places_;  // of queue pairs, by serial
+  std::vector<int> nic_port_requests_;          // in flight, by NIC port
   uint32_t last_serial_ = 0;
-  std::vector<ibv_send_wr> requests_;  // of the batch that is being made
+  std::vector<ibv_send_wr> requests_;  // buffer for the next batch, as is pieces_
   std::vector<ibv_sge> pieces_;
 };
 

@@ -1,7 +1,7 @@
-// What the two ends of an rdma link tell each other, as bytes. Everything here comes from outside:
-// counts and lengths are checked, and a message that is not exactly right is refused.
+// The messages between the two ends of an rdma link, over the bootstrap's TCP channel. They come from another process,
+// so the readers check counts, lengths and values, and refuse a message that is not exactly right.
 //
-// Thread safety: functions.
+// Thread safety: plain values and functions.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@
 
 namespace xpyd::disagg::rdma {
 
-constexpr size_t kMaxNicPorts = 16;
-constexpr size_t kMaxKeys = 256;  // ranges of one window
+constexpr size_t kMaxNicPorts = 16;  // NIC ports of one link
+constexpr size_t kMaxKeys = 256;     // ranges of one registration
 constexpr size_t kMaxMessageBytes = 1024 + kMaxKeys * (20 + 4 * kMaxNicPorts);
 
 // One end of a queue pair.
@@ -25,7 +25,7 @@ struct NicPortEnd {
   std::array<uint8_t, 16> gid{};
   uint16_t lid = 0;
   uint8_t mtu = 0;               // ibv_mtu
-  uint8_t reads = 0;             // RDMA READs that it asks or answers at a time
+  uint8_t reads = 0;             // most RDMA READs in flight, in each direction
   uint32_t number = 0, psn = 0;  // 24 bits
 };
 template <class A>
@@ -40,8 +40,8 @@ void fields(A& a, typename A::template Ref<NicPortEnd> s) {
   a.number("psn", psn, 0, k24Bits);
 }
 
-// The first frame in either direction: the poster calls, the owner of memory answers. An answer
-// with no rails is a refusal, and `refusal` says why.
+// The first frame in each direction: the initiator offers its queue pairs, and the owner answers with its own. An
+// answer without queue pairs is a refusal, and `refusal` gives the reason.
 struct Offer {
   std::vector<NicPortEnd> nic_ports;
   std::string refusal;
@@ -53,12 +53,12 @@ void fields(A& a, typename A::template Ref<Offer> s) {
   XPYD_EACH(a, refusal);
 }
 
-// The keys of a window that its owner has opened: one per range and rail.
+// The remote keys of an open registration: one for each range and NIC port.
 struct RegistrationKeys {
   uint32_t index = 0, generation = 0;
   KvOp op = KvOp::write;
-  std::vector<AddressRange> ranges;  // sorted by begin, apart from each other
-  std::vector<uint32_t> keys;        // [ranges][rails of the link]
+  std::vector<AddressRange> ranges;  // sorted by begin, disjoint
+  std::vector<uint32_t> keys;        // [ranges][NIC ports of the link]
   uint32_t key(size_t range, size_t nic_port) const { return keys[range * (keys.size() / ranges.size()) + nic_port]; }
 };
 template <class A>
@@ -69,16 +69,16 @@ void fields(A& a, typename A::template Ref<RegistrationKeys> s) {
   a.numbers("keys", keys, kMaxKeys * kMaxNicPorts);
 }
 
-// Once a link is up. The poster sends sync, refused and renew; the owner the others.
+// A message on a link that is up. The initiator sends sync, refused and renew; the owner sends the others.
 struct Message {
   enum Kind : uint8_t {
-    opened,   // a window and its keys; again, with other keys, when the link was renewed
-    closed,   // index and generation of a window that is no more
-    sync,     // answered by synced: what the owner had sent before has then arrived
-    refused,  // as sync, and the owner counts a piece that no window allowed
+    opened,   // a registration and its keys; sent again with other keys after a renewal of the link
+    closed,   // index and generation of a registration that closes
+    sync,     // the owner answers with synced, behind all that it has sent before
+    refused,  // as sync; the owner also counts a refused transfer
     synced,
-    renew,    // queue pairs broke: these are new; number is 1 where the owner's side refused
-    renewed,  // the owner's new ones, or none: it cannot
+    renew,    // the initiator's new queue pairs after a failure; number is 1 if the owner's NIC refused an access
+    renewed,  // the owner's new queue pairs; empty if it cannot make them
   };
   Kind kind = sync;
   RegistrationKeys registration;
@@ -94,7 +94,7 @@ void fields(A& a, typename A::template Ref<Message> s) {
   a.list("rails", nic_ports, kMaxNicPorts);
 }
 
-// What must hold between fields, too.
+// Reads a message and checks what must hold between its fields. `n_nic_ports` are the NIC ports of the link.
 inline Result<Message> read_message(std::string_view bytes, size_t n_nic_ports) {
   Result<Message> message = from_bytes<Message>(bytes);
   if (!message) return message;

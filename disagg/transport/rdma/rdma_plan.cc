@@ -56,7 +56,7 @@ bool plan_requests(std::span<const Copy> copies, const RegistrationKeys& registr
                "the local side of a copy is outside the memory of this transport");
     planned.bytes += copy.bytes;
     for (size_t left = copy.bytes; left > 0;) {
-      // Mostly that of the byte before.
+      // Consecutive copies mostly lie in the same range.
       const auto holds = [&](uint32_t i) {
         return i < registration.ranges.size() && remote - registration.ranges[i].begin < registration.ranges[i].bytes;
       };
@@ -67,7 +67,7 @@ bool plan_requests(std::span<const Copy> copies, const RegistrationKeys& registr
       }
       Request* request = planned.list.empty() ? nullptr : &planned.list.back();
       LocalPiece* piece = planned.pieces.empty() ? nullptr : &planned.pieces.back();
-      // Neighbours in address, but of two registrations, are two pieces.
+      // Adjacent addresses in two memory regions are two pieces.
       const bool longer = piece && piece->address + piece->bytes == local && piece->region == uint32_t(region);
       if (!request || request->range != range || request->remote + request->bytes != remote ||
           request->bytes == limits.bytes || (request->n_pieces == limits.pieces && !longer)) {
@@ -93,8 +93,8 @@ BatchSize next_batch(const Requests& planned, KvOp op, size_t next, int room, bo
   const bool write = op == KvOp::write;
   const size_t all = planned.list.size();
   BatchSize size;
-  // Of a write the last request is what the owner counts; a write of nothing and a read, which
-  // tells the owner nothing, are followed by a notice.
+  // The owner counts the last request of a write. The owner does not see a read, and a write without bytes has no
+  // request, so a notice follows them.
   const bool notice = !write || all == 0;
   const int most = std::min(kBatchRequests, room);
   size_t bytes = 0;

@@ -1,5 +1,4 @@
-// The arithmetic of the rdma wire, which needs no device: the ranges that a window has keys for,
-// the requests that the copies of a transfer become, and how many of them go out at a time.
+// Arithmetic of the rdma transport, without devices: ranges that get remote keys, requests of a transfer, batches.
 //
 // Thread safety: functions and plain values.
 #pragma once
@@ -13,17 +12,19 @@
 
 namespace xpyd::disagg::rdma {
 
-// The first of the regions that holds these bytes; their number: none does.
+// Returns the index of the first region that contains these bytes, or regions.size() if none does.
 size_t region_of(std::span<const MemoryRange> regions, const std::byte* at, size_t bytes);
 
-// What a window of these pieces has keys for: sorted, neighbours of one region joined. More than kMaxKeys are
-// covered by fewer, longer ranges, over the smallest gaps. Error: a piece is outside the regions.
+// Returns the ranges that a registration of these pieces gets keys for: sorted, and joined where they are adjacent in
+// one region. If there are more than kMaxKeys, it also joins ranges over the smallest gaps. Errors: a piece is outside
+// the regions; more than kMaxKeys regions.
 Result<std::vector<AddressRange>> cover(std::span<const MemoryRange> pieces, std::span<const MemoryRange> regions);
 
-// One RDMA request: remote bytes in one range of the window, gathered from (or scattered to) local pieces in order.
+// One RDMA request: remote bytes in one range of the registration, and the local pieces that they are gathered from or
+// scattered to, in order.
 struct Request {
   uint64_t remote;
-  uint32_t range;  // of the window's
+  uint32_t range;  // index into RegistrationKeys::ranges
   uint32_t first_piece, n_pieces;
   uint32_t bytes;
 };
@@ -36,27 +37,27 @@ struct Requests {
   std::vector<LocalPiece> pieces;
   size_t bytes = 0;
 };
-struct RequestLimits {
+struct RequestLimits {  // of one request
   size_t bytes;
   uint32_t pieces;
 };
 
-// Neighbours on the remote side become one request. False: something there is outside the window.
-// The local sides lie within `regions`.
+// Sets `planned` to the requests of these copies. Copies that are adjacent on the remote side share a request.
+// Requires: the local sides lie within `regions`. Returns false if a remote side is outside the registration.
 bool plan_requests(std::span<const Copy> copies, const RegistrationKeys& registration,
                    std::span<const MemoryRange> regions, const RequestLimits& limits, Requests& planned);
 
 constexpr size_t kBatchBytes = 1 << 20;
 constexpr int kBatchRequests = 64;
 
-// Requests `next` to `next + n` of a transfer go out together, with one completion.
+// Requests [next, next + n) of a transfer are posted together, with one completion.
 struct BatchSize {
   int n = 0;
-  bool last = false;    // then all of the transfer is out
-  bool notice = false;  // an empty write follows, which the owner counts; it needs a place too
+  bool last = false;    // the batch ends the transfer
+  bool notice = false;  // an empty write follows, which the owner counts; it takes one more place in the queue
 };
-// `room`: places in the queue. `alone`: nothing of this transfer is under way on other rails, so
-// what the owner counts may go out.
+// Returns the size of the next batch. `room`: free places in the queue pair. `alone`: no request of this transfer is in
+// flight on other NIC ports, so the request that the owner counts may go out.
 BatchSize next_batch(const Requests& planned, KvOp op, size_t next, int room, bool alone);
 
 }  // namespace xpyd::disagg::rdma

@@ -14,7 +14,7 @@ Serving::Serving(std::vector<NicPort>& nic_ports, std::vector<MemoryRange> regio
     : nic_ports_(nic_ports), regions_(std::move(regions)), spare_(nic_ports.size()), used_(nic_ports.size()) {}
 
 Serving::~Serving() {
-  registrations_.clear();  // keys go before the queue pairs that they are bound to
+  registrations_.clear();  // keys are destroyed before the queue pairs that they are bound to
   clients_.clear();
 }
 
@@ -111,7 +111,7 @@ size_t Serving::join(PeerId peer, const ChannelPtr& channel, const Offer& offer)
     answer.nic_ports = ends_of(client.queues);
   else
     answer.refusal = made.error().message;
-  // Under the lock: the peer expects this answer before the keys of any window.
+  // Sent under the lock, because the peer expects this answer before any keys.
   say(channel, answer);
   if (!answer.nic_ports.empty()) grant_all(peer, client);
   return answer.nic_ports.size();
@@ -146,15 +146,15 @@ void Serving::left(PeerId peer, const Channel* channel) {
   clients_.erase(it);
 }
 
-// ---- how keys are made and revoked
+// ---- keys are made and revoked
 
 namespace {
 
-// The low byte of a memory window's key changes with each use, and comes round after 255. Spare
-// windows are used in turn, and not before there are this many: an old key could fit again only
-// after 64 * 255 further ranges were opened for the same peer, all unheard by it.
+// The low byte of a memory window's key changes with each use, and repeats after 255 uses. Spare memory windows are
+// used in turn, and only from this number on. An old key could therefore fit again only after 64 * 255 further ranges
+// were opened for the same peer, without the peer hearing of any.
 constexpr size_t kSpare = 64;
-// On hardware a few microseconds; with devices made of software others may have the processor.
+// A NIC needs a few microseconds. Software devices may wait for the processor.
 constexpr double kBindSeconds = 2, kRevokeSeconds = 0.02;
 
 uint64_t batch_id(const RemoteKey& key, bool last) { return uint64_t(key.generation) << 1 | last; }
@@ -224,7 +224,7 @@ Status Serving::grant_on(Registration& registration, Client& client, size_t nic_
   return ok();
 }
 
-// Afterwards the window has keys, or the link is broken and waits to be renewed. Error: keys have run out.
+// Afterwards the registration has keys, or the link is broken and waits for its renewal. Error: keys cannot be made.
 Status Serving::grant(Registration& registration, Client& client) {
   if (client.queues.empty()) return ok();
   registration.failed = false;
@@ -282,7 +282,7 @@ bool Serving::revoke(Registration& registration) {
     }
   }
   if (!settle(registration, kRevokeSeconds) && !registration.failed) return false;
-  if (registration.failed) {  // as on a link that broke: its keys are removed altogether
+  if (registration.failed) {  // as after a failure of the link: destroying the queue pairs removes the keys
     drop_queues(registration.peer, client);
     return true;
   }
@@ -293,7 +293,7 @@ bool Serving::revoke(Registration& registration) {
   return true;
 }
 
-// Until the window's requests are through; false: they are not, or one failed.
+// Polls until the registration's batches have completed. Returns false after `seconds`, or if a request failed.
 bool Serving::settle(Registration& registration, double seconds) {
   RealClock clock;
   const double until = clock.now() + seconds;
@@ -302,9 +302,9 @@ bool Serving::settle(Registration& registration, double seconds) {
   return registration.pending == 0 && !registration.failed;
 }
 
-// Keys first: a queue pair with memory windows on it is not given up by every driver.
+// Destroys the keys first, because some drivers do not destroy a queue pair that memory windows are bound to.
 void Serving::drop_queues(PeerId peer, Client& client) {
-  poll();  // what has arrived through them has arrived
+  poll();  // counts the arrivals so far
   for (auto& [generation, registration] : registrations_) {
     if (registration.peer != peer) continue;
     registration.grants.clear();
@@ -327,7 +327,7 @@ void Serving::poll() {
   }
 }
 
-// The end of a post that somebody made to a window of ours.
+// Counts the end of a peer's transfer into or out of a registration.
 void Serving::arrived(size_t nic_port, const ibv_wc& wc) {
   if (++used_[nic_port] == nic_ports_[nic_port].receive_batch) {
     XPYD_CHECK(post_receives(nic_ports_[nic_port], used_[nic_port]) == 0);
@@ -348,7 +348,7 @@ void Serving::arrived(size_t nic_port, const ibv_wc& wc) {
 
 void Serving::completed(size_t nic_port, const ibv_wc& wc) {
   auto it = registrations_.find(uint32_t(wc.wr_id >> 1));
-  if (it == registrations_.end()) return;  // its keys went with a link
+  if (it == registrations_.end()) return;  // it closed when its link broke
   Registration& registration = it->second;
   if (wc.status != IBV_WC_SUCCESS) registration.failed = true;
   if ((wc.wr_id & 1) == 0 || registration.pending == 0) return;

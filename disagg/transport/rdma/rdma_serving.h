@@ -1,12 +1,13 @@
-// The owner's half of the rdma wire: windows, their keys, and the ends of links that peers post to.
+// The owner's half of the rdma transport: registrations (`Window`), their remote keys, and the queue pairs of the
+// clients that call this instance (`Guest`).
 //
-// A key is a memory window of type 2B, bound to one range and to the one queue pair of the peer that it was opened for;
-// closing a window invalidates its keys by a local request, which is in force when it completes. No request of this
-// half waits for a peer, so a peer that is stopped cannot hold up a revocation. Where a device has no such windows a
-// key is a registration of the range, which is removed at the close.
+// A key is a verbs memory window of type 2B. It is bound to one range and to one queue pair of the peer that it was
+// opened for. close() invalidates the keys by a local request, which is in force when it completes. No request of this
+// half waits for a peer, so a stopped peer cannot delay a revocation. On a device without such memory windows a key is
+// a memory region (ibv_reg_mr) of the range, and close() removes it.
 //
-// A link that broke is renewed by the side that posts: the old queue pairs go, and with them every
-// key of that peer; windows stay, and get new keys, which the peer is told.
+// The initiator renews a link that broke. The old queue pairs and every key of that peer are destroyed. Registrations
+// stay and get new keys, which the owner sends to the peer.
 //
 // Thread safety: any thread.
 #pragma once
@@ -28,7 +29,7 @@ class Serving {
   Serving(std::vector<NicPort>& nic_ports, std::vector<MemoryRange> regions);
   ~Serving();
 
-  // As KvTransport says it.
+  // As in KvTransport.
   void connect(PeerId peer);
   void disconnect(PeerId peer);
   Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
@@ -36,11 +37,11 @@ class Serving {
   int arrived(const RemoteKey& registration);
   int64_t refused();
 
-  // What the peer's side says on its channel.
-  // Answers it: number of rails, 0 where it was refused.
+  // Events of a client's channel.
+  // Makes queue pairs for the client and answers it. Returns the number of NIC ports of the link, 0 if it was refused.
   size_t join(PeerId peer, const ChannelPtr& channel, const Offer& offer);
-  bool take(PeerId peer, const Message& message);  // false: nonsense
-  void left(PeerId peer, const Channel* channel);
+  bool take(PeerId peer, const Message& message);  // false: a client does not send this
+  void left(PeerId peer, const Channel* channel);  // the channel has ended
 
  private:
   struct Grant {
@@ -52,26 +53,26 @@ class Serving {
     PeerId peer = -1;
     KvOp op = KvOp::write;
     std::vector<AddressRange> ranges;
-    std::vector<std::vector<Grant>> grants;  // [rails of the link][ranges]; empty: no keys now
+    std::vector<std::vector<Grant>> grants;  // [NIC ports of the link][ranges]; empty: no keys now
     int arrived = 0;
     bool closing = false;
-    int pending = 0;      // last requests of batches that are under way
-    bool failed = false;  // one of them did not go through
+    int pending = 0;      // bind or invalidate batches in flight
+    bool failed = false;  // one of their requests failed
   };
-  struct Client {  // a peer that has called us
+  struct Client {  // a client: a peer that has called this instance
     ChannelPtr channel;
-    std::vector<Queue> queues;  // empty: broken
-    std::vector<int> in_flight;
+    std::vector<Queue> queues;   // empty: the link is broken
+    std::vector<int> in_flight;  // bind and invalidate requests, by NIC port
   };
 
-  // Windows and guests.
+  // Registrations and clients.
   Registration* find(const RemoteKey& registration);
   Status make_queues_for(Client& client, const std::vector<NicPortEnd>& theirs);
-  // Keys, from being made to being revoked, and arrivals.
+  // Keys are made and revoked; arrivals are counted.
   Status grant(Registration& registration, Client& client);
   Status grant_on(Registration& registration, Client& client, size_t nic_port);
   void grant_all(PeerId peer, Client& client);
-  bool revoke(Registration& registration);  // false: not yet
+  bool revoke(Registration& registration);  // false: not complete yet
   void drop_queues(PeerId peer, Client& client);
   bool post(Client& client, size_t nic_port, std::vector<ibv_send_wr>& requests, Registration& registration);
   bool settle(Registration& registration, double seconds);
@@ -85,8 +86,8 @@ class Serving {
   std::mutex mutex_;
   std::set<PeerId> connected_;
   std::map<PeerId, Client> clients_;
-  std::vector<std::deque<MemoryWindow>> spare_;               // [rails]; unbound, oldest first
-  std::vector<int> used_;                                     // [rails]; receives to be posted again
+  std::vector<std::deque<MemoryWindow>> spare_;               // [NIC ports]; unbound, oldest first
+  std::vector<int> used_;                                     // [NIC ports]; receives to be posted again
   std::unordered_map<uint32_t, Registration> registrations_;  // by generation
   std::deque<uint32_t> free_indices_;
   uint32_t n_indices_ = 0, last_generation_ = 0;

@@ -10,11 +10,11 @@ namespace xpyd::disagg::rdma {
 namespace {
 
 constexpr int kQueueDepth = 512;   // requests of one queue pair in flight
-constexpr int kSendDepth = 16384;  // of all of them
-constexpr int kServeDepth = 4096;  // keys that are being made or revoked
-constexpr int kArrivals = 2048;    // posts that may arrive before the owner looks
-constexpr int kReceiveBatch = 64;  // as many as one request to the card gives back
-constexpr int kReads = 16;         // more only pays over long lines
+constexpr int kSendDepth = 16384;  // … of all initiators' queue pairs of a NIC port
+constexpr int kServeDepth = 4096;  // see NicPort::serve_depth
+constexpr int kArrivals = 2048;    // transfers that may arrive before the owner polls
+constexpr int kReceiveBatch = 64;  // receives that one call posts again
+constexpr int kReads = 16;         // more helps only over long distances
 constexpr int kPieces = 16;
 
 Error unavailable(const std::string& what) { return {ErrorCode::unavailable, "--transport rdma: " + what}; }
@@ -40,7 +40,7 @@ struct Port {
   std::string name() const { return std::string(ibv_get_device_name(device)) + ":" + std::to_string(number); }
 };
 
-// Every port of every device that can be opened; `trouble` gets why one cannot.
+// Returns every port of every device that can be opened. Appends to `trouble` why a device cannot.
 std::vector<Port> list_ports(const Devices& devices, std::string& trouble) {
   std::vector<Port> found;
   for (int i = 0; i < devices.n; ++i) {
@@ -63,12 +63,13 @@ std::vector<Port> list_ports(const Devices& devices, std::string& trouble) {
   return found;
 }
 
-// "mlx5_0" names port 1.
+// "mlx5_0" means its port 1.
 bool named(const Port& port, const std::string& nic) {
   return nic == port.name() || (port.number == 1 && nic == ibv_get_device_name(port.device));
 }
 
-// RoCE v2, IPv4-mapped where there is one: link-local addresses work on one segment only.
+// Chooses a RoCE v2 address on Ethernet, IPv4-mapped if there is one, because link-local addresses work on one network
+// segment only. Returns false if there is none.
 bool choose_gid(NicPort& nic_port, int n_gids) {
   int best = -1;
   for (int i = 0; i < n_gids; ++i) {
@@ -206,10 +207,10 @@ Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options, Key
 
 namespace {
 
-// An answer that is lost is asked for again after 4.096 us * 2^16 (268 ms), seven times, so a line
-// that is cut is noticed after two to eight seconds; whoever cannot wait that long sets a deadline.
+// A request without an acknowledgement is sent again after 4.096 us * 2^16 (268 ms), seven times. A broken path is
+// therefore noticed after 2 to 8 s. A caller that cannot wait that long sets a deadline.
 constexpr uint8_t kTimeout = 16, kRetries = 7;
-// A full receive queue at the owner (it has not looked for long) is waited for without end.
+// 7: retries without end while the owner has no posted receive, because it has not polled for long.
 constexpr uint8_t kNotReadyRetries = 7;
 constexpr uint8_t kNotReadyTimer = 12;  // 0.64 ms
 constexpr uint32_t kInlineBytes = 220;
@@ -231,7 +232,7 @@ ibv_qp* create(NicPort& nic_port, Role role, uint32_t& inline_bytes) {
   attributes.cap.max_inline_data = role == Role::post ? kInlineBytes : 0;
   attributes.qp_type = IBV_QPT_RC;
   ibv_qp* pair = ibv_create_qp(nic_port.protection.get(), &attributes);
-  if (!pair && role == Role::post) {  // some devices have none
+  if (!pair && role == Role::post) {  // some devices have no inline data
     attributes.cap.max_inline_data = 0;
     pair = ibv_create_qp(nic_port.protection.get(), &attributes);
   }
@@ -255,7 +256,7 @@ Result<std::vector<Queue>> make_queues(std::vector<NicPort>& nic_ports, size_t n
                  uint8_t(nic_port.mtu),
                  nic_port.reads,
                  queue.pair->qp_num,
-                 uint32_t(random_secret() & 0xffffff)};  // of a connection that no other can be mistaken for
+                 uint32_t(random_secret() & 0xffffff)};  // random: packets of older connections do not fit
     ibv_qp_attr attributes{};
     attributes.qp_state = IBV_QPS_INIT;
     attributes.port_num = nic_port.port;

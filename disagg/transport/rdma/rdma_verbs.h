@@ -1,9 +1,10 @@
-// RDMA devices as the rdma wire holds them: owners of libibverbs' objects, and rails. A rail is one
-// port of one device, with the instance's KV memory registered there and nothing else.
+// RDMA devices of the rdma transport: smart pointers for libibverbs' objects, and NIC ports. A `NicPort` is one port of
+// one device. The instance's KV memory is registered there, and nothing else is.
 //
-// Registration gives no remote rights: a peer can touch these bytes only through a window's own keys.
+// These memory regions give no remote rights. A peer can access the bytes only through the keys of a registration that
+// was opened for it.
 //
-// Thread safety: a rail does not change once it is open; libibverbs' calls on it are safe from any thread.
+// Thread safety: a NicPort does not change once it is open; libibverbs' calls on it are safe from any thread.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -28,7 +29,7 @@ struct Destroy {
     kDestroy(object);
   }
 };
-// ibv_dealloc_mw is inline and has no address of its own.
+// ibv_dealloc_mw is inline, so it cannot be a template argument.
 inline int destroy_window(ibv_mw* registration) { return ibv_dealloc_mw(registration); }
 
 using Context = std::unique_ptr<ibv_context, Destroy<ibv_close_device>>;
@@ -39,18 +40,18 @@ using MemoryRegion = std::unique_ptr<ibv_mr, Destroy<ibv_dereg_mr>>;
 using QpPtr = std::unique_ptr<ibv_qp, Destroy<ibv_destroy_qp>>;
 using MemoryWindow = std::unique_ptr<ibv_mw, Destroy<destroy_window>>;
 
-// How the keys of a window come about.
+// How remote keys are made.
 enum class Keys {
-  automatic,      // memory windows where the device has type 2B
-  registrations,  // a registration of each range, removed when the window closes
+  automatic,      // as memory windows if the device has type 2B, else as `registrations`
+  registrations,  // as a memory region for each range, removed by close()
 };
 
 struct NicPort {
   std::string name;  // "mlx5_0:1"
   Context context;
   Protection protection;
-  // One of each for all links, and none can run over: requests in flight stay below send_depth, and all links draw
-  // their receives from one queue. sends: of ends that post; serving: arrivals, and the serving ends' own requests.
+  // All links share one of each. None can overflow: requests in flight stay below send_depth, and receives come from
+  // one shared queue. Completions: `sends` of transfers; `serving` of arrivals, binds and invalidations.
   Completions sends, serving;
   SharedReceives arrivals;
   std::vector<MemoryRegion> regions;  // as TransportOptions::regions
@@ -61,40 +62,41 @@ struct NicPort {
   std::array<uint8_t, 16> gid{};
   uint16_t lid = 0;
   ibv_mtu mtu = IBV_MTU_1024;
-  uint8_t reads = 1;            // outstanding RDMA READs, both as asker and as asked
-  int queue_depth = 0;          // sends of one queue pair
-  int send_depth = 0;           // of all that post
-  int serve_depth = 0;          // of all that serve
+  uint8_t reads = 1;            // most RDMA READs in flight, in each direction
+  int queue_depth = 0;          // most requests in flight on one queue pair
+  int send_depth = 0;           // … on all initiators' queue pairs
+  int serve_depth = 0;          // `serving` has room for twice as many binds and invalidations
   int receive_batch = 1;        // receives that are posted again at a time
-  int pieces = 1;               // gathered or scattered by one request
-  size_t message_bytes = 0;     // of one request, at most
+  int pieces = 1;               // most local pieces of one request
+  size_t message_bytes = 0;     // most bytes of one request
   bool memory_windows = false;  // type 2B
-  bool device_memory = false;   // the KV memory is not the host's
+  bool device_memory = false;   // the KV lies in device memory
 };
 
-// Errors say what is missing: a device, a permission, locked memory, a name.
+// Opens the ports in options.nics, or all that are up, and registers the KV memory. Errors name what is missing: a
+// device, a permission, locked memory, a port.
 Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options, Keys keys);
 
-// Empty receives, which is all that a write with immediate data uses up. An errno; 0: they are there.
+// Posts n empty receives; a write with immediate data consumes one. Returns an errno, or 0.
 int post_receives(NicPort& nic_port, int n);
 
-// Queue pairs of a link: reliable connections, rail i of one side to rail i of the other, as many
-// as the side with fewer has. A link carries the posts of one side into the memory of the other;
-// the end that serves has remote rights only through windows, the end that posts has none at all.
+// The queue pairs of a link are reliable connections from NIC port i to NIC port i. The side with fewer ports decides
+// their number. The owner's ends grant rights only through keys of registrations, and the initiator's ends grant none.
 //
-// Thread safety: functions on one link's queues by one thread at a time.
+// Thread safety: one thread at a time works on the queue pairs of one link.
 
 struct Queue {
   QpPtr pair;
-  NicPortEnd end;  // ours, as the peer is told of it
+  NicPortEnd end;  // this side's end, as it is sent to the peer
   int inline_bytes = 0;
 };
 
 enum class Role { post, serve };
 
-// The first `n_nic_ports`, not connected yet. Error `unavailable`: a device has no more of them.
+// Makes a queue pair on each of the first `n_nic_ports` NIC ports, not connected yet. Error `unavailable`: a device has
+// no more of them.
 Result<std::vector<Queue>> make_queues(std::vector<NicPort>& nic_ports, size_t n_nic_ports, Role role);
-// After it the other side's requests are answered, and ours can be posted.
+// Connects them to the peer's ends. Afterwards they answer the peer's requests, and this side can post.
 Status connect_queues(std::vector<NicPort>& nic_ports, std::vector<Queue>& queues,
                       const std::vector<NicPortEnd>& theirs);
 

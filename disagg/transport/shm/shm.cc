@@ -1,11 +1,12 @@
-// shm: the peers are processes of one machine and one user. A pool is a memfd that the peer maps;
-// posting is copying, with non-temporal stores, straight into the other's pool (or out of it).
+// shm: the peers are processes of one machine and one user. A pool is a memfd that the peer maps. A transfer is a copy
+// with non-temporal stores, straight into the peer's pool or out of it.
 //
-// Who copies: a post of up to kInline bytes the poster itself, in post(), because waking a thread
-// costs more; larger ones a thread of the wire, while the poster computes the next layer. A piece
-// of a large one is kPiece bytes; before each the window is asked again (shm_table.h).
+// post() itself copies up to kInline bytes, because waking a thread takes longer. Larger transfers are copied by a
+// thread of the transport, while the instance computes the next layer, in pieces of kPiece bytes. Before each piece the
+// registration is checked again (shm_table.h).
 //
-// Until a peer has ended, what it is inside of stays in quarantine, disconnect() or not (shared_memory.h).
+// Blocks that a peer may be inside of stay in quarantine until the peer has ended, even after disconnect()
+// (shm_owner.h).
 
 #include <algorithm>
 #include <atomic>
@@ -24,13 +25,13 @@
 namespace xpyd::disagg::shm {
 namespace {
 
-// Posts of so many bytes are copied by post() itself.
+// post() itself copies transfers of at most this many bytes.
 constexpr size_t kInline = 64 << 10;
 
-// Lives as long as a transfer uses it.
+// The memory of a peer that this process has mapped. It lives as long as a transfer uses it.
 struct Remote {
   ChannelPtr channel;                        // held()
-  std::shared_ptr<std::atomic<bool>> ended;  // its channel has
+  std::shared_ptr<std::atomic<bool>> ended;  // the channel has ended
   std::string address;
   std::shared_ptr<std::byte> table;
   std::vector<std::shared_ptr<std::byte>> mappings;
@@ -38,7 +39,7 @@ struct Remote {
   SharedRegistrations registrations;
 
   bool dead() const { return ended->load(std::memory_order_relaxed); }
-  // What is mapped here of the peer's memory has these bytes.
+  // Returns whether all these bytes are in the mapped memory of the peer.
   bool has(const std::byte* at, size_t bytes) const {
     return std::ranges::any_of(regions, [&](const MemoryRange& region) {
       return at >= region.data() && at < region.data() + region.size() &&
@@ -53,11 +54,11 @@ struct Transfer {
   std::vector<Copy> copies;
   size_t bytes = 0;
   std::atomic<bool> cancelled{false};
-  std::atomic<bool> begun{false};  // by the copier, or never
+  std::atomic<bool> begun{false};  // taken by the copier, or cancelled before that
   std::atomic<TransferState> state{TransferState::in_flight};
 };
 
-// A peer that has let us in.
+// A peer that has admitted us.
 struct Connected {
   ChannelPtr channel;  // held()
   std::shared_ptr<std::atomic<bool>> ended;
@@ -65,16 +66,16 @@ struct Connected {
   std::vector<Fd> files;
 };
 
-// 90 us at 12 GB/s: as long may close() of the window say "not yet". In smaller pieces the head of
-// every other block is not fetched ahead (base/copy.h).
+// A piece takes 90 us at 12 GB/s, which is the longest that it delays close(). Smaller pieces would prefetch the heads
+// of fewer blocks (base/copy.h).
 constexpr size_t kPiece = 1 << 20;
 
 Error unreachable(const std::string& address, const std::string& why) {
   return {ErrorCode::unavailable, "shm: " + address + ": " + why};
 }
 
-// Copies piece by piece, inside the window each time. True: all of it, and counted as arrived. One at a time for each
-// `thread` number.
+// Copies piece by piece, and is inside the registration for each. Returns true if all of it is copied and counted as
+// arrived. Requires: at most one call at a time for each `thread`.
 bool run(Transfer& t, const std::span<const Copy> all, int thread) {
   const bool write = t.what.op == KvOp::write;
   if (!std::ranges::all_of(all, [&](const Copy& copy) {
@@ -107,7 +108,7 @@ bool run(Transfer& t, const std::span<const Copy> all, int thread) {
   return true;
 }
 
-// The thread that copies what is large.
+// The thread that copies large transfers.
 class Copier {
  public:
   Copier() : thread_([this] { work(); }) {}
@@ -139,8 +140,8 @@ class Copier {
       queue_.pop_front();
       lock.unlock();
       if (!running_->begun.exchange(true)) {
-        // A jump costs the walk of a page table on both sides; in the order of their sources blocks
-        // lose 5 % to one large copy, in a random order 12 %.
+        // Each jump to another address costs a page-table walk on both sides. In the order of their sources, copies of
+        // blocks are 5 % slower than one large copy; in random order 12 %.
         std::ranges::sort(running_->copies, {}, &Copy::source);
         const bool whole = run(*running_, running_->copies, 1);
         running_->state.store(whole ? TransferState::done : TransferState::failed, std::memory_order_release);
@@ -235,7 +236,7 @@ class ShmTransport final : public PostingTransport<Remote, Transfer, Owner> {
   TransferState progress(Transfer& t, bool unwanted) override {
     if (t.state != TransferState::in_flight || (!unwanted && !t.peer->dead())) return t.state;
     t.cancelled = true;
-    // Not begun: it ends here. Begun: the copier sees it before the next piece.
+    // If the copier has not begun, the transfer ends here. Else the copier stops before the next piece.
     return t.begun.exchange(true) ? t.state.load() : TransferState::failed;
   }
   Owner& registrations() const override { return *owner_; }
@@ -243,7 +244,7 @@ class ShmTransport final : public PostingTransport<Remote, Transfer, Owner> {
 
   Calls<Connected> calls_;
   std::unique_ptr<Owner> owner_;
-  shm::Copier copier_;  // last: its thread ends first
+  shm::Copier copier_;  // last member: its thread ends first
 };
 
 }  // namespace

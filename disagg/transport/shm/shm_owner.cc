@@ -99,7 +99,7 @@ ChannelEvents Owner::let_in(const ChannelPtr& channel) {
   }
   *spare = true;
   const int number = int(spare - used_.begin());
-  // Its line must be seen by close() before it can be used.
+  // close() must see the hazard record before the peer can use it.
   if (number >= n_lines_) n_lines_.store(number + 1, std::memory_order_seq_cst);
   Welcome welcome = welcome_;
   welcome.line = number;
@@ -107,7 +107,7 @@ ChannelEvents Owner::let_in(const ChannelPtr& channel) {
   for (const Fd& fd : fds_) files.push_back(fd.get());
   channel->send_files(kFirstFrameType, to_bytes(welcome), files);
   return {.on_closed = [this, number](const std::string&) {
-    // Its last thread has ended: what it was inside of is left.
+    // The peer's last thread has ended, so it is inside nothing any more.
     for (auto& inside : table_->lines[number].inside) inside.store(0, std::memory_order_release);
     used_[size_t(number)] = false;
   }};

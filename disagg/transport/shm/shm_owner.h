@@ -1,6 +1,6 @@
-// The owner's half of the shm wire: its windows, which the peers look at by themselves (shm_table.h), and the lines of
-// peers that it has let in. A peer's channel stays open: the kernel closes it when the last thread of the peer has
-// ended, and that is the proof that it writes no more.
+// Owner is the owner's half of the shm transport. It has the registrations, which peers check by themselves
+// (shm_table.h), and a hazard record for each peer. A peer's channel stays open. The kernel closes it when the last
+// thread of the peer has ended, which proves that the peer writes no more.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -19,7 +19,7 @@ namespace xpyd::disagg::shm {
 
 constexpr size_t kMaxRegions = 64;
 
-// What an owner says to whom it lets in, with the descriptors of the table and of the regions.
+// The owner's first message to a peer. The descriptors of the table and of the regions come with it.
 struct Welcome {
   int32_t line = 0;
   std::vector<AddressRange> regions;  // in their files
@@ -41,7 +41,7 @@ class Owner {
   void connect(PeerId peer) { peers_.push_back(peer); }
   Bootstrap& bootstrap() { return bootstrap_; }
   void disconnect(PeerId peer);
-  // As KvTransport says it.
+  // As in KvTransport.
   Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
   bool close(const RemoteKey& registration);
   int arrived(const RemoteKey& registration) const;
@@ -49,7 +49,7 @@ class Owner {
  private:
   struct Own {
     uint32_t generation = 0;
-    bool open = false;  // until close() has said true
+    bool open = false;  // until close() has returned true
   };
   explicit Owner(PeerId self);
 
@@ -58,7 +58,7 @@ class Owner {
   }
   ChannelEvents let_in(const ChannelPtr& channel);
 
-  std::vector<Fd> fds_;  // the table, then the regions
+  std::vector<Fd> fds_;  // the table's, then those of the regions
   std::shared_ptr<std::byte> memory_;
   SharedTable* table_ = nullptr;
   Welcome welcome_;
@@ -68,8 +68,8 @@ class Owner {
   std::deque<uint32_t> free_;
   std::vector<PeerId> peers_;
 
-  std::atomic<int> n_lines_{0};                               // that have ever been used
-  std::vector<bool> used_ = std::vector<bool>(kSharedLines);  // the meeting's thread's
+  std::atomic<int> n_lines_{0};                               // hazard records that have ever been used
+  std::vector<bool> used_ = std::vector<bool>(kSharedLines);  // used on the meeting's thread only
   Bootstrap bootstrap_;
 };
 

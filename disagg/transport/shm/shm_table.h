@@ -1,15 +1,15 @@
-// The windows of an shm transport, in memory that its peers map: they check by themselves, before
-// each piece, whether they may, and say that they are inside, as with hazard pointers (Michael,
-// 2004). The peer stores its line and then loads the window's state; the owner stores the state and
-// then loads all lines; both in one order (seq_cst), so at least one of the two sees the other.
+// The registrations of an shm transport, in memory that its peers map. Peers check by themselves before each piece
+// whether they may access it, and say that they are inside, with hazard pointers (Michael, 2004). The peer stores its
+// hazard record and then loads the registration's state. The owner stores the state and then loads all hazard records.
+// All of these are seq_cst, so at least one of the two sees the other.
 //
-//   owner   open: state = (generation, open) ... close: state = (generation, closed); any line
-//                                                       inside? then false, else the slot is free
-//   peer    line = window; state as in the key?  yes: copy a piece; line = 0
-//                                                no:  line = 0; refused
+//   owner   open: state = (generation, open) ... close: state = (generation, closed); a record has
+//                                                       this key? false : true, the slot is free
+//   peer    record = key; state as in the key?  yes: copy a piece; record = 0
+//                                               no:  record = 0; refused
 //
-// The table does not say which bytes a window is of. Peers are of one program and one user: one that does not keep to
-// this, or to its window's bytes, can write where it likes in the pool.
+// The table does not contain the ranges of a registration. Peers are processes of one program and one user. A peer that
+// breaks these rules, or leaves its ranges, can write anywhere in the pool.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ struct alignas(64) SharedSlot {
   std::atomic<uint32_t> arrived{0};
 };
 
-// One peer: what its threads are inside of. The poster's own, and its copier.
+// The hazard record of one peer: what its threads are inside of (the instance's thread and the copier).
 constexpr int kLineThreads = 2;
 struct alignas(64) SharedLine {
   std::atomic<uint64_t> inside[kLineThreads];  // index << 32 | generation; 0: nothing
@@ -44,7 +44,7 @@ struct SharedTable {
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// The peer's half. Between a true enter() and leave() the owner does not get its window closed.
+// The peer's half. Between a true enter() and leave() the registration does not close.
 class SharedRegistrations {
  public:
   SharedRegistrations() = default;
@@ -62,7 +62,7 @@ class SharedRegistrations {
     leave(thread);
     return refuse();
   }
-  void count_arrived(const KvTransfer& transfer) {  // while inside
+  void count_arrived(const KvTransfer& transfer) {  // requires: inside
     table_->slots[transfer.registration.index].arrived.fetch_add(1, std::memory_order_release);
   }
   void leave(int thread) { inside(thread).store(0, std::memory_order_release); }

@@ -1,15 +1,15 @@
-// tcp: several connections to each peer, over which a post's frames go as each has room. Bytes go from the poster's
-// rows into the socket (sendmsg) and from the socket into the owner's rows (readv), with no copy of ours in between.
+// The tcp transport: several connections to each peer, and a frame takes any connection that has room. sendmsg() sends
+// from the initiator's KV rows and readv() reads into the owner's KV rows, so only the kernel copies.
 //
-// The owner's own thread places every byte, and asks the window before each readv; none blocks. So
-// a window is closed at once, whatever the peer does, and nobody reaches memory that it was not
-// given. A frame that is refused is read and dropped.
+// The owner's I/O threads place every byte. They ask the registration before each readv(), and no call blocks. A
+// registration therefore closes at once, whatever its peer does, and a peer reaches no memory beyond its ranges. The
+// owner reads and drops the payload of a refused frame.
 //
-// A poster proves itself with the token of the owner's address, which only travels over control
-// channels. Whoever holds it may say which instance it is; a window's key holds a secret.
+// An initiator proves that it has the token of the owner's address, which travels over control channels only. A holder
+// of the token may claim to be any instance, so each remote key (`RemoteKey`) also has a secret.
 //
-// MSG_ZEROCOPY is left out: over loopback it is slower (the kernel copies there all the same), and
-// source rows would have to stay until the peer's acknowledgements.
+// MSG_ZEROCOPY is left out. On loopback it is slower, because the kernel copies there anyway, and source rows would
+// have to stay until the peer acknowledges them.
 
 #include <algorithm>
 #include <atomic>
@@ -27,16 +27,17 @@ namespace xpyd::disagg::tcp {
 namespace {
 
 constexpr int kMaxLinks = 4096;      // connections to one owner
-constexpr size_t kMaxAnswers = 256;  // of a link, unsent: then nothing more is read
+constexpr size_t kMaxAnswers = 256;  // unsent answers of a link; beyond it the link reads nothing
 
-// The owner's half: connections that peers have made to it. Any thread.
+// The owner's half: registrations, and the sessions whose connections have come. Thread safety: any thread.
 struct Host {
   explicit Host(std::span<const MemoryRange> regions) : registrations(regions, true) {}
   void disconnect(PeerId peer) {
     registrations.disconnect(peer);
     ++disconnects;
   }
-  // One more connection of a session, which has a number that its poster drew. Null: it is another peer's.
+  // Returns the session for one more of its connections. The initiator has drawn the session's number at random. Null
+  // if the session belongs to another peer.
   std::shared_ptr<InboundSession> session(uint64_t number, PeerId peer) {
     std::lock_guard lock(mutex_);
     std::erase_if(sessions_, [](const auto& entry) { return entry.second.expired(); });
@@ -49,7 +50,7 @@ struct Host {
 
   RegistrationTable registrations;
   std::atomic<int> links{0};
-  std::atomic<int> disconnects{0};  // links look whether it was theirs
+  std::atomic<int> disconnects{0};  // after a change each link checks whether its peer is gone
 
  private:
   std::mutex mutex_;
@@ -67,7 +68,7 @@ class OwnerLink final : public Link {
   Next run() override {
     if (!flush()) return Next::close;
     for (int turn = 0; turn < kTurn; ++turn) {
-      if (answers_.size() > kMaxAnswers) return Next::wait;  // for room in the socket
+      if (answers_.size() > kMaxAnswers) return Next::wait;  // until the socket has room
       const auto outcome = reader_.pump([this](iovec* where, int n) { return read_now(fd(), where, n); });
       for (auto& answer : reader_.answers()) answers_.push_back({std::move(answer), {}, {}, false});
       reader_.answers().clear();
@@ -86,7 +87,7 @@ class OwnerLink final : public Link {
     bool begun = false;
   };
 
-  // A peer that was disconnected since it came.
+  // True if the owner has disconnected this peer since the connection came.
   bool given_up() {
     const int disconnects = host_.disconnects;
     if (disconnects == seen_disconnects_) return false;
@@ -100,7 +101,7 @@ class OwnerLink final : public Link {
     while (!answers_.empty()) {
       from_.clear();
       bool entered = false;
-      Outgoing* last = nullptr;  // with data: nothing goes behind it in this call
+      Outgoing* last = nullptr;  // the last answer of this call; its data, if any, ends the call
       for (Outgoing& out : answers_) {
         if (!std::exchange(out.begun, true)) {
           out.bytes.set({{out.answer.bytes.data(), out.answer.bytes.size()}});
@@ -147,7 +148,7 @@ class OwnerLink final : public Link {
   InboundReader reader_;
   std::deque<Outgoing> answers_;
   std::vector<iovec> from_;
-  bool known_ = false;  // the owner has connected to this peer, too
+  bool known_ = false;  // the owner has connected to this peer
   int seen_disconnects_ = 0;
 };
 
@@ -213,13 +214,13 @@ class TcpTransport final : public PostingTransport<PosterSession, SessionTransfe
   }
   TransferState progress(SessionTransfer& transfer, bool unwanted) override {
     const TransferState state = transfer.session->poll(*transfer.post, unwanted);
-    if (unwanted && state == TransferState::failed) kick();  // there may be an abandon to send
+    if (unwanted && state == TransferState::failed) kick();  // an abandon may have to be sent
     return state;
   }
   RegistrationTable& registrations() const override { return host_.registrations; }
   int64_t strangers() const override { return bootstrap_.refused(); }
 
-  // A peer that has let all connections in.
+  // A peer that has accepted all connections of the session.
   struct Connected {
     std::shared_ptr<PosterSession> session;
     std::vector<Fd> sockets;
@@ -227,7 +228,7 @@ class TcpTransport final : public PostingTransport<PosterSession, SessionTransfe
   Status call(const std::string& address, const std::shared_ptr<Answer<Connected>>& answer) {
     const auto to = parse_transport_address("tcp", address);
     if (!to) return to.error();
-    auto met = std::make_shared<Connected>();  // the loop's thread's
+    auto met = std::make_shared<Connected>();  // only the bootstrap's I/O thread uses it from here on
     met->session = std::make_shared<PosterSession>(address);
     met->session->regions = to.value().regions;
     const size_t n = size_t(std::max(1, options_.connections));
@@ -251,7 +252,7 @@ class TcpTransport final : public PostingTransport<PosterSession, SessionTransfe
 
   mutable Host host_;
   Calls<Connected> calls_;
-  size_t accepted_ = 0;  // the meeting's thread's
+  size_t accepted_ = 0;  // only the bootstrap's I/O thread uses it
   std::vector<std::unique_ptr<Loop>> loops_;
   Bootstrap bootstrap_;
 };

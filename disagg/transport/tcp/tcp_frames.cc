@@ -30,7 +30,7 @@ bool TcpReader::obey() {
   end_payload_if_read();
   while (!reason_) {
     const size_t have = end_ - begin_;
-    if (in_payload_) {  // its first bytes came with its head
+    if (in_payload_) {  // the first bytes of the payload came into the buffer with its head
       const size_t n = std::min(have, payload_left_);
       if (n > 0) {
         const bool entered = enter_payload();
@@ -138,11 +138,11 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
     where.push_back({at, range.bytes});
   }
   if (total != head_.bytes) return fail("the ranges of a frame are not its bytes");
-  // The window's ranges do not change: later pieces of this frame ask only whether it is still open.
+  // The ranges of a registration do not change, so later pieces of this frame only ask whether it is still open.
   allowed_ = registrations_.enter(head_.registration, session_->peer(), op, pieces);
   if (allowed_) registrations_.leave(head_.registration, false);
   if (op == KvOp::write) {
-    if (!allowed_) where.clear();  // addresses that are not ours
+    if (!allowed_) where.clear();  // the registration does not allow these addresses: the payload is dropped
     payload_ = std::move(where);
     return need_payload(total);
   }

@@ -1,18 +1,18 @@
-// The bytes of the tcp wire behind the hello (bootstrap.h). Little-endian structs as they lie in memory.
+// The frames of the tcp transport, which follow the handshake of bootstrap.h on each connection. Heads and tables are
+// little-endian structs, as they lie in memory.
 //
-//   poster -> owner   frames: write (table, payload, seal), read (table), abandon
-//   owner -> poster   data (payload) for a read, and for every frame a placed, which says what
-//                     became of it
+//   initiator -> owner   write (head, table, payload, seal), read (head, table), abandon (head)
+//   owner -> initiator   data (head, payload) for an allowed read; placed (head), the status of a write or read
 //
-// A post is cut into frames of at most kFrameBytes, which any connection of a session carries. The
-// owner counts a post as arrived when it has placed all its frames; abandon says that no more than
-// `n_frames` will come, of a post that was given up. One that is given up in the middle of a frame
-// ends in zeros, as its length was promised: then the seal is zero as well, and it does not count.
+// A transfer (`Transfer`) is cut into frames of at most kFrameBytes, and each frame may take any connection of the
+// initiator's session. The owner counts a transfer as arrived when it has placed all of its frames. An abandon says
+// that only `n_frames` frames of a transfer come. If the initiator gives up in the middle of a frame, it fills the
+// promised length with zeros. The seal is then wrong, so the owner refuses the frame.
 //
-// TcpReader is the half that reads: heads pass through a buffer of fixed size, payload goes where
-// it belongs. What does not follow the rules ends the connection, with a reason.
+// TcpReader is the receiving half of a connection. It reads heads and tables into a buffer of fixed size and payload
+// directly into its destination. An invalid frame ends the connection.
 //
-// Thread safety: a reader belongs to one thread.
+// Thread safety: a reader belongs to one thread. InboundSession: any thread.
 #pragma once
 
 #include <sys/uio.h>
@@ -30,23 +30,23 @@
 namespace xpyd::disagg::tcp {
 
 constexpr uint64_t kTcpVersion = 0x3430'7063'7464'7978;  // "xydtcp04": NodeIdentity::schema
-constexpr size_t kFrameBytes = 1 << 20;                  // payload
-constexpr int kFrameRanges = 1024;                       // IOV_MAX
+constexpr size_t kFrameBytes = 1 << 20;                  // largest payload of a frame
+constexpr int kFrameRanges = 1024;                       // most ranges of a frame: IOV_MAX
 
 constexpr uint64_t kFrameSeal = 0x6c61'6573'6c61'6573;  // "sealseal"
 
 enum class FrameType : uint8_t { write = 1, read, abandon, data, placed };
-enum class FrameStatus : uint8_t { placed, arrived, refused };  // arrived: and the post is whole
+enum class FrameStatus : uint8_t { placed, arrived, refused };  // arrived: placed, and the transfer is complete
 
 struct FrameHead {
   uint32_t magic = kMagic;
   FrameType type = FrameType::write;
   FrameStatus status = FrameStatus::placed;
   uint16_t n_ranges = 0;
-  uint64_t post = 0;  // of the session
+  uint64_t post = 0;  // number of the transfer in its session
   uint32_t frame = 0, n_frames = 0;
   RemoteKey registration;
-  uint64_t bytes = 0;                              // payload; read: that it asks for
+  uint64_t bytes = 0;                              // of the payload; read: of the payload it asks for
   static constexpr uint32_t kMagic = 0x3276'6b78;  // "xkv2"
 };
 static_assert(sizeof(FrameHead) == 48 && sizeof(AddressRange) == 16);
@@ -56,20 +56,22 @@ class TcpReader {
   virtual ~TcpReader() = default;
   enum class Outcome { again, would_block, ended };
 
-  // Reads once with `read(iovec*, n)` -> bytes, 0 (nothing there now) or -1 (ended), and obeys what
-  // is whole. `ended`: reason() says why, if it was the other side's fault.
+  // Calls `read(iovec*, n)` once and handles what is complete. `read` returns the number of bytes, 0 if none are there
+  // now, or -1 if the connection has ended. After `ended`, reason() names the peer's mistake, if it made one.
   template <class Read>
   Outcome pump(Read read);
   const char* reason() const { return reason_; }
 
  protected:
   TcpReader() = default;
-  // The next `need` bytes, contiguous. Says how many it needs after these, or sets a payload.
+  // Gets the next contiguous bytes, as many as were asked for. Calls need_head() or need_payload() if the next part has
+  // another length; fail() ends the connection.
   virtual void on_head(std::span<const std::byte> bytes) = 0;
-  // Around each read into payload_: false: it may not go there, and is dropped.
+  // Called before a read into payload_. If it returns false, the bytes are read and dropped; otherwise leave_payload()
+  // follows the read.
   virtual bool enter_payload() = 0;
   virtual void leave_payload() = 0;
-  virtual void on_payload() = 0;  // all of it has been read
+  virtual void on_payload() = 0;  // the whole payload has been read
 
   void need_head(size_t bytes) { need_ = bytes; }
   void need_payload(size_t bytes) {
@@ -77,30 +79,31 @@ class TcpReader {
     in_payload_ = true;
   }
   void fail(const char* reason) { reason_ = reason_ ? reason_ : reason; }
-  std::vector<iovec> payload_;  // where it goes; the reader moves along it. Empty: it is dropped
+  std::vector<iovec> payload_;  // rest of the payload's destination; empty: the payload is dropped
 
  private:
-  bool obey();  // what the buffer holds; false: it has failed
+  bool obey();  // handles what buffer_ holds; false after fail()
   void advance(size_t bytes);
   void end_payload_if_read();
-  static constexpr size_t kBuffer = 32 << 10;  // the largest table, and some
+  static constexpr size_t kBuffer = 32 << 10;  // twice the largest table
   std::vector<std::byte> buffer_ = std::vector<std::byte>(kBuffer);
   std::vector<std::byte> dropped_;
   std::vector<iovec> where_;
   size_t begin_ = 0, end_ = 0, need_ = sizeof(FrameHead);
   bool in_payload_ = false;
-  size_t payload_left_ = 0, payload_at_ = 0;  // at: the first of payload_ that is not full
+  size_t payload_left_ = 0, payload_at_ = 0;  // bytes; index of the first entry of payload_ that is not full
   const char* reason_ = nullptr;
 };
 
-// The posts of one poster that have come in part, over all its connections.
+// The transfers of one initiator that have arrived in part, over all connections of its session.
 class InboundSession {
  public:
   InboundSession(PeerId peer, RegistrationTable& registrations) : peer_(peer), registrations_(registrations) {}
   PeerId peer() const { return peer_; }
-  // A frame is dealt with; `placed`: not refused. What to answer; nothing: too many posts.
+  // Counts a frame of a transfer. `placed` is false if the frame was refused. Sets `status` for the answer. Returns
+  // false if too many transfers of this session are incomplete.
   bool frame_done(const FrameHead& head, KvOp op, bool placed, FrameStatus& status);
-  bool abandoned(const FrameHead& head);
+  bool abandoned(const FrameHead& head);  // handles an abandon; false as for frame_done()
 
  private:
   struct Transfer {
@@ -114,18 +117,19 @@ class InboundSession {
   std::unordered_map<uint64_t, Transfer> posts_;
 };
 
-// The owner's reader of one connection. Its answers collect in answers(), in order.
+// The owner's reader of one connection. It collects the answers to the frames in answers(), in order. The link sends
+// them, and calls answer() when the data of a read has been sent.
 class InboundReader final : public TcpReader {
  public:
   InboundReader(RegistrationTable& registrations, std::shared_ptr<InboundSession> session)
       : registrations_(registrations), session_(std::move(session)) {}
 
-  // Bytes to send; then, for data, the ranges of the owner's memory that follow them.
+  // A placed, or a data with the ranges of the owner's memory to send behind its head.
   struct Answer {
-    std::vector<std::byte> bytes;
-    FrameHead asked;            // data: the read
-    std::vector<iovec> ranges;  // data: what to send, while the window lets us
-    bool refused = false;       // data: zeros are sent instead
+    std::vector<std::byte> bytes;  // the head
+    FrameHead asked;               // data: the read that it answers
+    std::vector<iovec> ranges;     // data: what to send while the registration is open
+    bool refused = false;          // data: zeros are sent instead
   };
   std::vector<Answer>& answers() { return answers_; }
   PeerId peer() const { return session_->peer(); }
@@ -144,12 +148,12 @@ class InboundReader final : public TcpReader {
   std::vector<Answer> answers_;
   FrameHead head_;
   enum class Next { head, table, seal } next_ = Next::head;
-  bool allowed_ = false;  // every piece of this frame's payload so far
+  bool allowed_ = false;  // the registration has allowed every piece of this frame so far
 };
 
 inline void TcpReader::advance(size_t bytes) {
   payload_left_ -= bytes;
-  if (payload_.empty()) return;  // it is dropped, wherever it was meant to go
+  if (payload_.empty()) return;  // a dropped payload
   while (bytes > 0) {
     iovec& to = payload_[payload_at_];
     const size_t n = std::min(bytes, to.iov_len);
@@ -166,7 +170,7 @@ TcpReader::Outcome TcpReader::pump(Read read) {
     std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
     end_ -= begin_, begin_ = 0;
   }
-  // Payload first, and in the same call the head that follows it. (The buffer is empty then.)
+  // One call reads the rest of the payload and, behind it, the next head. buffer_ is empty while a payload is read.
   where_.clear();
   const size_t payload = in_payload_ ? payload_left_ : 0;
   bool entered = false;

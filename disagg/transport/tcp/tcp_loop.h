@@ -1,7 +1,7 @@
-// Threads that move the bytes of the tcp wire's sockets: each has an epoll set of links and runs those that have
-// something to do, in turn; and what both ends do with a socket.
+// The I/O threads of the tcp transport. A Loop is one thread with an edge-triggered epoll set of links. It runs ready
+// links in turn. The file also has the socket helpers of initiator and owner.
 //
-// Thread safety: Loop's public half from any thread; a link is run by its loop's thread only.
+// Thread safety: any thread may call Loop's public functions. Only its loop's thread runs a link.
 #pragma once
 
 #include <netinet/in.h>
@@ -28,7 +28,8 @@ namespace xpyd::disagg::tcp {
 
 // ---- sockets
 
-// What was moved without blocking; 0: nothing now; -1: the connection has ended.
+// read_now() and send_now() return the bytes that they moved without blocking, 0 if the socket would block, or -1 if
+// the connection has ended.
 inline ssize_t read_now(int fd, iovec* where, int n) {
   while (true) {
     const ssize_t got = readv(fd, where, n);
@@ -50,7 +51,7 @@ inline ssize_t send_now(int fd, std::vector<iovec>& from) {
   }
 }
 
-// What of a list of ranges is still to be sent.
+// The rest of a list of ranges that is being sent.
 class Sending {
  public:
   void set(std::vector<iovec> ranges) { ranges_ = std::move(ranges), at_ = 0; }
@@ -67,7 +68,7 @@ class Sending {
       at_ += from.iov_len == 0;
     }
   }
-  // As many bytes, none of them ours: the other side was promised a length.
+  // Replaces the rest by zeros of the same length, because the frame's head has promised the length to the peer.
   void become_zeros() {
     alignas(64) static const std::byte kZeros[64 << 10] = {};
     size_t left = 0;
@@ -84,9 +85,9 @@ class Sending {
 
 // ---- links
 
-constexpr int kTurn = 8;  // reads or writes before another link's turn
+constexpr int kTurn = 8;  // reads or writes of one link before the loop runs the next link
 
-// A non-blocking socket and what is read from and written to it.
+// One connection: a non-blocking socket and the state of its two directions.
 class Link {
  public:
   explicit Link(Fd socket) : socket_(std::move(socket)) {
@@ -99,7 +100,8 @@ class Link {
   Link& operator=(const Link&) = delete;
   int fd() const { return socket_.get(); }
   enum class Next { wait, again, close };
-  // Reads and writes until it would block (wait), or for its share of time (again).
+  // Reads and writes at most kTurn times each. Returns wait if the socket would block, again if there is more to do
+  // now, and close if the connection has to end.
   virtual Next run() = 0;
 
  private:
@@ -125,11 +127,11 @@ class Loop {
     }
     kick();
   }
-  // All links are run once: there may be something new for them.
+  // Runs every link once, because there may be new work for them.
   void kick() {
     if (!kicked_.exchange(true)) eventfd_write(wake_.get(), 1);
   }
-  void stop() {  // and closes all links
+  void stop() {  // ends the thread and closes all links
     if (!thread_.joinable()) return;
     stop_ = true;
     eventfd_write(wake_.get(), 1);
@@ -156,7 +158,7 @@ class Loop {
           eventfd_read(wake_.get(), &ignored);
         }
       }
-      // Once a second all are run, for those that wait for a time to pass.
+      // Every link runs about once a second, so that it sees that its session has died on another loop.
       const bool sweep = n == 0 && next.empty();
       if (sweep || kicked_.exchange(false) || clock.now() > swept_s + 1) {
         swept_s = clock.now();
@@ -185,7 +187,7 @@ class Loop {
   const Fd epoll_{epoll_create1(EPOLL_CLOEXEC)}, wake_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   std::mutex mutex_;
   std::vector<std::unique_ptr<Link>> added_;
-  std::vector<std::unique_ptr<Link>> links_;  // the thread's
+  std::vector<std::unique_ptr<Link>> links_;  // only the thread uses it
   std::atomic<bool> kicked_{false}, stop_{false};
   std::thread thread_;
 };

@@ -22,7 +22,7 @@ class AnswerReader final : public TcpReader {
       return fail("an answer of no type that an owner sends");
     payload_.clear();
     post_ = session_.find(head.post);
-    if (post_) {  // what was asked for, not what the owner says
+    if (post_) {  // the destination comes from the own read, never from the owner's answer
       if (post_->what.op != KvOp::read || head.frame >= post_->frames.size() ||
           post_->frames[head.frame].bytes != head.bytes)
         return fail("data that nobody asked for");
@@ -37,14 +37,14 @@ class AnswerReader final : public TcpReader {
   void on_payload() override { post_.reset(); }
 
   PosterSession& session_;
-  std::shared_ptr<Transfer> post_;  // whose data comes
+  std::shared_ptr<Transfer> post_;  // the read whose data is arriving
 };
 
 class PosterLink final : public Link {
  public:
   PosterLink(Fd socket, std::shared_ptr<PosterSession> session)
       : Link(std::move(socket)), session_(std::move(session)), reader_(*session_) {}
-  ~PosterLink() override { session_->give_up(); }  // a session is whole or not at all
+  ~PosterLink() override { session_->give_up(); }  // the loss of one connection ends the session
 
   Next run() override {
     if (session_->dead()) return Next::close;
@@ -116,13 +116,13 @@ class PosterLink final : public Link {
 
   const std::shared_ptr<PosterSession> session_;
   AnswerReader reader_;
-  std::shared_ptr<Transfer> post_;  // of which a frame is being sent
+  std::shared_ptr<Transfer> post_;  // the transfer whose frame is being sent
   std::vector<std::byte> head_bytes_;
   std::vector<AddressRange> ranges_;
   std::vector<iovec> from_;
   uint64_t seal_ = kFrameSeal;
   Sending head_, data_;
-  bool zeros_ = false;  // its post was given up in the middle of this frame
+  bool zeros_ = false;  // the transfer was given up in the middle of this frame
 };
 
 }  // namespace

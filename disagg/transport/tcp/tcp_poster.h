@@ -1,4 +1,5 @@
-// The poster's half of the tcp wire: posts, cut into frames, and the connections to one owner that they go over.
+// The initiator's half of the tcp transport. cut() cuts a transfer into frames. A PosterSession has the transfers to
+// one owner. A link on each connection takes the next frame of the session when its socket has room.
 //
 // Thread safety: PosterSession: any thread.
 #pragma once
@@ -18,29 +19,30 @@
 namespace xpyd::disagg::tcp {
 
 struct Frame {
-  size_t first = 0, n = 0;  // of Transfer::copies
+  size_t first = 0, n = 0;  // part of Transfer::copies
   size_t bytes = 0;
 };
 
 struct Transfer {
   uint64_t id = 0;
   KvTransfer what;
-  std::vector<Copy> copies;  // none is in two frames
+  std::vector<Copy> copies;  // each lies in one frame
   std::vector<Frame> frames;
-  // Guarded by the session's mutex.
+  // The session's mutex guards the rest.
   uint32_t begun = 0, answered = 0;  // frames
-  int inside = 0;                    // links that are in the local rows at this moment
+  int inside = 0;                    // links that access the local rows now
   bool arrived = false, refused = false;
-  bool given_up = false;  // nobody goes into the local rows any more
+  bool given_up = false;  // no link enters the local rows any more
 };
+// Fills post.copies and post.frames. Splits copies where a frame would exceed kFrameBytes.
 void cut(const TransferPlan& plan, Transfer& post);
 
 class PosterSession {
  public:
   explicit PosterSession(const std::string& address_) : address(address_) {}
   const std::string address;
-  const uint64_t number = random_secret();
-  std::vector<AddressRange> regions;  // of the owner; before the first link
+  const uint64_t number = random_secret();  // the owner joins the connections of one session by it
+  std::vector<AddressRange> regions;        // the owner's KV memory; set before the first link exists
   bool dead() const { return dead_; }
   void give_up() { dead_ = true; }
 
@@ -49,7 +51,8 @@ class PosterSession {
     posts_[post->id] = post;
     unsent_.push_back(post);
   }
-  // In flight, or settled and forgotten. `give_up`: it is not wanted any more.
+  // Returns the state of the transfer, and forgets it once it is done or failed. With `give_up` it is to end early. It
+  // stays in flight while a link accesses its local rows.
   TransferState poll(Transfer& post, bool give_up) {
     std::lock_guard lock(mutex_);
     const bool done = post.arrived && post.answered == post.frames.size();
@@ -63,7 +66,7 @@ class PosterSession {
     return done ? TransferState::done : TransferState::failed;
   }
 
-  // For links: what to send next.
+  // For the links. Takes the next abandon, or returns false.
   bool next_control(FrameHead& head) {
     std::lock_guard lock(mutex_);
     if (control_.empty()) return false;
@@ -71,6 +74,7 @@ class PosterSession {
     control_.pop_front();
     return true;
   }
+  // Takes the next frame of the oldest unsent transfer, or returns null.
   std::shared_ptr<Transfer> next_frame(uint32_t& frame) {
     std::lock_guard lock(mutex_);
     if (unsent_.empty()) return nullptr;
@@ -84,6 +88,7 @@ class PosterSession {
     auto found = posts_.find(post);
     return found == posts_.end() ? nullptr : found->second;
   }
+  // Surrounds each access to the local rows. If enter() returns false, the transfer was given up.
   bool enter(Transfer& post) {
     std::lock_guard lock(mutex_);
     if (post.given_up) return false;
@@ -107,8 +112,8 @@ class PosterSession {
  private:
   std::atomic<bool> dead_{false};
   std::mutex mutex_;
-  std::unordered_map<uint64_t, std::shared_ptr<Transfer>> posts_;  // not settled
-  std::deque<std::shared_ptr<Transfer>> unsent_;                   // frames of them
+  std::unordered_map<uint64_t, std::shared_ptr<Transfer>> posts_;  // neither done nor failed
+  std::deque<std::shared_ptr<Transfer>> unsent_;                   // transfers with frames that no link has taken
   std::deque<FrameHead> control_;
 };
 
