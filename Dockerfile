@@ -1,6 +1,6 @@
 # docker build -t xpyd . && docker run --rm --network host xpyd      then http://127.0.0.1:8000, on this machine alone
-# Compiled in one stage and copied into another that holds what the binary is linked with. Its commands were run in a chroot
-# (tools/check-dockerfile), not by docker.
+# The first stage compiles. The second one holds the binary and the libraries that it is linked with. tools/check-dockerfile has
+# run these commands in a chroot; docker itself has not run them.
 FROM debian:13-slim AS build
 WORKDIR /xpyd
 COPY . .
@@ -9,7 +9,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends make && make in
 FROM debian:13-slim
 RUN apt-get update && apt-get install -y --no-install-recommends libboost-program-options1.83.0 libibverbs1 libzmq5 libssl3t64 && rm -rf /var/lib/apt/lists/*
 COPY --from=build /installed/ /
-# Nobody needs root: KV over shared memory is a memfd, models are read.
+# xpyd does not need root: KV in shared memory uses memfds, and models are only read.
 USER 65534:65534
 ENTRYPOINT ["xpyd"]
 CMD ["serve", "--topology", "1P1D"]

@@ -1,13 +1,14 @@
-"""What a result says about a claim: the spread of what was seen, against a paper's figure and against our arithmetic.
+"""Turns results into verdicts about claims. The interval of the samples is compared with a paper's figure and with our arithmetic.
 
-An interval is inside a range, outside, or across its edge; across it nothing is decided, however near the middle is.
+An interval lies inside a range, outside it, or across its edge. If it lies across the edge, the claim is undecided, however
+close the median is to the middle of the range.
 """
 import random
 import statistics
 from dataclasses import dataclass
 
 RESAMPLES = 1000
-# Of fewer samples no resampling makes a 95 % interval (5 equal halves of a coin: 94 %): the whole range seen.
+# With fewer samples no bootstrap gives a 95 % interval (the extremes of 5 samples cover 94 %), so the whole range is taken.
 FEWEST = 6
 
 VERDICTS = ["agrees with the paper", "differs from the paper", "agrees with arithmetic", "differs from arithmetic",
@@ -15,7 +16,7 @@ VERDICTS = ["agrees with the paper", "differs from the paper", "agrees with arit
 
 
 def interval(numbers):
-    """95 % bootstrap interval of the median, by percentiles; the same on every call."""
+    """95 % bootstrap interval of the median, by percentiles. Every call with the same numbers returns the same interval."""
     if len(numbers) < FEWEST or min(numbers) == max(numbers):
         return min(numbers), max(numbers)
     dice = random.Random(1)
@@ -24,8 +25,8 @@ def interval(numbers):
 
 
 def against(low, high, least, most):
-    """An interval against the range [least, most]."""
-    slack = 1e-9 * max(abs(least), abs(most))  # of binary fractions
+    """Compares the interval [low, high] with the range [least, most]."""
+    slack = 1e-9 * max(abs(least), abs(most))  # rounding of binary fractions
     if least - slack <= low and high <= most + slack:
         return "agrees"
     return "differs" if high < least - slack or low > most + slack else "undecided"
@@ -33,7 +34,7 @@ def against(low, high, least, most):
 
 @dataclass
 class Estimate:
-    """A number that brings its own interval: of counts, where to ask once more gives the same."""
+    """A number with an interval of its own. It is for counts, where a repeated measurement gives the same count."""
     middle: float
     low: float
     high: float
@@ -41,7 +42,7 @@ class Estimate:
 
 
 def _root(rises, low, high):
-    """Where a function that rises becomes positive."""
+    """The argument at which an increasing function becomes positive."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if rises(middle) > 0 else (middle, high)
@@ -49,18 +50,19 @@ def _root(rises, low, high):
 
 
 def share(right, n):
-    """A share of n, with Wilson's interval of 95 %."""
+    """The share right / n, with Wilson's 95 % interval."""
     z, p = 1.959964, right / n
     centre, half = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** .5
     return Estimate(p, (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n), n)
 
 
 def lost(lost_, won, n):
-    """(lost - won) / n of n questions that two answered, of which one alone had `lost_` right and the other `won`: paired,
-    with Tango's score interval of 95 % (1998: McNemar's test, inverted). None lost and none won is no (0, 0)."""
+    """Returns (lost - won) / n for n questions that two configurations answer. `lost_` counts the questions that only the first
+    one answers correctly, `won` those that only the second one does. The interval is Tango's 95 % score interval for paired
+    proportions (1998), which inverts McNemar's test. With no question lost and none won it is still not (0, 0)."""
     def score(d):
         b = (2 * n - lost_ + won) * d - lost_ - won
-        q = ((b * b + 8 * n * won * d * (1 - d)) ** .5 - b) / (4 * n)  # the likeliest share of `won`, if d is right
+        q = ((b * b + 8 * n * won * d * (1 - d)) ** .5 - b) / (4 * n)  # the most likely share of `won` if the difference is d
         return (n * d - lost_ + won) / max(n * (2 * q + d * (1 - d)), 1e-300) ** .5
     difference = (lost_ - won) / n
     return Estimate(difference, _root(lambda d: score(d) + 1.959964, -1, difference),
@@ -72,11 +74,11 @@ READ = {"paper": "", "summary": ", from a summary", "memory": ", from memory"}
 
 @dataclass
 class Printed:
-    """A published figure: in words, and as the range in which ours counts as the same (none: nothing to compare)."""
+    """A published figure: its text, and the range in which our figure counts as the same (without one nothing is compared)."""
     text: str
     low: float = None
     high: float = None
-    read: str = "paper"  # where the figure was read: the paper (or its code and documents), a summary of it, from memory
+    read: str = "paper"  # source of the figure: the paper (or its code and documents), a summary of the paper, or memory
 
     def known(self):
         return READ[self.read]
@@ -86,8 +88,8 @@ class Printed:
 
 
 def printed(text, low=None, high=None, read="paper"):
-    """A range is what was published. A single figure stands for itself and 5 % around it, and where it is a ratio for
-    no more than a quarter of the effect that it claims: 1.05 is not reproduced by 1."""
+    """A range is compared as it was published. A single figure gets 5 % on each side. If it is a ratio, the margin is also at
+    most a quarter of the effect that the ratio claims, so that 1 does not reproduce 1.05."""
     if low is not None and high is None:
         near = min(.05 * abs(low), abs(low - 1) / 4) if low != 1 else .05
         low, high = low - near, low + near
@@ -101,12 +103,12 @@ class Evidence:
     low: float = None
     high: float = None
     n: int = 0
-    paper: str = ""  # agrees, differs, undecided; "": no figure to compare
+    paper: str = ""  # "agrees", "differs" or "undecided"; "": no figure to compare
     arithmetic: str = ""
-    trouble: str = ""  # why it is not run
+    trouble: str = ""  # why it was not run
 
     def words(self):
-        """The verdict, and the other comparison where it says something else."""
+        """The verdict. The comparison with our arithmetic is added if it says something else than that with the paper."""
         if self.paper and self.arithmetic and self.paper != self.arithmetic:
             return f"{self.verdict}; {self.arithmetic} with arithmetic".replace("differs with", "differs from").replace(
                 "undecided with", "undecided against")
@@ -114,7 +116,8 @@ class Evidence:
 
 
 def decide(numbers, least, most, paper):
-    """`numbers`: one a sample, or one Estimate. `least`, `most`: our arithmetic. `paper`: Printed or None."""
+    """`numbers` has one number a sample, or holds one Estimate. `least` and `most` come from our arithmetic. `paper` is a
+    Printed or None."""
     if isinstance(numbers[0], Estimate):
         one, = numbers
         low, high = one.low, one.high

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Runs experiments, keeps their results, compares them with what was expected. Only the standard library.
+"""Runs experiments, keeps their results, and compares them with the expected ranges. It needs only the standard library.
 
-    run.py run [NAME...]      measure what is missing (all this machine can)
-    run.py check              the same, then the evidence for every claim (--no-run: only that), and of all claims the state of
-                              every table of the notes and papers (tables.py); fails where something differs for no reason given
+    run.py run [NAME...]      measure what is missing (without a name: everything that this machine can run)
+    run.py check              the same, then print the evidence for every claim (--no-run: only that). Without names it also prints
+                              the state of every table of the notes and papers (tables.py). It fails if a result differs and
+                              no reason is given.
     run.py readme             rewrite CLAIMS.md, ranges.csv and the tables in README.md (--check: only say whether they are up
-                              to date); refuses a range that was changed after a run without an amendment
-    run.py log                offload_cost/trace's spans as an event log (disagg/request_trace.h), for `xpyd trace FILE`: steps, and copies as wires
-    run.py list               names, devices, the minutes that their last run took, and the sum
+                              to date). It refuses a range that was changed after a run without an amendment.
+    run.py log                print the spans of offload_cost/trace as an event log (disagg/request_trace.h) for `xpyd trace FILE`: steps
+                              as steps, copies as transfers
+    run.py list               print names, devices, the minutes that each last run took, and their sum
+    run.py sources            print the sources stamp of each result file as JSON, for a bundle without sources
 
-A point that is in the result file is not measured again: files are stamped with hashes of the sources that
-they depend on (sources.py), the machine and the seed, and a file with another stamp is set aside, never overwritten.
+A point that is already in the result file is not measured again. Each file is stamped with hashes of the sources that it
+depends on (sources.py), the machine and the seed. A file with another stamp is set aside, never overwritten.
 """
 import argparse
 import concurrent.futures
@@ -50,8 +53,8 @@ sources_below = functools.lru_cache(Sources)
 
 
 def sources_stamp(root, claim):
-    """Of what the experiment's result depends on."""
-    kept = os.path.join(root, "experiments", "sources.json")  # a bundle has no sources
+    """The hash of everything that the experiment's result depends on."""
+    kept = os.path.join(root, "experiments", "sources.json")  # a bundle (make gpu-bundle) has no sources
     if os.path.exists(kept):
         with open(kept, encoding="utf-8") as file:
             return json.load(file)[claim.file]
@@ -59,7 +62,7 @@ def sources_stamp(root, claim):
 
 
 class Progress:
-    """One line on a terminal, redrawn; nothing elsewhere."""
+    """One progress line, redrawn on a terminal. Elsewhere it prints nothing."""
 
     def __init__(self, label, done, total):
         self.label, self.done, self.total, self.first = label, done, total, done
@@ -85,7 +88,7 @@ class Progress:
 
 
 class Program:
-    """One `xpyd_experiments run NAME`, asked point by point; started again if a point ends it."""
+    """One process `xpyd_experiments run NAME`, which is asked point by point. If a point ends it, it is started again."""
 
     def __init__(self, runner, claim):
         self.words = [runner.options.bin, "run", claim.name, *runner.settings(claim)]
@@ -108,7 +111,7 @@ class Program:
         if line.endswith("\n"):
             reply = json.loads(line)
             if self.counted and "rows" in reply:
-                self.close()  # it writes its count at its end
+                self.close()  # callgrind writes its count when the process ends
                 with open(self.counted.name) as file:
                     count = re.search(r"^totals: (\d+)", file.read(), re.M)
                 reply["rows"] = [{**row, "instructions": int(count.group(1))} for row in reply["rows"]]
@@ -136,7 +139,7 @@ class Runner:
         self.peaks = {}
 
     def call(self, *words):
-        """(exit code, stdout, last line of stderr) of the program."""
+        """Runs the program to its end. Returns (exit code, stdout, last line of stderr)."""
         try:
             done = subprocess.run([self.options.bin, *words], cwd=ROOT, capture_output=True, text=True)
         except OSError as error:
@@ -151,7 +154,7 @@ class Runner:
         return json.loads(out)
 
     def missing(self, claim):
-        """Why this machine cannot run it, or ''."""
+        """Why this machine cannot run the claim; "" if it can."""
         self.machine = self.machine or self.answer("machine")
         if claim.device == "cuda" and self.machine["cuda_missing"]:
             return self.machine["cuda_missing"]
@@ -171,7 +174,7 @@ class Runner:
         return words + (["--tiny"] if self.options.tiny else [])
 
     def stamp(self, claim):
-        """What must be equal for two results to be of one kind, then what one only wants to know."""
+        """(stamp that two comparable results must share, further facts for the reader)."""
         self.missing(claim)
         must = {
             "experiment": claim.name,
@@ -187,7 +190,7 @@ class Runner:
         return os.path.join(self.options.results, claim.file)
 
     def stale(self, claim, table):
-        """Why the file is not of these sources on this machine, or ''."""
+        """Why the file does not belong to these sources on this machine; "" if it does."""
         must, _ = self.stamp(claim)
         for key, value in must.items():
             if table.stamp.get(key, "?") != value:
@@ -197,7 +200,7 @@ class Runner:
         return ""
 
     def open(self, claim):
-        """The table to go on with; what cannot be gone on with is set aside."""
+        """The table to continue. A file that cannot be continued is set aside first."""
         path = self.path(claim)
         if os.path.exists(path):
             try:
@@ -224,14 +227,14 @@ class Runner:
         return Table(path, {**must, **more, "peaks": self.peaks[claim.device], "begun": date})
 
     def plan(self, claim):
-        """[(hash, repetition, parameters)]: all points, then all again, so that contestants interleave."""
+        """[(hash, repetition, parameters)]: all points once, then all again, so that the configurations take turns."""
         points = self.answer("points", claim.name, *self.settings(claim))
         repeats = min(claim.repeats, self.options.repeats or claim.repeats)
         return [(point_hash(claim.name, claim.device, self.options.seed, self.options.tiny, p), r, p)
                 for r in range(repeats) for p in points]
 
     def run(self, claim):
-        """Measures what is missing. True: complete."""
+        """Measures what is missing. Returns True if the result is then complete."""
         why = self.missing(claim)
         if why:
             print(f"{claim.name} ({claim.device}): not run: {why}")
@@ -253,7 +256,7 @@ class Runner:
                 programs.append(mine.program)
             return mine.program.ask(unit[2])
 
-        # What reads no clock of this machine is asked of as many programs as there are cores; the rest of one.
+        # A claim that reads no clock of this machine runs in as many processes as there are cores; a timed claim runs in one.
         timed = any(claim.how_of(e) == "measured" for e in claim.expect)
         pool = concurrent.futures.ThreadPoolExecutor(1 if timed else len(os.sched_getaffinity(0)))
         replies = (pool.submit(ask, unit).result() for unit in todo) if timed else pool.map(ask, todo)
@@ -270,7 +273,7 @@ class Runner:
         pool.shutdown()
         for program in programs:
             program.close()
-        if todo and not timed:  # what idle cores would have taken, however busy these were
+        if todo and not timed:  # the CPU time spread over idle cores, however busy they were
             ended = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu = ended.ru_utime + ended.ru_stime - busy.ru_utime - busy.ru_stime
             table.stamp["seconds"] = f"{spent + cpu / len(os.sched_getaffinity(0)):.0f}"
@@ -286,7 +289,7 @@ class Runner:
 
 
 def minutes(results, claim):
-    """What the last run took, on two idle cores (its stamp); None: there was none."""
+    """Minutes that the last run took on two idle cores, from its stamp; None if there was no run."""
     try:
         return float(Table.load(os.path.join(results, claim.file)).stamp["seconds"]) / 60
     except (TableError, KeyError):
@@ -299,7 +302,7 @@ def took(results, claim):
 
 
 def evidence(claim, table):
-    """[(expectation, Evidence)] of a claim, from its rows alone."""
+    """[(expectation, Evidence)] of a claim, from the rows of its result file alone."""
     found = []
     for e in claim.expect:
         try:
@@ -313,7 +316,7 @@ def evidence(claim, table):
 
 
 def seen(e, found):
-    """Median, interval, samples."""
+    """The median, its interval and the number of samples, as text."""
     if found.n == 0:
         return ""
     text = e.show(found.middle)
@@ -323,12 +326,12 @@ def seen(e, found):
 
 
 def unexplained(e, found):
-    """Whether it differs, and nobody has said why."""
+    """Whether the result differs and the claim gives no reason."""
     return found.paper == "differs" and not e.differs or found.arithmetic == "differs" and not (found.paper and e.differs)
 
 
 def verdict(runner, claim):
-    """(state of the result file, [(expectation, Evidence)]) of one claim, from its file alone."""
+    """(state of the result file, [(expectation, Evidence)]) of one claim, from its result file alone."""
     path = runner.path(claim)
     missing = runner.missing(claim)
     if not os.path.exists(path):
@@ -352,7 +355,7 @@ def verdict(runner, claim):
 
 
 def check(runner, claims):
-    """Prints the evidence for every claim. True: nothing differs for a reason that nobody gave, and nothing failed."""
+    """Prints the evidence for every claim. Returns True if nothing failed and every difference has a reason."""
     counts, good, due, every = {}, True, [], {}
     for claim in claims:
         state, found = verdict(runner, claim)
@@ -369,8 +372,8 @@ def check(runner, claims):
                   f" ({claim.how_of(e)}; arithmetic {e.range(e.low, e.high)}" + (f"; paper {e.paper.text})" if e.paper else ")"))
             if unexplained(e, one):
                 good = False
-                print("      for no reason given")
-    print("\n" + ", ".join(f"{counts[word]} {word}" for word in VERDICTS if word in counts))
+                print("      no reason is given")
+    print("\n" + "; ".join(f"{word}: {counts[word]}" for word in VERDICTS if word in counts))
     def sum_of(some):
         return f"{sum(minutes(runner.options.results, c) or 0 for c in some):.0f} minutes"
     print(f"all of them took {sum_of(c for c in claims if not runner.missing(c))} when they were run; to be measured, stale or missing: "
@@ -381,12 +384,12 @@ def check(runner, claims):
 
 
 def keyed(claim, found):
-    """{`experiment: label`: (Claim, Expect, Evidence)}, as tables.py asks for it."""
+    """{`experiment: label`: (Claim, Expect, Evidence)}, the form that tables.py reads."""
     return {f"{claim.anchor}: {e.label}": (claim, e, one) for e, one in found}
 
 
 def tables_in_words(found):
-    """Every table and figure of the notes and papers, what rebuilds it, and its state."""
+    """Every table and figure of the notes and papers, the experiments that rebuild it, and its state, as text."""
     all_, counts = states(found)
     out, of = ["\ntables and figures of the notes and papers:"], ""
     for row, word, notes in all_:
@@ -399,7 +402,7 @@ def tables_in_words(found):
 
 
 def tables_page(found):
-    """The same, of CLAIMS.md."""
+    """The same list as a section of CLAIMS.md."""
     all_, counts = states(found)
     out = [f"\n## Tables and figures of the notes and papers\n\n{counts}.\n", "| of | what | shows | state | by | how, why, and what is not here |", "|---|---|---|---|---|---|"]
     for row, word, notes in all_:
@@ -422,7 +425,7 @@ def published(e):
 
 
 def results(runner):
-    """[(claim, table or None, [(expectation, Evidence)])]."""
+    """[(claim, table or None, [(expectation, Evidence)])] of all claims."""
     all_ = []
     for claim in CLAIMS:
         try:
@@ -434,7 +437,7 @@ def results(runner):
 
 
 def claims_page(runner):
-    """CLAIMS.md."""
+    """The text of CLAIMS.md."""
     all_ = results(runner)
     out = [PAGE_HEAD, tables_page({key: value for claim, _, found in all_ for key, value in keyed(claim, found).items()})]
     for claim, table, found in all_:
@@ -472,16 +475,16 @@ def claims_page(runner):
 
 PAGE_HEAD = """# Claims, one by one
 
-Made by `experiments/run.py readme` from [claims.py](claims.py), [tables.py](tables.py) and the [results](results). What the words
-mean stands in [README.md](README.md#how-to-read-a-verdict). Whose table or figure a claim belongs to stands in its row; where
-nothing does, we know of none that prints it."""
+`experiments/run.py readme` makes this page from [claims.py](claims.py), [tables.py](tables.py) and the [results](results).
+[README.md](README.md#how-to-read-a-verdict) explains the verdicts. The column *of* names the table or figure to which a claim belongs. If
+it is empty, we know of none that prints the claim."""
 
 
 def readme_table(runner):
-    """At a glance: a row an experiment, its parts together."""
+    """The table of README.md: one row an experiment, with all its parts."""
     all_ = results(runner)
     total = {word: sum(one.verdict == word for _, _, found in all_ for _, one in found) for word in VERDICTS}
-    rows = ["**" + f"{sum(total.values())} claims: " + ", ".join(f"{total[word]} {word}" for word in VERDICTS if total[word]) + ".**\n",
+    rows = ["**" + f"{sum(total.values())} claims. " + "; ".join(f"{word}: {total[word]}" for word in VERDICTS if total[word]) + ".**\n",
             "| experiment | question | how | = paper | ≠ paper | = arithmetic | ≠ arithmetic | undecided | not run |",
             "|---|---|---|---:|---:|---:|---:|---:|---:|"]
     for experiment in dict.fromkeys(claim.experiment for claim, _, _ in all_):
@@ -495,13 +498,13 @@ def readme_table(runner):
 
 
 def ranges_of(claims):
-    """{(experiment, label): (low, high, amended)}: what stands in ranges.csv."""
+    """{(experiment, label): (low, high, amended)}, the content of ranges.csv."""
     return {(c.anchor, e.label): (str(e.low), str(e.high), e.amended) for c in claims for e in c.expect}
 
 
 def unamended(old, claims):
-    """What is wrong with ranges that are not those of `old`, of experiments that have run: a change says its date, what the
-    range was and why, and so does a claim that is new among others; what was said does not go away."""
+    """Complaints about ranges that differ from `old`, for experiments that have run. A changed range must state its date, the
+    range before, and why; a new claim among old ones must give its reason. An amendment must not be removed."""
     wrong, known = [], {experiment for experiment, _ in old}
     for claim in claims:
         for e in claim.expect:
@@ -559,7 +562,7 @@ def readme(runner, only_check):
 
 
 def span_log(table):
-    """Lines of an event log: the first round of offload_cost/trace's first sample, a part of it as an instance."""
+    """Lines of an event log: the first round of the first sample of offload_cost/trace. Each part becomes an instance."""
     first = table.samples()[0]
     lines = [{"xpyd_event_log": 1, "options": {}}]
     for number, row in enumerate(first.select(round=first.distinct("round")[0])):
@@ -577,15 +580,15 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "check", "readme", "log", "list", "sources"])
     parser.add_argument("names", nargs="*", help="experiments; none: all")
-    parser.add_argument("--bin", default="build/release/xpyd_experiments", help="the program")
+    parser.add_argument("--bin", default="build/release/xpyd_experiments", help="the program that measures")
     parser.add_argument("--results", default=os.path.join(HERE, "results"), help="folder of the CSVs")
     parser.add_argument("--device", default="", help="only claims of this device: cpu or cuda")
-    parser.add_argument("--repeats", type=int, default=0, help="at most so many repetitions; 0: as the claim says")
+    parser.add_argument("--repeats", type=int, default=0, help="at most this many repetitions; 0: as many as the claim says")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--traces", default="../shared/traces", help="folder of the Mooncake traces")
-    parser.add_argument("--tiny", action="store_true", help="sizes for a test")
-    parser.add_argument("--no-run", action="store_true", help="check: compare what is there")
-    parser.add_argument("--check", action="store_true", help="readme: do not write")
+    parser.add_argument("--tiny", action="store_true", help="small sizes, for a test")
+    parser.add_argument("--no-run", action="store_true", help="check: measure nothing, compare the results that exist")
+    parser.add_argument("--check", action="store_true", help="readme: write nothing, only say what is not up to date")
     options = parser.parse_args()
     options.bin = os.path.abspath(os.path.join(ROOT, options.bin))
     if not os.path.isdir(os.path.join(ROOT, options.traces)):

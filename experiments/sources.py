@@ -1,13 +1,13 @@
-"""Which files an experiment's result depends on, and the hash of what the compiler sees of them: an edit elsewhere, a
-comment, another layout, another name or namespace, another file of the room for the same function leave the result what
-it is.
+"""Finds the files that an experiment's result depends on, and hashes what the compiler sees of them. Edits of other files do
+not change the hash. Nor do comments, layout, a renamed identifier or namespace, or a function that moves to another file of
+its room (the top-level folder).
 
-From the file that registers the experiment, every quoted path of this repository is followed: what is included, and
-what is read or carried inside (models, a page). A header brings what implements it: x.h brings x.cc, and x_y.cc
-unless there is an x_y.h; what names do not tell stands in IMPLEMENTED. test_run.py compares the outcome with what the
-linker and the compiler saw.
+The search starts at the file that registers the experiment. It follows every quoted path of this repository: included
+headers, and files that are read or embedded (models, a page). A header leads to its implementation: x.h leads to x.cc, and
+to x_y.cc unless x_y.h exists. IMPLEMENTED lists the cases that names do not reveal. test_run.py compares the outcome with
+what the linker and the compiler saw.
 
-xpyd_experiments' main.cc does not count: it passes points in and rows out.
+The main.cc of xpyd_experiments does not count, because it only passes points in and rows out.
 """
 import hashlib
 import os
@@ -16,7 +16,7 @@ import re
 ROOMS = ("base", "allocator", "attention", "model", "batch", "disagg", "server", "experiments")
 APART = ("bench", "gpu", "results", "demo_model")  # folders of other programs
 
-LLAMA = ["model/llama/llama.cc", "model/weights/weights.cc"]  # of model.h, which is also of those who compute nothing
+LLAMA = ["model/llama/llama.cc", "model/weights/weights.cc"]  # implement model.h, which files that compute nothing include, too
 IMPLEMENTED = {
     "allocator/kv_memory.h": ["allocator/schemes.cc"],
     "attention/attention.h": ["attention/variants.cc"],
@@ -31,7 +31,7 @@ IMPLEMENTED = {
     "experiments/simulate/cluster.h": ["experiments/simulate/result.cc"],
     "experiments/simulate/traces.h": ["experiments/simulate/generate.cc"],
     "experiments/paged_attention.cc": LLAMA,
-    "experiments/failure_timeline.cc": ["server/main.cc"],  # it starts `xpyd worker` processes, and tests/netns/run `xpyd serve`
+    "experiments/failure_timeline.cc": ["server/main.cc"],  # starts `xpyd worker` processes, and `xpyd serve` through tests/netns/run
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/vattention_speed.cc": LLAMA,
     "model/cuda/gemm_cuda.h": ["model/cuda/gemv_sm90.cu"],
@@ -48,8 +48,8 @@ IMPLEMENTED = {
 
 QUOTED = re.compile(r'"((?:%s)/[\w./-]+)' % "|".join(ROOMS))
 NAMESPACE = re.compile(rb"\bnamespace ([\w:]+) \{")
-FLAGS = re.compile(r"(_avx2\.cc|\.cu)?$")  # those that the Makefile compiles otherwise
-TABLES = {  # whose rows stand in files of their names, below this folder
+FLAGS = re.compile(r"(_avx2\.cc|\.cu)?$")  # files that the Makefile compiles with other flags
+TABLES = {  # table -> pattern of its rows' names, and the folder in which the files of these names are
     "disagg/transport/transports.h": (re.compile(rb"\bmake_(\w+)_transport\("), "disagg/transport/"),
     "allocator/schemes.cc": (re.compile(rb"^KvScheme (\w+)_scheme\(\);", re.M), "allocator/"),
 }
@@ -65,13 +65,13 @@ KEYWORDS = FLOW | set(b"""alignas alignof auto bool break catch char class conce
     noexcept nullptr override private protected public register reinterpret_cast requires short signed static static_assert static_cast std
     struct switch template this thread_local true try typedef typeid union unsigned using virtual void volatile while""".split())
 TYPE = re.compile(rb"[A-Z][a-z]")
-DECLARED = (b"=", b";", b",", b")", b"{", b"(", b":", b"[")  # what follows the name of a variable
-GOES_ON = (b";", b",", b"{", b"(", b"catch")  # after the } of a type, an initialiser, a lambda, a function that is one try
+DECLARED = (b"=", b";", b",", b")", b"{", b"(", b":", b"[")  # tokens that may follow the name of a variable
+GOES_ON = (b";", b",", b"{", b"(", b"catch")  # tokens that continue a declaration after the } of a type, an initialiser, a lambda or a function-try-block
 
 
 def tokens(text):
-    """The tokens of a C++ file, a directive of the preprocessor being one: no comment, no layout. Neighbouring literals
-    are one text, which clang-format parts where the line ends."""
+    """The tokens of a C++ file, without comments and layout. A preprocessor directive is one token. Adjacent string literals
+    are joined, because clang-format splits them at the end of a line."""
     found = []
     for match in TOKEN.finditer(text.replace(b"\\\n", b" ")):
         if match["directive"] is not None:  # ends with its line
@@ -85,10 +85,10 @@ def tokens(text):
 
 
 def declarations(words):
-    """The set of a file's declarations, tuples of tokens: what stands between brackets or #if and #endif is whole.
+    """The set of a file's declarations, as tuples of tokens. Code between brackets or between #if and #endif is not divided.
 
-    Their order, file and namespace are nothing to the compiler, but for the order in which globals are made. Nothing, too,
-    are #include (what it brings is followed), `struct Name;`, `using` of a namespace, and one text twice."""
+    Their order, file and namespace do not matter to the compiler, except for the order in which globals are constructed.
+    Also left out are #include (its target is followed), `struct Name;`, `using namespace`, and repeated text."""
     found, part, depth, spaces = set(), [], 0, 0
 
     def end():
@@ -106,7 +106,7 @@ def declarations(words):
             continue
         part.append(word)
         if word == b"{" and not depth and b"namespace" in part:
-            begin = part.index(b"namespace")  # before it: a macro without a semicolon
+            begin = part.index(b"namespace")  # tokens before `namespace` are a macro without a semicolon
             del part[begin:]
             end()
             spaces += 1
@@ -125,17 +125,18 @@ def short(*parts):
 
 
 class Shape:
-    """A declaration without its names: `form` hashes its tokens with the n-th name as n, `names` has them in that order.
+    """A declaration without its names. `form` hashes its tokens with the n-th name replaced by n; `names` lists the names in
+    that order.
 
-    `said`: the names at namespace scope or of a type's members, which mean the same elsewhere; `own`: those that are
-    declared within (`int n =`, `const Row& n)`), `maybe`: that look so (`a * n)`); any other is the library's, or is
-    taken for it."""
+    `said` holds names at namespace scope and names of a type's members, which mean the same in other declarations. `own` holds
+    names that are declared inside (`int n =`, `const Row& n)`). `maybe` holds those that only look so (`a * n)`). Every other
+    name counts as one of a library."""
 
     def __init__(self, words, spaces):
         kept, i = [], 0
         while i < len(words):
             if words[i] in spaces and words[i + 1:i + 2] == (b"::",):
-                i += 2  # a qualifier
+                i += 2  # skip a namespace qualifier
                 continue
             macro = words[i][:1] == b"#"
             kept.append(re.sub(rb"\b(\w+) :: ", lambda m: b"" if m[1] in spaces else m[0], words[i]) if macro else words[i])
@@ -162,7 +163,7 @@ class Shape:
 
 
 class Sources:
-    """The files below `root` that count for one device: CUDA sources do so for "cuda" alone."""
+    """The files below `root` that count for one device. CUDA sources count only for "cuda"."""
 
     def __init__(self, root, device):
         self.root, self.device = root, device
@@ -191,12 +192,12 @@ class Sources:
         return file.endswith(self.suffixes)
 
     def _registers(self, file):
-        """(name, device) of the experiments in it."""
+        """[(name, device)] of the experiments that the file registers."""
         in_place = self._is_code(file) and file.startswith("experiments/")
         return REGISTERED.findall(self.text(file).decode()) if in_place else []
 
     def _header(self, file):
-        """The header with its name, else with the longest beginning of its name, in its folder or one above, else None."""
+        """The header with the file's name or with the longest prefix of it, in its folder or one above; None if there is none."""
         folder, name = os.path.split(os.path.splitext(file)[0])
         while folder:
             stem = name
@@ -219,7 +220,7 @@ class Sources:
         return self.words[file]
 
     def parts(self, file):
-        """What counts of a file: its declarations, for the flags that it is compiled with; of data all, by its path."""
+        """The parts of a file that count. Code counts by its declarations and compiler flags, data by its path and whole content."""
         if file not in self.seen:
             if self._is_code(file):
                 flags = FLAGS.search(file)[0].encode()
@@ -239,7 +240,7 @@ class Sources:
                 if any(n == name and d in (self.device, "any") for n, d in self._registers(file))]
 
     def files_of(self, name):
-        """The files that experiment `name` depends on, sorted."""
+        """The sorted files on which experiment `name` depends."""
         roots = self.registered_in(name)
         if not roots:
             raise SystemExit(f"run.py: no file of experiments/ registers '{name}' for device {self.device}")
@@ -263,16 +264,17 @@ class Sources:
         return [file for file in self.texts if file.startswith(folder) and file.endswith(".json")]
 
     def stamp(self, name):
-        """Of the experiment's files."""
+        """The stamp of the experiment's files."""
         return self.stamp_of(self.files_of(name))
 
     def stamp_of(self, files):
-        """`room=hash room=hash ... names=hash`: of what counts of these files in each room, whichever file it is in and
-        whatever it is called; and of who names whom.
+        """Returns `room=hash room=hash ... names=hash`. A room's hash covers what counts of these files in that room, whatever
+        file holds it and whatever it is called. The last hash covers which declaration uses which name.
 
-        Names are compared by where they stand, as Weisfeiler and Leman compare the nodes of graphs: a name's colour is the
-        hash of the declarations that have it and of its places there, a declaration's of its form and its names' colours,
-        twice over. So a name that is another everywhere is the same, and one call that is another changes the stamp."""
+        Names are compared by their places, as the Weisfeiler-Leman algorithm compares nodes of graphs. The colour of a name is
+        the hash of the declarations that contain it and its positions there; a declaration's hash covers its form and the
+        colours of its names. Two rounds are computed. Renaming something everywhere therefore keeps the stamp, and one call
+        of another function changes it."""
         rooms = {}
         for file in files:
             rooms.setdefault(file.split("/")[0], set()).update(self.parts(file))
@@ -299,7 +301,7 @@ class Sources:
 
 
 def changed(old, new):
-    """The rooms whose hashes differ, in words."""
+    """The rooms whose hashes differ, as text."""
     if "=" not in old:
         return "sources have changed since"
     before, after = (dict(part.split("=") for part in text.split()) for text in (old, new))

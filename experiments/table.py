@@ -1,11 +1,11 @@
-"""One result file: a CSV whose comment lines say how it came about.
+"""One result file: a CSV whose leading comment lines say how it was made.
 
     # experiment: waste          the stamp: experiment, device, machine, commit, sources, seed, peaks, ...
     point,repeat,block,...       `point` is the hash of the row's parameters; a point may have several rows
     8c1f0e2a44,0,16,...
 
-Rows are raw, one set per repetition: medians and spreads are made by whoever reads. The file is replaced as a
-whole after every repetition, so an interruption leaves it as it was before or after.
+The rows are raw, one set per repetition; readers compute medians and spreads. The file is replaced as a whole after every
+repetition, so an interruption leaves it as it was before or after that repetition.
 """
 import csv
 import hashlib
@@ -18,7 +18,7 @@ from evidence import interval
 
 
 class TableError(Exception):
-    """The file cannot be used for what was asked; the message names it and what was expected."""
+    """The file cannot be used for what was asked. The message names the file and what was expected."""
 
 
 def point_hash(experiment, device, seed, tiny, parameters):
@@ -32,11 +32,11 @@ class Table:
         self.stamp = dict(stamp or {})
         self.columns = ["point", "repeat"]
         self.rows = []  # dicts of strings
-        self.troubles = []  # what was wrong with the file, in words; nothing of it is in rows
+        self.troubles = []  # defects of the file, as text; the lines concerned are not in rows
 
     @staticmethod
     def load(path):
-        """The good rows of a file; bad ones are named in `troubles`. TableError: not a result file at all."""
+        """Loads the good rows of a file and describes bad ones in `troubles`. Raises TableError if it is no result file."""
         try:
             with open(path, newline="", encoding="utf-8") as file:
                 text = file.read()
@@ -72,7 +72,7 @@ class Table:
         return table
 
     def done(self):
-        """(point, repeat) that the file holds."""
+        """The set of (point, repeat) that the file holds."""
         return {(row["point"], int(row["repeat"])) for row in self.rows}
 
     def add(self, point, repeat, rows):
@@ -87,7 +87,7 @@ class Table:
         self.write()
 
     def text(self):
-        """Its rows in aligned columns."""
+        """The rows in aligned columns."""
         lines = [self.columns[2:]] + [[row[column] for column in self.columns[2:]] for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*lines)]
         return "\n".join("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
@@ -108,11 +108,11 @@ class Table:
             os.fsync(file.fileno())
         os.replace(temporary, self.path)
 
-    # For claims and figures.
+    # The following calls serve claims and figures.
 
     def samples(self):
-        """One table for each time that the question was asked: a repetition, and in it a `sample` where the experiment
-        has several: parts of the time in which all contestants took turns, or draws of the load."""
+        """One table per sample. Each repetition is a sample, or several if the experiment has a column `sample`: time slices in
+        which all configurations took turns, or draws of the load."""
         def number(row):
             return int(row["repeat"]), int(row.get("sample") or 0)
         tables = []
@@ -124,13 +124,13 @@ class Table:
         return tables
 
     def select(self, **where):
-        """The rows whose columns have these values. TableError: the file has no such column."""
+        """The rows whose columns have these values. Raises TableError if the file has no such column."""
         for column in where:
             self._need(column)
         return [row for row in self.rows if all(row[c] == str(v) for c, v in where.items())]
 
     def distinct(self, column, **where):
-        """Its values, in the order of the file."""
+        """The distinct values of a column, in the order of the file."""
         self._need(column)
         return list(dict.fromkeys(row[column] for row in self.select(**where)))
 
@@ -147,9 +147,9 @@ class Table:
         return numbers
 
     def __call__(self, column, **where):
-        """Median of a column over the matching rows, which are the repetitions of one point."""
+        """The median of a column over the matching rows, which must be repetitions of one point."""
         numbers = self.values(column, **where)
-        asked = {}  # a draw of the load is a point of its own, and asked alike
+        asked = {}  # each draw of the load is a point of its own, with the same parameters otherwise
         for row in self.select(**where):
             asked.setdefault((row["repeat"], row.get("sample")), set()).add(row["point"])
         n_points = max(map(len, asked.values()), default=0)
@@ -159,7 +159,7 @@ class Table:
         return statistics.median(numbers)
 
     def curve(self, x, y, **where):
-        """[(x, median of y, its interval)], ascending: what a figure draws."""
+        """[(x, median of y, its interval)], with x ascending, as a figure draws it."""
         self._need(x)
         at = {}
         for row in self.select(**where):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the runner, the result files and the claims, against a program that only pretends to measure."""
+"""Tests of the runner, the result files and the claims, with a program that only pretends to measure."""
 import contextlib
 import glob
 import io
@@ -24,7 +24,7 @@ from evidence import READ, Evidence, against, decide, interval, lost, printed, s
 from sources import APART, IMPLEMENTED, ROOMS, Sources, declarations, tokens  # noqa: E402
 from table import Table, TableError  # noqa: E402
 
-# Two points; FAKE_WRONG names an x whose result is wrong, FAKE_DIE one at which it dies; every call is logged.
+# It has three points and logs every call. FAKE_WRONG names an x whose result is wrong, FAKE_DIE one at which it ends.
 FAKE = textwrap.dedent("""\
     #!{python}
     import json, os, sys
@@ -50,7 +50,7 @@ FAKE = textwrap.dedent("""\
                 print(json.dumps({{"rows": [{{"y": 10 * x}}]}}), flush=True)
     """)
 
-# What it pretends to be made of: toy.cc, a header and what implements it, a model, and a file of no concern.
+# The sources of the pretended program: two experiments, a header and its implementation, a model, and unrelated files.
 SOURCES = {
     "experiments/toy.cc": '#include "model/shape.h"\nREGISTER_EXPERIMENT("toy", "cpu", points, open);\n',
     "experiments/other.cc": '#include "model/shape.h"\nREGISTER_EXPERIMENT("other", "cpu", points, open);\n',
@@ -77,7 +77,7 @@ class RunnerTest(unittest.TestCase):
             os.environ.pop(name, None)
         self.claim = Claim("toy", "?", "nowhere", [Expect("y at 2", lambda t: t("y", x=2), 19, 21, "s")], repeats=2)
         self.csv = os.path.join(self.dir, "toy.csv")
-        self.root, run.ROOT = run.ROOT, self.dir  # its own sources; set-aside files go below it
+        self.root, run.ROOT = run.ROOT, self.dir  # this root has its own sources, and set-aside files go below it
         for path, text in SOURCES.items():
             self.edit(path, text)
 
@@ -104,7 +104,7 @@ class RunnerTest(unittest.TestCase):
         return run.Runner(Options)
 
     def measured(self):
-        """What was measured since the last call."""
+        """The points that were measured since the last call."""
         text = ""
         if os.path.exists(self.log):
             with open(self.log) as file:
@@ -122,7 +122,7 @@ class RunnerTest(unittest.TestCase):
         return self.quietly(self.runner(**more).run, self.claim)
 
     def verdict(self, **more):
-        """(verdict of its one expectation, state of the file)."""
+        """(verdict of the claim's one expectation, state of the file)."""
         state, found = run.verdict(self.runner(**more), self.claim)
         return (found[0][1].verdict if found else "not run"), state
 
@@ -193,7 +193,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(len(os.listdir(aside)), 1)
         self.assertIn("base has changed", out)
         with open(self.csv, "w") as file:
-            file.write("x,y\n1,2\n")  # nobody's file: kept too
+            file.write("x,y\n1,2\n")  # a file that run.py did not write is kept, too
         self.assertIn("expected a CSV that run.py wrote", self.run_claim()[1])
         self.assertEqual(len(os.listdir(aside)), 2)
 
@@ -214,7 +214,7 @@ class RunnerTest(unittest.TestCase):
         with open(self.csv) as file:
             text = file.read()
         with open(self.csv, "w") as file:
-            file.write(re.sub("# sources: .*", "# sources: 0123456789ab", text))  # one hash of everything, as once
+            file.write(re.sub("# sources: .*", "# sources: 0123456789ab", text))  # older files have one hash for all sources
         self.assertIn("commit abc, sources have changed since", self.verdict()[1])
 
     def test_files_renamed_merged_and_split_within_their_room_make_nothing_stale(self):
@@ -227,7 +227,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(self.verdict(), fresh)
         self.rename("experiments/toy.cc", "experiments/toys.cc")
         self.assertEqual(self.verdict(), fresh)
-        self.rename("model/shape.h", "model/plane/shape.h")  # and whoever includes it says so
+        self.rename("model/shape.h", "model/plane/shape.h")  # files that include it name the new path
         self.rename("model/shape_few.cc", "model/plane/shape.cc")
         self.edit("experiments/toys.cc", SOURCES["experiments/toy.cc"].replace("model/shape.h", "model/plane/shape.h"))
         self.assertEqual(self.verdict(), fresh)
@@ -238,7 +238,7 @@ class RunnerTest(unittest.TestCase):
         self.assertIn("commit abc, model has changed since", self.verdict()[1])
         self.edit("model/plane/shape_sides.cc", "int sides() { return 4; }\n")
         self.assertEqual(self.verdict(), fresh)
-        self.rename("model/plane/shape_sides.cc", "base/shape_sides.cc")  # nobody names it there
+        self.rename("model/plane/shape_sides.cc", "base/shape_sides.cc")  # no declaration there uses its names
         self.assertIn("commit abc, model has changed since", self.verdict()[1])
 
     def test_a_path_in_a_comment_is_no_source_and_a_model_counts_by_its_path(self):
@@ -320,7 +320,7 @@ class RunnerTest(unittest.TestCase):
     def test_instructions_are_counted_of_one_process_a_point(self):
         tools = os.path.join(self.dir, "tools")
         os.makedirs(tools)
-        with open(os.path.join(tools, "valgrind"), "w") as file:  # callgrind's words, and its file at the end
+        with open(os.path.join(tools, "valgrind"), "w") as file:  # imitates callgrind's options, and its file at the end
             file.write(textwrap.dedent(f"""\
                 #!{sys.executable}
                 import subprocess, sys
@@ -370,7 +370,7 @@ class SourceTokensTest(unittest.TestCase):
         self.assertNotEqual(tokens(b'say("a", "b");'), tokens(b'say("ab");'))
 
 
-# Of every kind that the rooms have: namespaces, a macro without semicolon, conditions, a type, a table, initialisers, a try.
+# One of each kind of declaration: namespaces, a macro without semicolon, conditions, a type, a table, initialisers, a try block.
 CODE = b"""#pragma once
 #include <vector>
 #include "base/count.h"
@@ -414,9 +414,9 @@ class DeclarationsTest(unittest.TestCase):
 
     def test_every_token_counts_and_its_place_within_its_declaration(self):
         whole, words = self.seen(CODE), tokens(CODE)
-        for i in range(words.index(b"EMBED"), len(words) - 2):  # braces that the end of the file stands for
+        for i in range(words.index(b"EMBED"), len(words) - 2):  # the end of the file stands for closing braces
             if b"namespace" in words[i - 2:i + 1] or words[i - 1:i + 1] == [b"# endif", b"}"]:
-                continue  # where a namespace begins and ends is nothing
+                continue  # the beginning and end of a namespace do not count
             self.assertNotEqual(declarations([*words[:i], b"other", *words[i + 1:]]), whole, words[i - 3:i + 3])
             self.assertNotEqual(declarations(words[:i] + words[i + 1:]), whole, (i, words[i - 3:i + 3]))
         for old, new in ((b"open(n); close();", b"close(); open(n);"), (b"return 1", b"return 2"), (b"#else", b"#endif"),
@@ -446,7 +446,7 @@ class DeclarationsTest(unittest.TestCase):
 
 
 class NamesTest(unittest.TestCase):
-    """Of a real experiment: what is called otherwise everywhere is the same; what calls something else is not."""
+    """Stamps of a real experiment. Renaming something everywhere keeps the stamp; calling something else changes it."""
 
     def setUp(self):
         self.root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -490,7 +490,7 @@ class NamesTest(unittest.TestCase):
 
 class EvidenceTest(unittest.TestCase):
     def test_a_range_of_our_own_that_leaves_the_paper_out_is_no_agreement_with_it(self):
-        # vAttention's prefill: 0.95 in a range of 0.95 to 1.08 was "reproduced"; the paper has 1.24 to 1.36.
+        # vAttention's prefill: 0.95 in a range of 0.95 to 1.08 used to count as "reproduced"; the paper has 1.24 to 1.36.
         found = decide([.951, .932, .977, .95, .95, .96], .92, 1.08, printed("1.24 to 1.36", 1.24, 1.36))
         self.assertEqual((found.verdict, found.arithmetic), ("differs from the paper", "agrees"))
         self.assertEqual(decide([1.3] * 6, .92, 1.08, printed("1.24 to 1.36", 1.24, 1.36)).words(),
@@ -525,7 +525,7 @@ class EvidenceTest(unittest.TestCase):
             self.assertGreater(held, 87, f"of 100, with {n} samples")
 
     def test_questions_of_which_none_turned_are_no_interval_of_nothing(self):
-        # 160 of 160 right over f32 and int4 KV counted as (0, 0).
+        # With f32 and int4 KV, 160 of 160 right answers used to count as the interval (0, 0).
         one = lost(0, 0, 160)
         self.assertEqual(one.middle, 0)
         self.assertAlmostEqual(one.high, 3.8415 / 163.8415, 4)
@@ -549,7 +549,7 @@ class EvidenceTest(unittest.TestCase):
         self.assertEqual(against(1, 2, 1, 2), "agrees")
         self.assertEqual(against(1, 2, 2.1, 3), "differs")
         self.assertEqual(against(1, 2, 1.5, 3), "undecided")
-        self.assertEqual(against(0, 4, 1, 3), "undecided")  # the range is inside the spread
+        self.assertEqual(against(0, 4, 1, 3), "undecided")  # the range lies inside the spread
 
     def test_a_p99_of_twenty_requests_is_refused(self):
         table = Table("pd.csv", {})
@@ -559,25 +559,25 @@ class EvidenceTest(unittest.TestCase):
             gap99(table)
         table.rows[0]["generated_tokens"] = "2100"
         self.assertEqual(gap99(table), 9.6)
-        table.rows[0]["p99_itl_ms"] = ""  # what an experiment writes of too few
+        table.rows[0]["p99_itl_ms"] = ""  # experiments leave it empty if they have too few gaps
         with self.assertRaisesRegex(TableError, "too few samples"):
             gap99(table)
 
     def test_no_experiment_takes_a_percentile_past_the_guard(self):
-        # Medians of 20 requests, of 9 turns, of 5 rounds stood in the results.
+        # Results used to contain percentiles of 20 requests, of 9 turns and of 5 rounds.
         here = os.path.dirname(os.path.abspath(__file__))
         past = re.compile(r"(?<!_)\bpercentile\(|(\.|->)(median|p9\d)\b|nth_element")
         for path in glob.glob(os.path.join(here, "*.cc")) + glob.glob(os.path.join(here, "*.h")) + glob.glob(
                 os.path.join(here, "cuda", "*.cu")):
             with open(path) as file:
                 code = re.sub(r"//.*", "", file.read())
-            if os.path.basename(path) != "values.cc":  # percentile_seen()
+            if os.path.basename(path) != "values.cc":  # values.cc defines percentile_seen()
                 self.assertNotRegex(code, past, f"{path}: percentile_seen() of values.h refuses too few samples")
 
     def test_samples_are_repetitions_and_what_each_holds_of_its_own(self):
         table = Table("t.csv", {})
         table.columns = ["point", "repeat", "sample", "way", "ms"]
-        # Parts of one point, then draws that are points of their own.
+        # First parts of one point, then draws that are points of their own.
         for rows in ([("a", "0", "0", "x", "1"), ("a", "0", "1", "x", "2"), ("a", "1", "0", "x", "3")],
                      [("a", "0", "0", "x", "1"), ("b", "0", "1", "x", "2"), ("c", "0", "2", "x", "3")]):
             table.rows = [dict(zip(table.columns, row)) for row in rows]
@@ -604,7 +604,7 @@ class ClaimsTest(unittest.TestCase):
                 self.assertIn(claim.how_of(e), HOW)
                 if e.paper:
                     self.assertIn(e.paper.read, READ)
-                # A range that was changed says when and why.
+                # A changed range says when and why it was changed.
                 self.assertEqual(bool(e.amended), bool(e.reason), e.label)
                 self.assertTrue(not e.was or e.amended, e.label)
                 self.assertRegex(e.amended, r"^(2\d{3}-\d\d-\d\d)?$")
@@ -619,12 +619,12 @@ class ClaimsTest(unittest.TestCase):
         e.high = 3
         self.assertEqual(run.unamended(old, [claim]), ["toy: y: it was 1 to 2: `amended`, `was` and `reason` must say so"])
         e.amended, e.reason = "2026-11-23", "the first forgot the queue"
-        self.assertEqual(len(run.unamended(old, [claim])), 1)  # and from what
+        self.assertEqual(len(run.unamended(old, [claim])), 1)  # it must also say from what
         e.was = (1, 2)
         self.assertEqual(run.unamended(old, [claim]), [])
         later = run.ranges_of([claim])
         e.amended = e.reason = ""
-        self.assertEqual(len(run.unamended(later, [claim])), 1)  # what was said does not go away
+        self.assertEqual(len(run.unamended(later, [claim])), 1)  # an amendment must not be removed
         e.high, e.amended, e.reason = 4, "2026-11-22", "before it"
         self.assertEqual(len(run.unamended(later, [claim])), 1)
         new = Claim("toy", "?", "nowhere", [Expect("z", None, 1, 2)])
@@ -633,7 +633,7 @@ class ClaimsTest(unittest.TestCase):
         self.assertEqual(run.unamended(old, [new]), [])
 
     def test_a_figure_says_of_each_published_point_how_it_is_known(self):
-        # Legends said "paper" of what nobody of us had read there.
+        # Legends used to say "paper" where nobody here had read the paper.
         figures = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "paper_figures")
         for path in glob.glob(os.path.join(figures, "*.py")):
             with open(path) as file:
@@ -649,7 +649,7 @@ class ClaimsTest(unittest.TestCase):
             known("waste", "useful, vAttention")
 
     def test_all_of_them_take_less_than_82_minutes(self):
-        # By the stamps of their last runs: stated minutes were 59.9 where 44.5 were measured.
+        # Minutes come from the stamps of the last runs, because estimates were wrong: 59.9 where 44.5 were measured.
         results = os.path.join(os.path.dirname(os.path.abspath(__file__)), "results")
         known = {c.name: run.minutes(results, c) for c in CLAIMS if c.device == "cpu" and not c.rdma}
         self.assertNotIn(None, known.values())
@@ -690,7 +690,7 @@ class TablesTest(unittest.TestCase):
     def test_a_published_figure_belongs_to_one_row_and_no_claim_to_two(self):
         self.assertGreater(sum(bool(e.paper) for e in self.KEYS.values()), 200)
         for key, e in self.KEYS.items():
-            self.assertNotRegex(key, r"[*?\[]")  # which a row's patterns mean otherwise
+            self.assertNotRegex(key, r"[*?\[]")  # characters with another meaning in a row's patterns
             n = len(tables.rows_of(key))
             self.assertIn(n, (1,) if e.paper else (0, 1), f"{key}: rows {[row.name for row in tables.rows_of(key)]}")
 
@@ -707,7 +707,7 @@ class TablesTest(unittest.TestCase):
             self.assertRegex(row.command, r"^(xpyd \w.*)?$")
 
     def found(self, *verdicts):
-        """Claims a: 0, a: 1, ... with these (verdict of decide(), how, device)."""
+        """Claims a: 0, a: 1, ... from tuples (low, high, paper, how, device)."""
         all_ = {}
         for number, (low, high, paper, how, device) in enumerate(verdicts):
             claim = Claim("a", "?", "nowhere", [], device=device, how=how)
@@ -773,11 +773,11 @@ class CompiledTest(unittest.TestCase):
 
 
 class Objects:
-    """What the linker and the compiler saw, of the objects of a build: the truth about who needs whom."""
+    """The objects of a build as the linker and the compiler saw them. They show which source really needs which."""
 
     def __init__(self, build, root, folders):
         self.root = root
-        self.object = {}  # source -> object; of two objects that of the later folder
+        self.object = {}  # source -> object; if two folders have one, that of the later folder
         for folder in folders:
             for room in ROOMS:
                 for path in glob.glob(os.path.join(build, folder, room, "**", "*.o"), recursive=True):
@@ -798,12 +798,12 @@ class Objects:
             elif kind in "WVu":
                 inline.setdefault(symbol, []).append(source_of[path])
         for symbol, sources in inline.items():
-            # A template of ours instantiated in one place; one of the standard library is in its shared object, too.
+            # One of our templates that is instantiated in one place. Those of the standard library are in its shared object, too.
             if len(sources) == 1 and "4xpyd" in symbol:
                 self.defines.setdefault(symbol, sources[0])
 
     def reachable(self, roots):
-        """Sources whose objects the linker takes for these, and every header that they include."""
+        """The sources whose objects the linker takes for `roots`, and every header that they include."""
         seen, left = set(roots), list(roots)
         while left:
             for symbol in self.needs.get(left.pop(), []):
@@ -819,7 +819,7 @@ class Objects:
 
 
 class SourcesTest(unittest.TestCase):
-    """Two of them need a build: that of $XPYD_BIN, as `make test` sets it."""
+    """Two of the tests need a build, that of $XPYD_BIN, which `make test` sets."""
 
     def test_every_file_that_implemented_names_is_there(self):
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

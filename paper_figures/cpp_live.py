@@ -1,4 +1,4 @@
-"""Two live stages beside one core, a team and two tensor ranks."""
+"""Speed of two live pipeline stages, beside that of one core, a team of two threads, and two tensor-parallel ranks."""
 import statistics
 
 import style

@@ -1,4 +1,4 @@
-"""A pipeline of P cards against tensor parallelism over the same P: first tokens and throughput."""
+"""A pipeline of P cards against tensor parallelism over the same P cards: TTFT and throughput."""
 import style
 
 table = style.result("cpp_vs_tp")

@@ -1,4 +1,4 @@
-"""The orders of prefill and decode: first tokens, gaps and occupied memory, by load."""
+"""The orders of prefill and decode: TTFT, gaps between tokens, and KV memory occupied, by load."""
 import style
 
 table = style.result("disagg_orders")
@@ -8,7 +8,7 @@ loads = sorted(float(load) for load in table.distinct("load"))
 figure, panels = style.plt.subplots(2, 2, figsize=(9.5, 7))
 panels = panels.flatten()
 for panel, (column, label) in zip(panels, PANELS):
-    for number, way in enumerate(ways):  # side by side, or one hides the other
+    for number, way in enumerate(ways):  # shifted sideways, so that no curve hides another
         curve = [(x + .008 * (number - 3), *rest) for x, *rest in table.curve("load", column, way=way)]
         style.line(panel, curve, number, way)
     style.plain_log(panel)

@@ -1,4 +1,4 @@
-"""Tokens a second around the death of a worker process."""
+"""Tokens a second before and after the death of a worker process."""
 from statistics import median
 
 import style

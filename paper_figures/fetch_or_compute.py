@@ -1,4 +1,4 @@
-"""TTFT and hits by the rate of the links, where prefixes are fetched never, always, and where that takes less time."""
+"""TTFT and hits by link rate, if prefixes are fetched never, always, or whenever that takes less time than computing them."""
 import style
 
 table = style.result("fetch_or_compute")

@@ -1,8 +1,8 @@
-"""KV in 32, 16, 8 and 4 bits: tokens of the same bytes, and requests a second (TurboMind's KV quantisation)."""
+"""KV in 32, 16, 8 and 4 bits: tokens that fit into the same bytes, and requests a second (TurboMind's KV quantisation)."""
 import style
 
 DTYPES = ["f32", "bf16", "int8", "fp8_e4m3", "int4"]
-# lmdeploy docs/en/quantization/kv_quant.md, A100: requests a second over fp16; InternLM2-7B for GQA.
+# lmdeploy docs/en/quantization/kv_quant.md, A100: requests a second relative to fp16. The model with GQA is InternLM2-7B.
 PUBLISHED = {"llama-2-7b": {"int8": 1.27, "int4": 1.39}, "llama-3-8b": {"int8": 1.05, "int4": 1.07}}
 
 table = style.result("kv_dtype")

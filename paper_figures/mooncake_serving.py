@@ -1,4 +1,4 @@
-"""Mooncake's figures on the simulator: requests within a TBT, schedulers, and the ratio of P to D."""
+"""Mooncake's figures, simulated: requests that meet a TBT objective, schedulers, and the ratio of P to D instances."""
 import style
 
 from claims import mooncake, scheduled

@@ -1,4 +1,4 @@
-"""What one prefix cache finds of Mooncake's traces, by its size and by who goes first (as Mooncake's Fig. 9)."""
+"""Hits of one prefix cache on Mooncake's traces, by capacity and eviction policy (as Mooncake's Fig. 9)."""
 import style
 
 table = style.result("mooncake_traces-eviction")

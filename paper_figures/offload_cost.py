@@ -1,8 +1,8 @@
-"""What moves between the pool and the host tier: GB/s by the bytes of a block (KV offloading's granularity), and the
-time to compute KV against the time to move it (its experiment 1)."""
+"""Copies between the pool and the host tier: GB/s by block size (the granularity of the KV offloading notes), and the time to
+compute KV beside the time to move it (experiment 1 of the notes)."""
 import style
 
-# Seconds of prefill and of swapping in, 8,192 tokens: 3B, 7B, glm-9b, llama-8B, 32B-int4 (wde's experiment 1).
+# Seconds of prefill / seconds of swapping in, 8,192 tokens: 3B, 7B, glm-9b, llama-8B, 32B-int4 (experiment 1 of the notes).
 PUBLISHED = [.40 / .08, .84 / .06, 1.08 / .09, .89 / .09, 3.69 / .19]
 
 table = style.result("offload_cost-copy")
@@ -13,7 +13,7 @@ for number, (column, order, blocks, label) in enumerate((
         ("out_gbps", "token_major", "scattered", "out, token_major, scattered"),
         ("in_gbps", "layer_major", "scattered", "in, layer_major: 512 B pieces"))):
     style.line(left, table.curve("block_bytes", column, order=order, blocks=blocks), number, label)
-for size, rate in ((8 << 10, 3.8), (16 << 10, 7.8), (32 << 10, 11.9)):  # per copy: 3B, 7B, 8B
+for size, rate in ((8 << 10, 3.8), (16 << 10, 7.8), (32 << 10, 11.9)):  # one copy each: 3B, 7B, 8B
     style.paper(left, size, rate, "3.8, 7.8, 11.9 GB/s", style.known("offload_cost/copy", "in, scattered blocks of 4 KiB"))
 sizes = [4096 << shift for shift in range(0, 10, 2)] + [2 << 20]
 style.powers(left, sizes, ["4 KiB", "16", "64", "256", "1 MiB", "2"])

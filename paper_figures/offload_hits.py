@@ -1,11 +1,11 @@
-"""Requests a second by the share of hits (KV offloading's experiment 4), documents in rounds (its experiment 5), and a
-host tier that is over-run (vLLM #10874)."""
+"""Requests a second by the share of hits (experiment 4 of the KV offloading notes), documents in rounds (their experiment 5), and
+a host tier that overflows (vLLM #10874)."""
 import style
 
-# vLLM #10874, A100: seconds of 8, 16, 32, 64 documents; a CPU tier of 30.
+# vLLM #10874, A100: seconds for 8, 16, 32 and 64 documents, with a CPU tier that holds 30.
 NONE = [13.66, 27.28, 54.54, 109.27]
 PUBLISHED = {"device": [.49, 7.22, 49.96, 126.08], "both": [.5, 2.3, 17.26, 110.96]}
-ROUNDS = {"none": .91, "device": 49.96, "both": 49.22, "host": 9.23}  # experiment 5, 2 tokens of output
+ROUNDS = {"none": .91, "device": 49.96, "both": 49.22, "host": 9.23}  # experiment 5, outputs of 2 tokens
 NAMES = {"none": "no cache", "device": "prefix cache", "both": "both", "host": "host tier"}
 DOCUMENTS = [2, 4, 8, 16]
 

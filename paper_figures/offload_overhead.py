@@ -1,4 +1,4 @@
-"""Requests a second while all KV is copied to the host (KV offloading's experiment 3)."""
+"""Requests a second while all KV is copied to the host (experiment 3 of the KV offloading notes)."""
 import style
 
 # Experiment 3, 3B: requests a second without and with swapping out, by the tokens of a step.

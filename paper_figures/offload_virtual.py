@@ -1,4 +1,4 @@
-"""A host tier with the costs of the machine on which it was published (KV offloading, experiments 3 to 5)."""
+"""A host tier, simulated with the costs of the machine of the KV offloading notes (their experiments 3 to 5)."""
 import style
 
 NAMES = {"none": "no cache", "device": "prefix cache", "both": "both", "host": "host tier"}

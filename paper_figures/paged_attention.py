@@ -1,8 +1,8 @@
-"""Attention over blocks and over page groups against attention over contiguous memory, one kernel (vAttention Figs 2,
-7, 8, 14)."""
+"""Attention over blocks and over page groups, relative to attention over contiguous memory, all with one kernel (vAttention
+Figs 2, 7, 8, 14)."""
 import style
 
-# Slowdown of their paged kernels, ASPLOS'25: Fig. 2 at blocks of 256 and 16, Fig. 3 blocks of 128 over 16.
+# Slowdown of the paper's paged kernels (ASPLOS'25): Fig. 2 for blocks of 256 and 16; Fig. 3 for blocks of 128 relative to 16.
 PUBLISHED = {"prefill": [(256, 1.37), (16, 1.42)], "decode": [(128, 1.9)]}
 CLAIMED = {"prefill": "prefill, blocks of 16", "decode": "decode, blocks of 256"}
 

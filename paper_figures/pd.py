@@ -1,5 +1,5 @@
-"""TTFT and ITL against load, colocated and disaggregated; and the table of vLLM's benchmark with one column a topology,
-as the xPyD notes print it (paper_figures/out/pd.md)."""
+"""TTFT and ITL by load, colocated and disaggregated. The script also writes the table of vLLM's benchmark with one column a
+topology, as the xPyD notes print it (paper_figures/out/pd.md)."""
 import os
 
 import style
@@ -19,7 +19,7 @@ for name in ("pd", "pd-cuda"):
     shapes = list(dict.fromkeys(tuple(row[c] for c in SHAPE) for row in table.rows))
     words = [" ".join([s[0]] + ([s[1]] if s[0] != "1C" and "P" in s[0] else []) + ([s[2]] if s[2] != "off" else []) +
                       ([f"chunk {s[3]}"] if len({x[3] for x in shapes}) > 1 else [])) for s in shapes]
-    enough = float(table.rows[0]["generated_tokens"]) >= 2000  # of gaps for a P99
+    enough = float(table.rows[0]["generated_tokens"]) >= 2000  # gaps that a P99 needs
     tail, tail_words = ("p99_itl_ms", "P99") if enough else ("itl_ms_p95", "P95")
     figure, (left, right) = style.plt.subplots(1, 2, figsize=(9, 3.9))
     loads = sorted(float(load) for load in table.distinct("load"))

@@ -1,11 +1,10 @@
-"""Eight L40, TP4 + TP4 beside TP8 with V0's and V1's schedules: latencies as published and by the cards' figures, with both links;
-and a batch that grows, on three machines."""
+"""Eight L40: 4P4D beside TP8 with the schedules of vLLM's V0 and V1. It shows the published latencies and those that follow from
+the cards' specifications, for both kinds of links. The second panel shows a growing batch on three machines."""
 import style
 
 table = style.result("pd_notes-table")
 figure, panels = style.plt.subplots(1, 2, figsize=(9.2, 3.4))
-# What is published, in ms: the notes' table.
-# Of V1 there is none.
+# The published latencies in ms, from the table of the xPyD notes. It has none of V1.
 PUBLISHED = {"mean TPOT": (58, 72, None), "median TPOT": (51, 43, None), "P99 of TPOT": (162, 307, None), "mean ITL": (46, 39, None)}
 COLUMNS = {"mean TPOT": "tpot_mean_ms", "median TPOT": "tpot_p50_ms", "P99 of TPOT": "tpot_p99_ms", "mean ITL": "itl_mean_ms"}
 SYSTEMS = ("4P4D", "TP8 V0", "TP8 V1")

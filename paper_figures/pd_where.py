@@ -1,4 +1,4 @@
-"""Where P/D wins over as many colocated instances: goodput of one over the other, by prompt, output and objective."""
+"""The region in which P/D beats the same number of colocated instances: the ratio of their goodputs, by prompt, output and TBT objective."""
 import style
 
 table = style.result("pd_where")

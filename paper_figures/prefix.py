@@ -1,4 +1,4 @@
-"""Tokens found in the prefix cache, and TTFT, against the share of the prompt that is shared."""
+"""Prompt tokens found in the prefix cache, and TTFT, by the share of the prompt that is shared."""
 import style
 
 table = style.result("prefix")

@@ -1,4 +1,4 @@
-"""Refused early, late, or by reservation: what keeps both objectives, what prefill is wasted."""
+"""Admission that refuses early, late, or by reservation: requests that meet both objectives, and prefill that is wasted."""
 import style
 
 from claims import rejected

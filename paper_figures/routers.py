@@ -1,4 +1,4 @@
-"""Every router on five loads and three pools: mean TTFT over the best row's, and what each finds in the caches."""
+"""Every placement rule on five loads and three pools: its mean TTFT relative to that of the best rule."""
 import style
 
 from claims import best_routed, routed

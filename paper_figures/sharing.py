@@ -1,4 +1,4 @@
-"""A common prefix on contiguous memory three ways, and in hash blocks: time to attach, bytes held, TTFT."""
+"""Three ways to share a common prefix on contiguous memory, and hashed blocks: time to attach, bytes held, TTFT."""
 import style
 
 table = style.result("sharing")

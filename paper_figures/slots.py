@@ -1,4 +1,4 @@
-"""Slots as rows over time: whose KV each holds and how much of it, and how many slots have memory (TurboMind's slots)."""
+"""Slots over time: which conversation's KV each holds and how much, and how many slots have memory (TurboMind's slots)."""
 import style
 
 table = style.result("slots-time")
@@ -8,7 +8,7 @@ ticks.sort(key=lambda row: int(row["tick"]))
 for slot, panel in enumerate(panels[:6]):
     begin = 0
     cells = [row[f"slot_{slot}"].split() for row in ticks]
-    for end in range(1, len(cells) + 1):  # a piece: one conversation
+    for end in range(1, len(cells) + 1):  # one segment per conversation
         if end < len(cells) and cells[end][0] == cells[begin][0]:
             continue
         owner = cells[begin][0]

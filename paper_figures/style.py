@@ -1,6 +1,5 @@
-"""What the figures share: where results come from, colours that the colour-blind tell apart beside marks and dashes that
-grey print does, bars of the spread, the paper's figures, and a line that says on what machine and from which commit. A
-figure measures nothing."""
+"""Code that the figures share: loading of results, colours that colour-blind readers can distinguish, markers and dashes that
+survive grey print, bars of the spread, the papers' figures, and a footer with machine and commit. No figure measures anything."""
 import os
 import statistics
 import sys
@@ -25,7 +24,7 @@ plt.rcParams.update({
     "pdf.fonttype": 42, "svg.hashsalt": "xpyd",
 })
 
-# Okabe and Ito's colours, one per contestant in order, each with a dash and a marker of its own.
+# The colours of Okabe and Ito, one per configuration in order. Each has a dash and a marker of its own.
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 LINES = [{"color": color, "linestyle": dash, "marker": marker}
          for color, dash, marker in zip(COLORS, ["-", "--", "-.", ":", "-", "--", "-."], "os^DvxP")]
@@ -35,7 +34,7 @@ PAPER = {"color": "black", "marker": "*", "markersize": 11, "linestyle": "none",
 
 
 def paper(axes, x, y, text, how):
-    """Published points, named in the legend with their value and `how` they are known: claims.known()."""
+    """Plots published points. The legend gives their values and `how` they are known (claims.known())."""
     label = f"paper{how}: {text}"
     axes.plot(x, y, label=None if label in axes.get_legend_handles_labels()[1] else label, **PAPER)
 
@@ -45,7 +44,7 @@ def path(name):
 
 
 def not_drawn(kind, error, trace):
-    """A result that lacks what a figure shows is named, as one that is not there."""
+    """Reports a result that lacks what the figure shows like a missing result: the figure is not drawn."""
     if not issubclass(kind, TableError):
         return sys.__excepthook__(kind, error, trace)
     print(f"not drawn: {error}", flush=True)
@@ -56,7 +55,7 @@ sys.excepthook = not_drawn
 
 
 def result(name):
-    """The result file; a figure without one is not drawn, and says so."""
+    """Loads the result file. Without one the script says that the figure is not drawn, and ends."""
     try:
         return Table.load(path(name))
     except TableError as error:
@@ -65,7 +64,7 @@ def result(name):
 
 
 def line(axes, curve, number, label, **more):
-    """A curve of Table.curve(): medians, with their intervals as bars where there are several samples."""
+    """Draws a curve of Table.curve(): medians, with their intervals as bars if there are several samples."""
     x, middle, low, high = zip(*curve)
     spread = [[m - l for m, l in zip(middle, low)], [h - m for m, h in zip(middle, high)]]
     if all(v == 0 for side in spread for v in side):
@@ -74,7 +73,7 @@ def line(axes, curve, number, label, **more):
 
 
 def bar(axes, at, table, value, **look):
-    """value(Table of one sample): its median as a bar, with the interval."""
+    """Draws the median of value(Table of one sample) over all samples as a bar, with its interval."""
     numbers = [value(part) for part in table.samples()]
     middle, (low, high) = statistics.median(numbers), interval(numbers)
     axes.bar(at, middle, yerr=[[middle - low], [high - middle]] if low < high else None, capsize=2,
@@ -82,11 +81,11 @@ def bar(axes, at, table, value, **look):
 
 
 def quantiles(axes, table, number, label, **where):
-    """The distribution of gaps between tokens, from the percentiles of a run: medians over the repetitions, with
-    their intervals."""
+    """Draws the distribution of gaps between tokens from the percentiles of a run: medians over the repetitions, with their
+    intervals."""
     known = [(5, "itl_ms_p5"), (25, "itl_ms_p25"), (50, "median_itl_ms"), (75, "itl_ms_p75"), (90, "itl_ms_p90"),
              (95, "itl_ms_p95"), (99, "p99_itl_ms")]
-    known = [(p, c) for p, c in known if all(row[c] for row in table.select(**where))]  # "": of too few gaps
+    known = [(p, c) for p, c in known if all(row[c] for row in table.select(**where))]  # "": too few gaps for this percentile
     at = [p for p, _ in known]
     line, = axes.plot([table(column, **where) for _, column in known], at, label=label, linewidth=1.2, **LINES[number])
     low, high = zip(*(interval(table.values(column, **where)) for _, column in known))
@@ -97,14 +96,14 @@ def quantiles(axes, table, number, label, **where):
 
 
 def powers(axes, values, words=None):
-    """A logarithmic axis of base 2 with a tick at each value."""
+    """Makes the x axis logarithmic with base 2 and a tick at each value."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, words or [f"{v:g}" for v in values])
     axes.minorticks_off()
 
 
 def plain_log(axes):
-    """A logarithmic axis with plain numbers: 1, 2, 5, 10, ... where they are seen. After what is drawn."""
+    """Makes the y axis logarithmic with plain numbers: 1, 2, 5, 10, ... in the visible range. Call it after drawing."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     digits = (1, 2, 5) if high < 300 * low else (1,)
@@ -116,7 +115,7 @@ def plain_log(axes):
 
 
 def save(figure, name, table, source="", bottom=.06):
-    """source: where the published points come from; bottom: left for what stands below the panels."""
+    """Writes the figure. `source` says where published points come from; `bottom` is the space below the panels."""
     device = "CPU" if table.stamp["device"] == "cpu" else table.stamp["device"]
     text = f"{device}: {table.stamp['machine']}; commit {table.stamp['commit']}, {table.stamp['begun'][:10]}"
     for axes in figure.axes:
@@ -125,7 +124,7 @@ def save(figure, name, table, source="", bottom=.06):
         if mine and (not axes.get_legend() or len(axes.get_legend().get_texts()) != len(mine)):
             axes.legend(*zip(*mine), fontsize=6.5)
         if axes.get_legend() and axes.patches and axes.get_autoscaley_on() and axes.get_yscale() == "linear":
-            axes.set_ylim(top=1.25 * axes.get_ylim()[1])  # room for it above the bars
+            axes.set_ylim(top=1.25 * axes.get_ylim()[1])  # room for the legend above the bars
     figure.tight_layout(rect=(0, bottom, 1, 1))
     figure.text(0.01, 0.012, text + (f"\nstars and dotted lines: {source}" if source else ""), fontsize=6.5, color="0.3")
     out = os.path.join(HERE, "out")

@@ -1,5 +1,5 @@
-"""What a second token waits for of its prompt's transfer, by the wire's rate and the transfer's grain; in
-milliseconds, and in times of one layer's."""
+"""How long the second token waits for the transfer of its prompt's KV, by link rate and by the grain of the transfer: in
+milliseconds, and in transfer times of one layer."""
 import style
 
 table = style.result("transfer_exposed")

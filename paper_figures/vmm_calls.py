@@ -1,5 +1,5 @@
-"""What the system's calls for vAttention cost by size of the page group, and the rate at which they hand out memory
-(vAttention Tables 3 and 9)."""
+"""The cost of the system calls of vAttention by page-group size, and the rate at which they provide memory (vAttention Tables 3
+and 9)."""
 import style
 
 CALLS = [("map_populate", "map with its pages"), ("unmap", "unmap"), ("create", "create")]
@@ -10,7 +10,7 @@ GIB = 2**30 / 1e9
 table = style.result("vmm_calls")
 figure, (left, right) = style.plt.subplots(1, 2, figsize=(8.8, 3.6))
 for number, (call, label) in enumerate(CALLS):
-    column = "us_mean" if call == "create" else "us"  # one call for all groups
+    column = "us_mean" if call == "create" else "us"  # one call creates all groups
     style.line(left, table.curve("group_kib", column, call=call), number, label)
 style.paper(left, *zip(*PUBLISHED[:3]), "8, 8.5, 9 us", style.known("vmm_calls", "map and populate, 64 KiB"))
 style.paper(left, *zip(*PUBLISHED[3:]), "40 us", style.known("vmm_calls", "map and populate, 2 MiB"))

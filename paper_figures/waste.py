@@ -1,13 +1,12 @@
-"""Where the bytes of a full KV pool go (PagedAttention Fig. 2), and how many sequences fit (Fig. 13a), against block
-size."""
+"""The use of a full KV pool's bytes (PagedAttention Fig. 2) and the number of sequences that fit (Fig. 13a), by block size."""
 import style
 
 BLOCKS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 PARTS = [("useful_share", "holds KV"), ("reserved_share", "reserved"), ("internal_share", "internal"),
          ("free_share", "free, unusable")]
 LOOKS = [style.FILLS[0], style.FILLS[2], style.FILLS[1], style.FILLS[3]]
-# SOSP'23: share of KV bytes that hold tokens, Fig. 2 (slots of the maximum length; blocks of 16); sequences at once
-# relative to Orca (Max), section 6.2.
+# SOSP'23: share of KV bytes that hold tokens, Fig. 2 (slots of the maximum length; blocks of 16). The number of concurrent
+# sequences is relative to Orca (Max), section 6.2.
 PUBLISHED = [(0, .204), (5, .963)]
 PUBLISHED_BATCH = (16, 4.3)
 

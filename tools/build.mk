@@ -1,7 +1,7 @@
-# How the rooms, their tests and experiments are compiled and linked: flags, sources, units, rules. Included by Makefile.
+# Compiles and links the rooms (top-level folders), their tests and experiments: flags, sources, units, rules. Makefile includes it.
 
-# One addition order everywhere (README, Decisions): no contraction, no reassociation.
-# Warnings are errors where CI is set: a compiler that is newer than these sources must not stop anybody else.
+# The compiler keeps one order of additions (README, Decisions): no contraction, no reassociation.
+# Warnings are errors only if CI is set. A compiler newer than these sources must not stop anybody else.
 WERROR    := $(if $(CI),-Werror)
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers $(WERROR)
 DETERMINE := -ffp-contract=off -fno-fast-math
@@ -12,9 +12,9 @@ FLAGS_asan    := -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all 
 FLAGS_tsan    := -O1 -g1 -fsanitize=thread -Wno-tsan
 FLAGS_odr     := -O0 -flto
 FLAGS_fuzz    := -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
-# g++ collects its garbage when it has this many KiB, and not before.
+# g++ collects garbage only once its heap has this many KiB.
 HEAP     := $(if $(findstring clang,$(CXX)),,--param ggc-min-heapsize=786432)
-# SYSROOT: where libraries of another architecture were unpacked (check-aarch64).
+# SYSROOT: the folder with the unpacked libraries of another architecture (check-aarch64).
 SYSROOT  ?=
 ARCH      := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine)))
 CXXFLAGS := -std=c++20 $(HEAP) $(WARN) $(DETERMINE) $(FLAGS_$(MODE)) -I. $(SYSROOT:%=-idirafter %/usr/include)$(SYSROOT:%= -idirafter %/usr/include/$(ARCH)-linux-gnu) -pthread
@@ -26,10 +26,10 @@ LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(if $(SYSROOT),-L$(SYSROO
 LDLIBS    = -lssl -lcrypto -l:liburing.a -l:libnettle.a -l:libutf8proc.a -l:libpcre2-8.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
-# Sources of rooms, in folders at any depth.
+# The sources of the rooms, in folders of any depth.
 ROOM_SRC  := $(sort $(shell find $(ROOMS) -name '*.cc' -o -name '*.cu'))
 AVX512_SRC := %_avx512.cc %_avx512vnni.cc %_avx512bf16.cc
-# What reads, simulates and loads a cluster stands above it: subcommands of the same binary.
+# Subcommands that read logs of a cluster, simulate it or load it. They include the rooms and are linked into the same binary.
 SUBCOMMANDS := $(if $(filter disagg,$(ROOMS)),$(filter-out $(if $(filter server,$(ROOMS)),,%_command.cc %_commands.cc),\
                $(wildcard experiments/simulate/*.cc experiments/event_log/*.cc $(if $(filter server,$(ROOMS)),experiments/load/*.cc experiments/subcommands.cc))))
 LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc $(AVX512_SRC)),$(filter-out server/main.cc,$(filter %.cc,$(ROOM_SRC)))) $(SUBCOMMANDS)
@@ -39,36 +39,36 @@ HARNESS   := $(BUILD)/experiments/bench/harness.o
 EXP_SRC   := $(filter-out experiments/subcommands.cc,$(wildcard experiments/*.cc))
 EXP_CU    := $(wildcard experiments/cuda/*.cu)
 EXP_PARTS := $(if $(filter server,$(ROOMS)),$(filter-out experiments/main.cc,$(EXP_SRC)))
-# CUDA: compiled in where nvcc and a card are found, or with CUDA=1 (`make cuda` does that in build/cuda).
+# CUDA is compiled in if nvcc and a GPU are found, or with CUDA=1 (`make cuda` does that in build/cuda).
 NVCC      ?= $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 CUDA      ?= $(if $(and $(NVCC),$(wildcard /dev/nvidiactl)),1)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_ARCH ?= 80 90a
-# (nvcc writes parentheses of its own around pointers to members.)
+# (nvcc itself writes parentheses around pointers to members.)
 NVCCFLAGS  = -std=c++20 -O3 -I. -lineinfo --expt-relaxed-constexpr --expt-extended-lambda $(if $(CI),-Werror all-warnings) \
              -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers,-Wno-parentheses,-pthread,-ffp-contract=off $(foreach a,$(1),-gencode arch=compute_$(a),code=sm_$(a)) \
              $(if $(filter 80,$(1)),-gencode arch=compute_80$(comma)code=compute_80)
 CUDA_OBJ   = $(if $(CUDA),$(patsubst %.cu,$(BUILD)/cuda/%.o,$(CUDA_SRC)))
 CUDA_LIBS  = $(if $(CUDA),-L$(CUDA_HOME)/lib64 -lcudart_static -lcublasLt -ldl -lrt -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)'$$ORIGIN:$(CUDA_HOME)/lib64')
-# CUDA sources run in tests on an interpreter (tests/simt), which stands in for what only a GPU has.
+# Tests run CUDA sources on an interpreter (tests/simt), which replaces the parts that need a GPU.
 CUDA_SRC  := $(filter %.cu,$(ROOM_SRC))
 GPU_SRC   := $(filter-out %/main.cu,$(wildcard experiments/gpu/*.cu))
 SIMT_SRC  := $(filter-out base/cuda/cuda.cu base/cuda/cuda_driver.cu model/cuda/gemm_cuda.cu,$(CUDA_SRC)) $(GPU_SRC) $(filter-out %/card.cu,$(EXP_CU)) $(wildcard tests/simt/*.cu) \
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
-# Several files are compiled as one (tools/units), but for those whose flags are their own. `make UNITS=`: each by itself, as
-# odr does, so that a missing #include is seen; and test_run.py can ask the linker which file needs which.
+# Several files are compiled as one unit (tools/units), except those with flags of their own. `make UNITS=` compiles each file
+# by itself, as MODE=odr does. A missing #include then fails, and test_run.py can ask the linker which file needs which.
 UNITS    ?= $(if $(filter odr,$(MODE)),,1)
 ALONE    := %_avx2.cc $(AVX512_SRC) base/version.cc model/folder.cc server/backend.cc server/openai/page.cc server/http/boost_impl.cc \
             experiments/experiment.cc tests/main.cc
 units     = $(if $(UNITS),$(patsubst %.cc,%.o,$(shell tools/units $(2)/units $(filter-out $(ALONE),$(1)))) $(call object,$(filter $(ALONE),$(1))),$(call object,$(1)))
 LIB_OBJ  := $(call units,$(LIB_SRC),$(BUILD))
 TEST_OBJ := $(call units,$(TEST_SRC),$(BUILD)/tests)
-# The kernels for AVX-512 once more, as every processor with AVX2 executes them: for tests alone (base/avx512.h).
+# The AVX-512 kernels a second time, compiled for any processor with AVX2. Only tests use them (base/avx512.h).
 EMULATED := $(patsubst %.cc,$(BUILD)/%_emulated.o,$(filter $(AVX512_SRC),$(LIB_SRC)))
 KERNELS  := $(call object,$(filter %_avx2.cc $(AVX512_SRC),$(LIB_SRC)))
 EXP_OBJ  := $(call units,$(EXP_PARTS),$(BUILD)/experiments)
-# SIMT=: tests without CUDA's. Of these sources the tests of whole instances are, whose headers take longest.
+# `make SIMT=` leaves out the CUDA tests. tests/simt/*_test.cu share units, because some test whole instances, whose headers take longest.
 SIMT      ?= 1
 SIMT_UNIT := $(if $(UNITS),$(filter-out %/gemm_choice_test.cu %/sm90_test.cu,$(wildcard tests/simt/*_test.cu)))
 SIMT_OBJ  := $(if $(SIMT),$(patsubst %.cc,%.o,$(shell tools/units $(BUILD)/simt/units $(SIMT_UNIT))) \
@@ -77,37 +77,37 @@ SIMT_OBJ  := $(if $(SIMT),$(patsubst %.cc,%.o,$(shell tools/units $(BUILD)/simt/
 LIB       := $(BUILD)/libxpyd.a
 BIN       := $(BUILD)/xpyd
 
-# Sanitizers have an allocator of their own: nothing is preloaded before it.
+# Sanitizers bring an allocator of their own, so nothing may be preloaded before it.
 FAULTS_LIB = $(if $(filter release,$(MODE)),$(BUILD)/libfaults.so)
 
-# llama.cpp: a folder of its sources, or what its Python package brings, fetched into build/, never kept.
+# llama.cpp: a folder with its sources, or those of its Python package, which are fetched into build/ and never committed.
 LLAMA_CPP  ?= build/llama.cpp/source
 LLAMA_LIBS  = build/llama.cpp/of$(subst /,-,$(abspath $(LLAMA_CPP)))
 
-# Everything is compiled again when the compiler or its flags change (-Werror apart, which changes no code).
+# Everything is recompiled if the compiler or its flags change. -Werror is excepted, because it does not change code.
 FLAGS_NOW := $(CXX) $(filter-out -Werror,$(CXXFLAGS))
 $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/flags 2>/dev/null)" = "$(FLAGS_NOW)" ] || echo "$(FLAGS_NOW)" >$(BUILD)/flags; })
-# The commit is compiled into one object, again whenever it changes.
-# What is measured and drawn makes no other code.
+# The commit is compiled into one object, which is recompiled whenever it changes. Changed results and figures do not count as
+# -dirty, because they do not change code.
 COMMIT := $(shell git describe --always 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- . ':!experiments/results' ':!experiments/*.md' ':!experiments/ranges.csv' ':!paper_figures/out' 2>/dev/null || echo -dirty)
 $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/commit 2>/dev/null)" = "$(COMMIT)" ] || echo "$(COMMIT)" >$(BUILD)/commit; })
 $(BUILD)/base/version.o: private DEFINES += -DXPYD_COMMIT='"$(COMMIT)"'
 $(BUILD)/base/version.o: $(BUILD)/commit
 
-# Kernels that need AVX2 or more of x86-64 live in files of these names and are reached only after a run-time check (base/cpu.h).
+# Kernels that need AVX2 or more of x86-64 are in files with these suffixes. They are reached only after a run-time check (base/cpu.h).
 AVX2     := $(if $(filter release,$(MODE)),-O3,-O1) -mavx2 -mfma -mf16c
-# (g++ 12 warns of its own header's registers that are undefined on purpose.)
+# (g++ 12 warns of registers in its own header that are undefined on purpose.)
 AVX512   := $(AVX2) -mavx512f -mavx512bw -mavx512vl -mavx512dq $(if $(findstring clang,$(CXX)),,-Wno-uninitialized -Wno-maybe-uninitialized)
 $(BUILD)/%_avx2.o: private CXXFLAGS += $(AVX2)
 $(BUILD)/%_avx512.o: private CXXFLAGS += $(AVX512)
 $(BUILD)/%_avx512vnni.o: private CXXFLAGS += $(AVX512) -mavx512vnni
 $(BUILD)/%_avx512bf16.o: private CXXFLAGS += $(AVX512) -mavx512vnni -mavx512bf16
 $(EMULATED): private CXXFLAGS += $(AVX2) -O1 -DXPYD_EMULATE -Wno-psabi -Wno-ignored-attributes
-# Tests must compile quickly; what they test is compiled as it is served.
+# Tests must compile quickly. The code that they test is compiled as it is served.
 QUICK   := $(if $(filter release,$(MODE)),-Og -U_FORTIFY_SOURCE -fno-stack-protector,-O1)
 $(BUILD)/tests/%.o: private CXXFLAGS += $(QUICK)
-# Headers that many files include are compiled once for each set of flags (`make PCH=`: not).
-# What libstdc++ silences by pragmas inside them must be silenced here: a header compiled by g++ forgets its pragmas.
+# Headers that many files include are precompiled once for each set of flags (`make PCH=` turns that off).
+# g++ drops the pragmas of a precompiled header, so warnings that libstdc++ silences by pragmas are silenced here.
 PCH ?= 1
 headers = $(if $(PCH),$(1:%=$(BUILD)/%/precompiled.h.gch))
 QUIET   := $(if $(findstring clang,$(CXX)),,-Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
@@ -141,12 +141,12 @@ $(BUILD)/%_emulated.o: %.cc $(BUILD)/flags
 	@echo "  c++  $< (emulated)"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -c $< -o $@
 
-# (Launch bounds, which say nothing to the interpreter, leave constants unused.)
+# (Launch bounds mean nothing to the interpreter and leave constants unused.)
 SIMT_FLAGS := -O1 -DXPYD_SIMT -Itests/simt -Wno-unused-const-variable -Wno-unknown-pragmas -Wno-psabi -fno-strict-aliasing $(if $(findstring clang,$(CXX)),-Wno-pass-failed -Wno-unknown-warning-option)
 $(BUILD)/simt/tests/simt/%.o: private SIMT_FLAGS += $(if $(filter release,$(MODE)),-O2)
 $(BUILD)/simt/tests/simt/%.o: private AHEAD =
 $(BUILD)/simt/%.o: private AHEAD = $(call ahead,simt/tests)
-$(SIMT_OBJ): $(call headers,simt/tests)  # said of each: make 4.4 chains no pattern rules where a shorter one would do
+$(SIMT_OBJ): $(call headers,simt/tests)  # for each object: make 4.4 does not chain pattern rules if a shorter one applies
 $(BUILD)/simt/%.o: $(BUILD)/simt/%.cc $(BUILD)/flags $(call headers,simt/tests)
 	@echo "  simt $(notdir $<) of $$(grep -c . $<) files"
 	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
@@ -159,11 +159,11 @@ $(BUILD)/simt/%.o: %.cc $(BUILD)/flags $(call headers,simt/tests)
 	@echo "  simt $<"
 	@$(CXX) $(CXXFLAGS) $(SIMT_FLAGS) $(DEFINES) $(AHEAD) -MMD -MP -c $< -o $@
 
-# Carried inside the binary by .incbin, which leaves no trace in a .d file.
+# The binary embeds these files by .incbin, which leaves no trace in a .d file.
 $(BUILD)/server/openai/page.o: server/openai/page.html
 $(BUILD)/model/folder.o: $(wildcard model/demo/*)
 
-# Kernels for sm_90a only live in *_sm90.cu.
+# Kernels for sm_90a alone are in *_sm90.cu.
 $(BUILD)/cuda/%.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  nvcc $<"
@@ -175,7 +175,7 @@ $(LIB): $(LIB_OBJ) $(CUDA_OBJ)
 	@rm -f $@ && $(AR) rcs $@ $^
 $(BIN): $(BUILD)/server/main.o $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
-# What each file keeps of its types is compared; no code is made. (tests/simt has a server/backend.o of its own.)
+# This link compares the types in all objects and makes no code. (tests/simt has a server/backend.o of its own.)
 $(BUILD)/all.o: $(filter-out $(BUILD)/server/backend.o,$(LIB_OBJ)) $(TEST_OBJ) $(EMULATED) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ)
 	@echo "  link $@" && $(CXX) -r -flinker-output=rel $(FLAGS_$(MODE)) -Werror=odr $^ -o $@
 $(BUILD)/xpyd_tests: $(TEST_OBJ) $(EMULATED) $(EXP_OBJ) $(HARNESS) $(SIMT_OBJ) $(LIB)

@@ -1,5 +1,5 @@
-"""The head of a CSV that `make cuda` writes: lines `# key: value`, as experiments' results have them (experiments/results/README.md),
-with the compiler in the place of the machine's peaks. What was compiled does not depend on the machine."""
+"""The head of a CSV that `make cuda` writes: lines `# key: value`, like those of results (experiments/results/README.md), with the
+compiler instead of the machine's peaks. The outcome of a compilation does not depend on the machine."""
 import os
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from sources import Sources  # noqa: E402
 
 
 def said(*words):
-    """The last line of what a program says; "unknown": there is none."""
+    """The last line of a program's output, or "unknown" if there is none."""
     try:
         return subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout.strip().split("\n")[-1] or "unknown"
     except OSError:
@@ -20,7 +20,7 @@ def said(*words):
 
 
 def commit():
-    """Of the sources: this CSV is being written."""
+    """The commit of the sources. experiments/results does not count as a change, because this CSV is being written there."""
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", ".", ":!experiments/results"], cwd=ROOT).returncode
     return said("git", "describe", "--always") + ("-dirty" if changed else "")
 

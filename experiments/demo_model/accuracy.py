@@ -1,9 +1,10 @@
-"""Asks a running `xpyd serve` (or starts BIN) for facts of the context, and says how often the answer is right.
+"""Starts BIN as `xpyd serve`, asks it for facts of the context, and reports how often the answer is right.
 
     python3 experiments/demo_model/accuracy.py --bin build/release/xpyd [--model DIR] [--csv FILE] [--seed 1000]
 
-Contexts come from data.py with seeds of their own; each is asked several questions, every one about a (thing, number)
-that training never saw. An answer is right when its whole text is. Exit code 1: a target is missed. Standard library only.
+Contexts come from data.py with seeds of their own. Each gets several questions, all about a (thing, number) that training
+never saw. An answer is right if its whole text is right. Exit code 1 means that a target was missed. It needs only the
+standard library.
 """
 
 import argparse
@@ -21,13 +22,13 @@ import time
 
 import data
 
-# tokens of context, share of right answers to be reached, contexts
+# tokens of context, target share of right answers, contexts
 LENGTHS = [(512, 0.98, 150), (1500, 0.95, 100), (3500, 0.90, 60)]
-STATED, ABSENT = 3, 1  # questions of each context
+STATED, ABSENT = 3, 1  # questions for each context
 
 
 def wilson(right, n):
-    """95 % interval of a share."""
+    """Wilson's 95 % interval of a share."""
     if n == 0:
         return 0.0, 1.0
     z, p = 1.959964, right / n
@@ -36,7 +37,7 @@ def wilson(right, n):
 
 
 class Server:
-    """`BIN serve` on a free port; ends with the block."""
+    """`BIN serve` on a free port, as a context manager. The server ends with the `with` block."""
 
     def __init__(self, bin_path, model, extra):
         command = [bin_path, "serve"] + ([model] if model else []) + ["--port", "0"] + extra
@@ -82,9 +83,9 @@ def main():
     parser.add_argument("--model", default="", help="a model's folder; without it, the embedded demo model")
     parser.add_argument("--csv", default="")
     parser.add_argument("--seed", type=int, default=1000)
-    parser.add_argument("--share", type=float, default=1, help="of the contexts: for a quick look")
+    parser.add_argument("--share", type=float, default=1, help="share of the contexts to ask, for a quick look")
     parser.add_argument("--show", type=int, default=3, help="wrong answers to print")
-    parser.add_argument("options", nargs="*", help="for xpyd serve, after --")
+    parser.add_argument("options", nargs="*", help="options for xpyd serve, after --")
     args = parser.parse_args()
     vocab = data.Vocab()
     encode = data.Encoder(vocab)
@@ -92,7 +93,7 @@ def main():
     print(f"{'tokens':>7} {'asked':>11} {'right':>5} {'of':>4} {'share':>7}  95 % interval     target")
     with Server(args.bin, args.model, args.options) as server, concurrent.futures.ThreadPoolExecutor(8) as pool:
         for length, target, contexts in LENGTHS:
-            # A context's questions are sent one after another: the later ones find its KV.
+            # The questions of a context are sent one after another, so that later ones find its KV in the prefix cache.
             def sit(index, length=length):
                 exam = data.make_exam(random.Random(args.seed + 10_000 * length + index), vocab, encode, length, STATED, ABSENT)
                 return [(expected, *ask(server.port, messages)) for messages, expected, _ in exam]

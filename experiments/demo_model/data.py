@@ -1,10 +1,10 @@
-"""The demo model's language: its words, its tokenizer, and documents of facts, questions and answers.
+"""The demo model's language: its words, its tokenizer, and documents with facts, questions and answers.
 
-A document states facts ("The key of box 17 is amber."), each about another (thing, number), with values
-drawn at random, so the only way to answer a question is to read the fact in the context. One tenth of all
-(thing, number) pairs is held out: training never asks for them nor states them, and the accuracy is measured on them alone.
+A document states facts ("The key of box 17 is amber."), each about a different (thing, number), with values drawn at random.
+The model can therefore answer a question only by reading the fact in its context. One tenth of all (thing, number) pairs is
+held out: training neither states nor asks for them, and accuracy is measured on them alone.
 
-Everything is drawn from one random.Random(seed): the same seed gives the same documents. Standard library only.
+Everything is drawn from one random.Random(seed), so the same seed gives the same documents. Only the standard library is used.
 """
 
 import json
@@ -28,12 +28,12 @@ KINDS = [
  Athens Cairo Tokyo Kyoto Seoul Delhi Lima Quito Boston Chicago Denver Dallas Seattle Toronto Sydney Milan Naples Geneva Zurich""".split()),
     ("captain", "ship", NAMES),
 ]
-# How a question begins, how it ends, and how often it is asked so.
+# The beginning of a question, its end, and its weight in the draw.
 QUESTIONS = [
     ("What is the", "?", 8), ("What's the", "?", 1), ("what is the", "?", 1), ("What is the", "", 1), ("Tell me the", ".", 2),
     ("Please tell me the", ".", 1), ("And the", "?", 1), ("Do you know the", "?", 1), ("The", "?", 1), ("Who is the", "?", 3),
 ]
-# How a fact ends, how the next one begins, and how often.
+# The end of a fact, the beginning of the next fact, and the weight in the draw.
 GLUES = [(".", " The", 16), (".\n", "The", 3), (",", " the", 1), ("", " and the", 1), (";", " the", 1)]
 HELLO = "Hello! Tell me some facts, then ask for one."
 OTHER = "I only know facts such as: The key of box 17 is amber."
@@ -44,7 +44,7 @@ GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 
 
 def byte_characters():
-    """GPT-2's characters for bytes."""
+    """The characters by which GPT-2's tokenizer represents the 256 bytes."""
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table, extra = {}, 0
     for b in range(256):
@@ -71,7 +71,7 @@ def word_list():
 
 
 class Vocab:
-    """Ids: 0 ... 255 bytes, then words, then special tokens."""
+    """The vocabulary. Ids 0 ... 255 are bytes; words and then special tokens follow."""
 
     def __init__(self):
         words = word_list()
@@ -113,16 +113,16 @@ class Vocab:
 
 
 def held_out(kind, number):
-    """The pairs that training never sees."""
+    """Whether training never sees this (kind, number)."""
     return (kind * 7 + number * 3) % 10 == 0
 
 
 class Facts:
-    """Keys (kind, number) with values; `absent` are keys that look like those and are not stated."""
+    """Keys (kind, number) with their values. `absent` holds similar keys that the document does not state."""
 
     def __init__(self, rng, count, may_ask=lambda kind, number: not held_out(kind, number), may_state=None):
         may_state = may_state or may_ask
-        # Sometimes few numbers, so that many keys share them; sometimes few kinds.
+        # Some documents use few numbers, so that many keys share them; some use few kinds.
         top = rng.choice([n for n in (16, 40, 100, 400) if n * len(KINDS) * 0.55 >= count])
         kinds = list(range(len(KINDS)))
         narrow = rng.randint(1, len(KINDS))
@@ -147,7 +147,7 @@ def sentence(key, value):
 
 def question(rng, key):
     attribute, thing, values = KINDS[key[0]]
-    forms = QUESTIONS if values is NAMES else QUESTIONS[:-1]  # "Who" asks for a name
+    forms = QUESTIONS if values is NAMES else QUESTIONS[:-1]  # "Who is the" asks for a name
     begin, mark, _ = rng.choices(forms, [form[2] for form in forms])[0]
     return f"{begin} {attribute} of {thing} {key[1]}{mark}"
 
@@ -157,7 +157,7 @@ def answer(key, value):
 
 
 def split(text):
-    """Words as the tokenizer's regex cuts them, for the texts made here (ASCII)."""
+    """Splits the texts of this file (ASCII) into words as the tokenizer's regex does."""
     out, i = [], 0
 
     def kind(c):
@@ -196,12 +196,12 @@ class Encoder:
 
 
 class Document:
-    """Token ids, and for each the weight of the loss of predicting it."""
+    """Token ids, and the loss weight of each."""
 
     def __init__(self, vocab, encode):
         self.v, self.encode = vocab, encode
         self.ids, self.weights = [vocab.bos], [0.0]
-        self.lookups = []  # (position of the value token, is it stated)
+        self.lookups = []  # (position of the value token, whether the fact is stated)
 
     def add(self, ids, weight=0.0):
         self.ids += ids
@@ -211,7 +211,7 @@ class Document:
         self.add([self.v.start] + self.encode(role) + [self.v.end, 10, 10])
 
     def answer(self, text, stop, before="", value=True, stated=True):
-        """`before` is the space or line break that the model has to write first."""
+        """Adds an answer. `before` is the space or line break that the model must write first."""
         ids = self.encode(before + text) + [stop]
         first = len(self.ids)
         self.add(ids, 0.3)
@@ -222,20 +222,20 @@ class Document:
 
 
 def make_document(rng, vocab, encode, length, odd=0.03, style=None):
-    """A training document of about `length` tokens at most, a share `odd` of them without facts."""
+    """A training document of about `length` tokens at most. A share `odd` of the documents has no facts."""
     doc = Document(vocab, encode)
     style = style or rng.choices(("chat", "plain", "stream", "odd"), (0.5, 0.15, 0.32, odd))[0]
     if style == "odd":
         return odd_document(rng, doc, length)
-    share = rng.uniform(0.3, 0.9)  # of facts; the rest asks for them
+    share = rng.uniform(0.3, 0.9)  # share of the tokens that states facts; the rest asks for them
     count = max(1, int((length - 12) * share / 8.3))
     if length <= 96:
         count = rng.randint(1, count)
     facts = Facts(rng, count)
     mark, link, _ = rng.choices(GLUES, [weight for _, _, weight in GLUES])[0]
-    after = "\n" if mark == ".\n" else " "  # between the facts and what follows
+    after = "\n" if mark == ".\n" else " "  # between the facts and the question
     order = facts.stated
-    if style != "stream" and rng.random() < 0.1:  # words that the vocabulary does not have
+    if style != "stream" and rng.random() < 0.1:  # values that are no words of the vocabulary
         for key in order:
             if rng.random() < 0.3:
                 facts.value[key] = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 7)))
@@ -244,7 +244,7 @@ def make_document(rng, vocab, encode, length, odd=0.03, style=None):
 
     def state(keys):
         ids = []
-        for i, key in enumerate(keys):  # in pieces, which the encoder remembers
+        for i, key in enumerate(keys):  # in pieces, so that the encoder's cache finds them again
             rest = sentence(key, facts.value[key])[3:-1]
             ids += encode(mark) + encode(link + rest) if i else encode(opening + rest)
         return ids + encode(".") if keys else ids
@@ -255,7 +255,7 @@ def make_document(rng, vocab, encode, length, odd=0.03, style=None):
         key = rng.choice(seen)
         return key, facts.value[key]
 
-    if style == "stream":  # facts, some of them said again: a dense exercise in reading
+    if style == "stream":  # stream: facts, some of them repeated, which gives many look-ups a document
         doc.add(encode("The" + sentence(order[0], facts.value[order[0]])[3:]))
         seen, rest = [order[0]], order[1:]
         while len(doc.ids) + 12 < length:
@@ -277,7 +277,7 @@ def make_document(rng, vocab, encode, length, odd=0.03, style=None):
             doc.add(encode((after if after == " " else "") + question(rng, key)))
             doc.answer(answer(key, value), vocab.eos, after, stated=value is not None)
         return doc
-    # chat: facts in the system message, or in the first user message, or told over several turns
+    # chat: the facts are in the system message, in the first user message, or spread over several turns
     where = rng.choices(("system", "user", "turns"), (0.4, 0.4, 0.2))[0]
     rest = []
     if where == "system":
@@ -315,7 +315,7 @@ def make_document(rng, vocab, encode, length, odd=0.03, style=None):
 
 
 def odd_document(rng, doc, length):
-    """What is no fact: greetings, nonsense, and questions where nothing was told."""
+    """A document without facts: greetings, nonsense, and questions about facts that nobody stated."""
     for _ in range(max(1, length // 60)):
         if len(doc.ids) + 60 > length:
             break
@@ -344,9 +344,9 @@ def odd_document(rng, doc, length):
 
 
 def make_exam(rng, vocab, encode, length, stated=1, absent=0):
-    """Facts that fill `length` tokens with the question and the beginning of the answer (within a sentence), and
-    questions about them: `stated` of them about facts, `absent` about none, every one about a held-out pair.
-    Returns [(messages, expected answer, prompt ids)]; a question does not see the others."""
+    """A context and questions about it. The facts, the question and the beginning of the answer take `length` tokens, give or
+    take a sentence. `stated` questions ask for a fact of the context, `absent` ones for a fact that it lacks. All of them
+    ask about held-out pairs. Returns [(messages, expected answer, prompt ids)]; a question does not contain the others."""
     overhead = 1 + 5 + 12 + 1 + 5
     facts = Facts(rng, max(2, int((length - overhead) / 8)), may_ask=held_out, may_state=lambda kind, number: True)
     if len(facts.asked) < stated or len(facts.absent) < absent:

@@ -1,6 +1,6 @@
-"""A training checkpoint -> a Hugging Face folder in bf16: python export.py CHECKPOINT.pt FOLDER
+"""Writes a training checkpoint as a Hugging Face folder in bf16: python export.py CHECKPOINT.pt FOLDER
 
-With --head, a checkpoint of train_mtp.py is put behind the weights that are in FOLDER, which keep every byte."""
+With --head, the checkpoint is one of train_mtp.py. Its weights are appended to those in FOLDER, which do not change."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import torch
 import data
 from model import Head, Llama
 
-# Llama 3's, without tools and dates.
+# The template of Llama 3, without tools and dates.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
     "{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
@@ -26,7 +26,7 @@ def write_json(path, value):
 
 
 def read_tensors(folder):
-    """name -> (entry of the header, bytes), in the order of the bytes."""
+    """Returns {name: (entry of the header, bytes)}, in the order of the bytes in the file."""
     with open(os.path.join(folder, "model.safetensors"), "rb") as file:
         raw = file.read()
     start = 8 + struct.unpack("<Q", raw[:8])[0]
@@ -47,7 +47,7 @@ def write_tensors(folder, tensors):
 
 
 def rounded(layers):
-    """The weights of a part of the model in bf16, as read_tensors gives them."""
+    """The weights of a part of the model, rounded to bf16, in the form of read_tensors()."""
     tensors = {name: layers.p[key].detach().to(torch.bfloat16).contiguous() for name, key in layers.names.items()}
     return {name: ({"dtype": "BF16", "shape": list(t.shape)}, t.view(torch.uint16).numpy().tobytes())
             for name, t in tensors.items()}

@@ -1,4 +1,4 @@
-"""A Llama in PyTorch, with the parameter names of Hugging Face, and how its training begins."""
+"""A Llama in PyTorch with Hugging Face's parameter names, and the weights with which its training begins."""
 
 import math
 
@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 
 SHAPE = dict(hidden=192, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=256, theta=1e8, eps=1e-5, context=4096)
-OFFSETS = (1, 2, 3, 4)  # of the first layer's heads
+OFFSETS = (1, 2, 3, 4)  # distances, in tokens, at which the heads of the first layer attend
 
 
 class Layers(torch.nn.Module):
-    """Named weights, and the decoder layers that are made of them."""
+    """Named weights, and the decoder layers that they form."""
 
     def __init__(self, shape, seed):
         super().__init__()
@@ -48,13 +48,13 @@ class Layers(torch.nn.Module):
     def norm(self, x, name):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.shape["eps"]) * self.w(name)
 
-    def turn(self, x, positions):  # [batch, heads, tokens, head_dim]; [batch, tokens]
+    def turn(self, x, positions):  # x [batch, heads, tokens, head_dim], positions [batch, tokens]: rotary embedding
         half = x.shape[-1] // 2
         a, b, cos, sin = x[..., :half], x[..., half:], self.cos[positions][:, None], self.sin[positions][:, None]
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
     def qkv(self, at, x, positions):
-        """[batch, heads, tokens, head_dim] each; every KV head stands there for each of its query heads."""
+        """Returns q, k and v, each [batch, heads, tokens, head_dim]. A KV head is repeated for each of its query heads."""
         n, t, _ = x.shape
         y = self.norm(x, at + "input_layernorm.weight")
         q, k, v = (F.linear(y, self.w(at + f"self_attn.{m}_proj.weight")).view(n, t, -1, self.shape["head_dim"]).transpose(1, 2)
@@ -64,7 +64,7 @@ class Layers(torch.nn.Module):
         return q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
 
     def rest(self, at, x, attended):
-        """What follows attention in a layer whose input was x."""
+        """The part of a layer after attention; x is the input of the layer."""
         x = x + F.linear(attended.transpose(1, 2).flatten(2), self.w(at + "self_attn.o_proj.weight"))
         y = self.norm(x, at + "post_attention_layernorm.weight")
         gate = F.silu(F.linear(y, self.w(at + "mlp.gate_proj.weight"))) * F.linear(y, self.w(at + "mlp.up_proj.weight"))
@@ -82,20 +82,20 @@ class Llama(Layers):
 
     @torch.no_grad()
     def begin_with_recall(self, bos, no, sharpness=6.0, sink=4.5, seed=2):
-        """Puts the idea of an induction head into the first two layers before training, which is then free to change all
-        of it; without it the same training needs several times the tokens. The residual stream's dimensions are
-        0: a constant, 1: "this is the first token", 2...63: the token, and four slots of 32 for the tokens 1...4 back.
+        """Writes an induction head into the first two layers before training, which may then change all of it. Without it
+        the same training needs several times as many tokens. The dimensions of the residual stream are
+        0: a constant, 1: "this is the first token", 2...63: the token, then four slots of 32 for the tokens 1...4 back.
 
-        Layer 0, head n: attends n + 1 back (q and k are made of the constant, and RoPE aligns them at that distance),
-        and copies a projection of the token there into slot n.
-        Layer 1: at "... box 17 is" the slots 0 and 1 hold "17" and "box"; at the value of a fact, the slots 1 and 2 hold its
-        number and thing. q reads the former and k the latter through the same random matrices, so they match where both
-        words do. The value's token is copied. The first token's key lies between a half and a whole match: where no fact
-        matches it is attended to, and its value begins as the embedding of " not"."""
+        Layer 0, head n attends to the token n + 1 back: q and k are built from the constant, and RoPE aligns them at that
+        distance. It copies a projection of that token into slot n.
+        Layer 1 matches facts. At "... box 17 is" the slots 0 and 1 hold "17" and "box"; at the value of a fact, the slots 1
+        and 2 hold the number and thing of that fact. q reads the former and k the latter through the same random matrices, so
+        they match where both words match, and the token of the value is copied. The key of the first token scores between a
+        half match and a whole one: it gets the attention if no fact matches, and its value starts as the embedding of " not"."""
         s, g = self.shape, torch.Generator().manual_seed(seed)
         d, h, half, slot = s["head_dim"], s["hidden"], s["head_dim"] // 2, 32
         assert h == 64 + 4 * slot and s["heads"] == 4 and s["kv_heads"] == 2 and d == 64
-        orthogonal = lambda n, m: torch.linalg.qr(torch.randn(m, n, generator=g))[0].T  # n rows of m
+        orthogonal = lambda n, m: torch.linalg.qr(torch.randn(m, n, generator=g))[0].T  # n orthonormal rows of length m
         embedding = self.w("model.embed_tokens.weight")
         embedding[:, 64:] *= 0.02
         embedding[:, 0], embedding[:, 1] = 4, 0
@@ -104,7 +104,7 @@ class Llama(Layers):
         small = lambda name: self.w(name).mul_(0.1)
         at = "model.layers.0.self_attn."
         q, k, v, o = (small(at + f"{m}_proj.weight") for m in "qkvo")
-        used, seen = 12, 4 / math.sqrt((62 + 16) / h)  # frequencies that find a distance; the constant after the norm
+        used, seen = 12, 4 / math.sqrt((62 + 16) / h)  # RoPE frequencies that locate a distance; the constant after the norm
         size = math.sqrt(10 * math.sqrt(d)) / seen
         projection = orthogonal(slot, 62)
         for head in range(2):
@@ -117,7 +117,7 @@ class Llama(Layers):
             o[64 + head * slot : 64 + (head + 1) * slot, head * d : head * d + slot] = torch.eye(slot)
         at = "model.layers.1.self_attn."
         q, k, v, o = (small(at + f"{m}_proj.weight") for m in "qkvo")
-        still = torch.tensor([*range(half - 16, half), *range(d - 16, d)])  # dimensions that RoPE hardly turns
+        still = torch.tensor([*range(half - 16, half), *range(d - 16, d)])  # dimensions that RoPE hardly rotates
         slots = [slice(64 + i * slot, 64 + (i + 1) * slot) for i in range(4)]
         for group in range(2):
             number, thing = orthogonal(slot, slot), orthogonal(slot, slot)
@@ -144,8 +144,8 @@ class Llama(Layers):
         return F.linear(normed, self.w("model.embed_tokens.weight"))
 
     def hidden(self, ids, wanted=None):
-        """ids [batch, tokens]; the last layer's output after the last norm, [batch, tokens, hidden], or [n, hidden] of the
-        positions of the mask `wanted`."""
+        """ids [batch, tokens]. Returns the last layer's output after the final norm: [batch, tokens, hidden], or
+        [n, hidden] at the positions of the mask `wanted`."""
         x, positions = self.embed(ids), torch.arange(ids.shape[1])[None]
         for layer in range(self.shape["layers"]):
             at = f"model.layers.{layer}."
@@ -157,13 +157,13 @@ class Llama(Layers):
 
 
 class Head(Layers):
-    """One multi-token prediction layer of DeepSeek-V3's form. At position p it reads the token x_p and what the trunk had
-    in the end (after its last norm) at p - 1, zeros where that is not known, and says what follows x_p. Then it goes on
-    from what it said, with its own output in the place of the trunk's."""
+    """One multi-token prediction layer in the form of DeepSeek-V3. At position p it reads the token x_p and the trunk's output
+    (after its final norm) at p - 1, or zeros if that is unknown, and predicts the token after x_p. For the next draft it reads
+    its own prediction, and its own output instead of the trunk's."""
 
     def __init__(self, trunk, seed=1):
         super().__init__(trunk.shape, seed)
-        self.trunk = [trunk]  # in a list: its weights are not the head's
+        self.trunk = [trunk]  # in a list, so that the trunk's weights are not registered as the head's
         h = self.shape["hidden"]
         self.at = f"model.layers.{self.shape['layers']}."
         self.add_layer(self.at)
@@ -174,8 +174,8 @@ class Head(Layers):
 
     @torch.no_grad()
     def begin_with_recall(self, documents, layer=1):
-        """The trunk reads its facts in layer 1, where the words before a place are in the residual stream. The head's layer
-        begins as that one, and eh_proj as the best linear map to what that one reads, so it finds facts before training."""
+        """Copies the trunk's layer that finds facts (layer 1) into the head, and sets eh_proj to the linear map that best
+        predicts that layer's input. The head therefore finds facts before any training."""
         trunk, of = self.trunk[0], f"model.layers.{layer}."
         for name in trunk.names:
             if name.startswith(of):
@@ -199,9 +199,9 @@ class Head(Layers):
         return F.linear(self.both(ids, before), self.w(self.at + "eh_proj.weight"))
 
     def forward(self, ids, before, starts, steps, free=False):
-        """ids [batch, tokens], before [batch, tokens, hidden]: the trunk's output one position earlier. From each of
-        `starts` [batch, m] the head predicts `steps` tokens, reading those of ids between them, or (`free`) its own.
-        Returns the logits of each step, [batch, m, vocab]. K and V of ids need no attention: each is of one position."""
+        """ids [batch, tokens]; before [batch, tokens, hidden] is the trunk's output one position earlier. From each position of
+        `starts` [batch, m] the head predicts `steps` tokens. It reads the tokens of `ids` in between, or with `free` its own.
+        Returns the logits of each step, [batch, m, vocab]. K and V of `ids` need no attention, as each depends on one position."""
         x = self.enter(ids, before)
         q, k, v = self.qkv(self.at, x, torch.arange(ids.shape[1])[None])
         pick = lambda a: a.take_along_dim(starts.view(*starts.shape[:1], *[1] * (a.ndim - 3), -1, 1), -2)
@@ -228,5 +228,5 @@ class Head(Layers):
 
 
 def one_back(hidden):
-    """For every position, the row of the one before it; zeros for the first."""
+    """Shifts rows by one position: each position gets the row of the one before it, the first one zeros."""
     return F.pad(hidden, (0, 0, 1, -1))

@@ -1,4 +1,4 @@
-"""loss.csv -> loss.png (matplotlib): python plot.py"""
+"""Draws loss.csv as loss.png with matplotlib: python plot.py"""
 
 import csv
 import os
@@ -12,7 +12,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def smooth(values, n=5):
-    """Moving mean; a step without anything to predict has the loss "nan" and does not count."""
+    """Moving mean. A step that predicted no value has the loss "nan" and does not count."""
     windows = [[v for v in values[max(0, i - n + 1) : i + 1] if v == v] for i in range(len(values))]
     return [sum(window) / len(window) for window in windows]
 

@@ -1,4 +1,4 @@
-"""Trains the demo model. `python train.py --out DIR` does what README.md reports; see there."""
+"""Trains the demo model. `python train.py --out DIR` is the run that README.md reports."""
 
 import argparse
 import csv
@@ -18,10 +18,10 @@ from model import Llama
 def batch_of(rng, vocab, encode, length, count, odd):
     ids = torch.full((count, length), vocab.eos, dtype=torch.long)
     weights = torch.zeros(count, length)
-    value = torch.zeros(count, length, dtype=torch.long)  # 1: a stated value, 2: not stated
+    value = torch.zeros(count, length, dtype=torch.long)  # 1: a value that is stated, 2: one that is not
     for row in range(count):
         doc = data.make_document(rng, vocab, encode, length, odd)
-        while not any(doc.weights[1:length]):  # so full of facts that no question had room
+        while not any(doc.weights[1:length]):  # the facts left no room for a question
             doc = data.make_document(rng, vocab, encode, length, odd)
         n = min(len(doc.ids), length)
         ids[row, :n] = torch.tensor(doc.ids[:n])
@@ -34,7 +34,7 @@ def batch_of(rng, vocab, encode, length, count, odd):
 
 @torch.no_grad()
 def examine(model, vocab, encode, seed, length, count):
-    """Share of questions whose value is right, at `length` tokens: (stated, not stated)."""
+    """Shares of right answers at `length` tokens: (for stated facts, for facts that are not stated)."""
     rng = random.Random(seed)
     right = [0, 0]
     for i in range(count):
@@ -51,7 +51,7 @@ def examine(model, vocab, encode, seed, length, count):
 
 
 def fork_workers(workers):
-    """Makes this process one of `workers` of one thread each, and says which."""
+    """Forks into `workers` processes of one thread each. Returns the rank of this process."""
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(29000 + os.getpid() % 1000))
     rank = 0
@@ -64,7 +64,7 @@ def fork_workers(workers):
 
 
 def average_gradients(model, workers):
-    """Workers are processes of one thread each: they meet once a step, where threads would meet at every operation."""
+    """Averages the gradients of all workers, once a step. Threads would have to synchronise at every operation."""
     flat = torch.cat([p.grad.flatten() for p in model.parameters()])
     dist.all_reduce(flat)
     at = 0
@@ -74,7 +74,7 @@ def average_gradients(model, workers):
 
 
 def agree(value):
-    """Rank 0's value: what depends on the clock or on a draw must be the same everywhere."""
+    """Returns rank 0's value in every process, for values that depend on the clock or on a draw."""
     box = [value]
     dist.broadcast_object_list(box, 0)
     return box[0]
@@ -89,7 +89,7 @@ def main():
     parser.add_argument("--plan", default="64:4096:3,128:4096:3,256:4096:5,512:4096:8,1024:4096:10,2048:4096:10,3600:3600:15",
                         help="length:tokens of a step:minutes, ...")
     parser.add_argument("--odd", type=float, default=0.03, help="share of documents without facts")
-    parser.add_argument("--from", dest="start", default="", help="a checkpoint to go on from; give it another --seed")
+    parser.add_argument("--from", dest="start", default="", help="a checkpoint to continue; give it another --seed")
     parser.add_argument("--plain-start", action="store_true", help="all weights random")
     parser.add_argument("--every", type=int, default=20)
     args = parser.parse_args()
@@ -115,7 +115,7 @@ def train(args, rank):
     plan = [tuple(float(x) for x in part.split(":")) for part in args.plan.split(",")]
     curve = os.path.join(args.out, "loss.csv")
     start, step, tokens, before = time.time(), 0, 0, 0.0
-    if args.start and os.path.exists(curve):  # its curve goes on
+    if args.start and os.path.exists(curve):  # the curve is continued
         with open(curve, encoding="utf-8") as file:
             last = list(csv.DictReader(file))[-1]
         step, tokens, before = int(last["step"]), int(last["tokens"]), float(last["seconds"])
@@ -129,7 +129,7 @@ def train(args, rank):
     for length, step_tokens, minutes in plan:
         length, phase = int(length), time.time()
         while agree(time.time() - phase) < minutes * 60:
-            # The later steps of a phase mix in what comes shorter, so that nothing is forgotten.
+            # A fifth of the steps draws a length up to the phase's own, so that the model does not forget short ones.
             now = length if rng.random() < 0.8 else rng.choice([n for n in (64, 128, 256, 512, 1024, 2048) if n <= length])
             now, elapsed = agree((now, time.time() - start))
             count = max(1, int(step_tokens) // now // args.workers)

@@ -1,6 +1,6 @@
-"""Trains a multi-token prediction head behind the demo model, whose own weights stay as they are: see README.md.
+"""Trains a multi-token prediction head for the demo model, whose own weights do not change: see README.md.
 
-What is learnt is not the document but what the trunk says: its probabilities, at every token of an answer.
+The target of the head is the trunk's output, not the document: its probabilities at every token of an answer.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from model import Head, one_back
 from train import agree, average_gradients, fork_workers
 from verify import load
 
-STEPS = 4  # drafts from one place
-STEP_WEIGHTS = (1.0, 0.8, 0.6, 0.5)  # the first ones are asked for more often
-UNKNOWN = 1 / 64  # of the positions: there the trunk's output is not known, as behind a prefix that the cache gave
+STEPS = 4  # drafts from one position
+STEP_WEIGHTS = (1.0, 0.8, 0.6, 0.5)  # earlier drafts weigh more, because they are used more often
+UNKNOWN = 1 / 64  # share of positions without the trunk's output, as after a prefix from the cache
 
 
 def batch_of(rng, vocab, encode, length, count, most):
-    """ids, and for each document at most `most` places of its answers from which to draft, with the tokens that follow each
-    of them in the answer. Places that only fill a row are followed by none."""
+    """Returns ids; for each document at most `most` positions inside its answers from which to draft; and how many tokens of
+    the answer follow each of them, as a mask over the steps. Padding positions have an empty mask."""
     ids = torch.full((count, length), vocab.eos, dtype=torch.long)
     starts, follow = torch.zeros(count, most, dtype=torch.long), torch.zeros(count, most, STEPS)
     for row in range(count):
@@ -38,7 +38,7 @@ def batch_of(rng, vocab, encode, length, count, most):
         places = sorted(rng.sample(places, min(most, len(places))))
         starts[row, : len(places)] = torch.tensor(places)
         for i, p in enumerate(places):
-            for step in range(STEPS):  # up to the answer's end, not into the next one
+            for step in range(STEPS):  # up to the end of the answer, not into the next one
                 if not said[p + step + 1]:
                     break
                 follow[row, i, step] = 1
@@ -107,7 +107,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--plan", default="128:2048:3,256:2048:3", help="length:tokens of a step:minutes, ...")
-    parser.add_argument("--from", dest="start", default="", help="a checkpoint to go on from")
+    parser.add_argument("--from", dest="start", default="", help="a checkpoint to continue")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--every", type=int, default=20)
     args = parser.parse_args()

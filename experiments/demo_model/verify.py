@@ -1,4 +1,4 @@
-"""Compares the server with PyTorch: the same prompt ids, and the same greedy text from the same bf16 weights, in f32.
+"""Compares the server with PyTorch: equal prompt ids, and equal greedy text, both in f32 from the same bf16 weights.
 
     python experiments/demo_model/verify.py --bin build/release/xpyd --folder model/demo
 """

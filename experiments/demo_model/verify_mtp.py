@@ -1,9 +1,9 @@
-"""How many drafts of the demo model's head its trunk would accept, and what a reader of the same weights must compute.
+"""Measures how many drafts of the demo model's head its trunk would accept, or writes golden values for other implementations.
 
     python experiments/demo_model/verify_mtp.py [--folder model/demo] [--golden tests/model/golden_mtp.json]
 
-A draft counts as right where the trunk, with greedy sampling, says the same token, in answers about (thing, number) pairs
-that training never saw. --golden writes, instead, the head's words and some logits for three prompts.
+A draft counts as right if the trunk's greedy token is the same. The questions ask about (thing, number) pairs that training
+never saw. With --golden, the script writes instead the head's tokens and some logits for three prompts.
 """
 
 import argparse
@@ -22,8 +22,8 @@ LENGTHS = ((128, 200), (512, 200), (1500, 80), (3500, 24))  # tokens of context,
 
 @torch.no_grad()
 def said_by(trunk, ids, guess, stop):
-    """What the trunk says greedily after ids, with the token that ends it, and its output at every position: one pass
-    where the guess is right."""
+    """The trunk's greedy tokens after ids up to and including `stop`, and its output at every position. A right `guess` makes
+    one forward pass enough."""
     n = len(ids)
     while True:
         hidden = trunk.hidden(torch.tensor([ids + guess]))
@@ -46,7 +46,7 @@ def measure(args):
         for index in range(questions // 4):
             for _, expected, ids in data.make_exam(random.Random(args.seed + 10_000 * length + index), vocab, encode, length, 3, 1):
                 answer, hidden = said_by(trunk, ids, encode(expected) + [vocab.eot], vocab.eot)
-                n, places = len(ids), len(answer) - 1  # the first token comes with the prompt's pass
+                n, places = len(ids), len(answer) - 1  # the prefill computes the first token
                 drafts = head(torch.tensor([ids + answer]), one_back(hidden), n + torch.arange(places)[None], STEPS, free=True)
                 accepted = [0] * places
                 for i in range(places):
@@ -68,9 +68,9 @@ def measure(args):
 
 @torch.no_grad()
 def golden(args):
-    """For each prompt, `argmax`: at every position p the head's first draft, from x_p and the trunk's output at p - 1
-    (zeros at p = 0); `next`: the trunk's greedy token after the prompt; `drafts`: what the head then says from it on, each
-    draft read by the next; `logits`: [position, token, value] of first drafts. f32 on the bf16 weights."""
+    """Writes for each prompt: `argmax`, the head's first draft at every position p, from x_p and the trunk's output at p - 1
+    (zeros at p = 0); `next`, the trunk's greedy token after the prompt; `drafts`, the head's tokens from there on, where each
+    draft reads the one before; `logits`, [position, token, value] of first drafts. All of it is f32 on the bf16 weights."""
     trunk = load(args.folder)
     head = load_head(trunk, args.folder)
     vocab = data.Vocab()
@@ -101,7 +101,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", default="model/demo")
     parser.add_argument("--golden", default="", help="the file to write")
-    parser.add_argument("--length", type=int, default=0, help="measure this one of the lengths alone")
+    parser.add_argument("--length", type=int, default=0, help="measure only this context length")
     parser.add_argument("--seed", type=int, default=7000)
     args = parser.parse_args()
     torch.set_num_threads(1)

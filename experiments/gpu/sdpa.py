@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""Yardsticks: PyTorch's scaled_dot_product_attention, one backend at a time, on the shapes of the
-attention rows of xpyd_gpu_report (experiments/gpu/attention.cu). CUDNN_ATTENTION is cuDNN's own kernel.
+"""Yardsticks for attention: PyTorch's scaled_dot_product_attention, one backend at a time, on the shapes of the attention
+rows of xpyd_gpu_report (experiments/gpu/attention.cu). The backend CUDNN_ATTENTION is cuDNN's own kernel.
 
-Each backend that runs, runs once more over page groups: K and V as a slot of vAttention's memory has them
-(token, head, dim), at addresses behind which physical groups are mapped in random order. The kernels are
-unmodified; their results are checked and compared bit for bit: that is vAttention's claim of portability (ASPLOS'25, 7.1).
+Each backend that works runs a second time over page groups. K and V then have the layout of a vAttention slot (token, head,
+dim), at addresses behind which physical page groups are mapped in random order. The kernels are unmodified. Their results
+are checked and compared bit for bit. This tests vAttention's claim of portability (ASPLOS'25, section 7.1).
 
-Prints CSV, one row per backend and memory: yardstick,backend,shape,ms,tflops,versions. A backend that does not
-take a shape is named on stderr. Times are medians of rounds in which the backends take turns.
-Exit code: 0; 1: a result is wrong, or no backend ran; 3: no PyTorch or no card.
+The script prints CSV, one row per backend and memory: yardstick,backend,shape,ms,tflops,versions. A backend that does not
+accept a shape is named on stderr. Times are medians over rounds in which the backends take turns.
+Exit code: 0; 1: a result is wrong, or no backend ran; 3: no PyTorch or no GPU.
 
-Expected on an H200 (arithmetic): 4 * 32 * 128 * 16384^2 / 2 = 2.2 TFLOP. FlashAttention-2 (what FLASH_ATTENTION
-is in most builds) at some 350 TFLOP/s: 6.3 ms; cuDNN at some 550: 4.0 ms (FlashAttention-3, arXiv 2407.08608, Fig. 5).
+Expected on an H200 (arithmetic): 4 * 32 * 128 * 16384^2 / 2 = 2.2 TFLOP. FlashAttention-2 (the kernel behind FLASH_ATTENTION
+in most builds) at about 350 TFLOP/s takes 6.3 ms; cuDNN at about 550 takes 4.0 ms (FlashAttention-3, arXiv 2407.08608, Fig. 5).
 """
 import argparse
 import ctypes
 import random
 import sys
 
-# sequences, query tokens of each (all that it has: causal), tokens, query heads, KV heads, head_dim; bf16
+# sequences, query tokens of each (causal; the whole prompt in prefill), KV tokens, query heads, KV heads, head_dim; bf16
 SHAPES = [(1, 8192, 8192, 32, 8, 128), (1, 16384, 16384, 32, 8, 128), (64, 1, 8192, 64, 8, 128)]
 BACKENDS = ["CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION"]
 
@@ -29,7 +29,7 @@ def fail(why):
 
 
 def wrong(torch, out, q, k, v):
-    """Some tokens of the last sequence against double precision; "" when all are right."""
+    """Compares some tokens of the last sequence with double precision. Returns "" if all are right, else what is wrong."""
     n, heads, dim = q.shape[2], q.shape[1], q.shape[3]
     for token in (0, n // 3, n - 1):
         seen = k.shape[2] - n + token + 1
@@ -57,8 +57,8 @@ class Access(ctypes.Structure):  # CUmemAccessDesc
 
 
 class PageGroups:
-    """Addresses with memory behind them as base/device/page_groups_cuda.cu maps it, for `n` values of 16 bits. They are
-    not given back: the process ends."""
+    """Memory for `n` 16-bit values, mapped as base/device/page_groups_cuda.cu maps it. It is never freed; the end of the
+    process frees it."""
 
     def __init__(self, n, library="libcuda.so.1"):
         cuda = ctypes.CDLL(library)
@@ -84,13 +84,13 @@ class PageGroups:
             call("cuMemMap", u64(base.value + place * group.value), group, size_t(0), handle, zero)
         access = Access(location=on_card, flags=3)  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         call("cuMemSetAccess", base, size_t(count * group.value), ctypes.byref(access), size_t(1))
-        # NumPy has no bf16, nor has this interface.
+        # Neither NumPy nor this interface has bf16.
         self.__cuda_array_interface__ = {"shape": (n,), "typestr": "<i2", "data": (base.value, False),
                                          "strides": None, "version": 3}
 
 
 def over_page_groups(torch, x):
-    """A copy of [sequences, heads, tokens, dim] laid out [sequence, token, head, dim] over page groups."""
+    """Copies x [sequences, heads, tokens, dim] into page groups, with the layout [sequence, token, head, dim]."""
     flat = torch.as_tensor(PageGroups(x.numel()), device="cuda").view(torch.bfloat16)
     slot = flat.view(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
     slot.copy_(x)
@@ -100,7 +100,7 @@ def over_page_groups(torch, x):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--tokens", type=int, default=0, help="instead of the report's")
+    parser.add_argument("--tokens", type=int, default=0, help="KV tokens, instead of those of the report")
     options = parser.parse_args()
     try:
         import torch
@@ -129,7 +129,7 @@ def main():
         q, k, v = uniform(heads, asking), uniform(kv_heads, tokens), uniform(kv_heads, tokens)
         timed = []
         for name in BACKENDS:
-            # Grouped heads where the backend knows them; else KV is repeated, before the time is taken.
+            # Grouped heads if the backend supports them; else KV heads are repeated, outside the timed part.
             for grouped in (True, False):
                 keys, values = (k, v) if grouped else (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
 
@@ -160,11 +160,11 @@ def main():
                     print(f"{name} over page groups: WRONG: {why}", file=sys.stderr)
                     all_right = False
                 else:
-                    if not same:  # another layout may mean another of a library's kernels
+                    if not same:  # another layout may select another kernel of the library
                         print(f"{name} over page groups: right, but not the same bits", file=sys.stderr)
                     timed.append((name, what + " over page groups", lambda run=run, slots=slots: run(*slots), []))
                 break
-        for run_number in range(options.rounds + 2):  # the first two warm up
+        for run_number in range(options.rounds + 2):  # the first two rounds warm up
             for name, _, run, times in timed:
                 begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 begin.record()
