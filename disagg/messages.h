@@ -103,7 +103,7 @@ struct Welcome {
   std::string pool;           // address of the shared pool (transport/handoff/handoff_pool.h); empty: none
   bool report_cache = false;  // the instance sends CacheReports
   bool local = true;          // decode instances may get prompts to compute (DisaggPolicy)
-  DisaggOrder remote = DisaggOrder::push;
+  DisaggOrder order = DisaggOrder::push;
 };
 // The instance gets no more requests. It ends, or joins again in another role.
 struct Retire {

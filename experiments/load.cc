@@ -135,8 +135,8 @@ Result<std::string> Bed::open(const std::vector<std::string>& options) {
   if (!build_ || options != options_) {
     build_.reset();
     auto made = make(options);
-    if (!build) return build.error();
-    build_ = std::move(build).value();
+    if (!made) return made.error();
+    build_ = std::move(made).value();
     options_ = options;
   }
   Run run = run_load(*build_, questions, together);

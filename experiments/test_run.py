@@ -841,7 +841,7 @@ class SourcesTest(unittest.TestCase):
         build = os.path.join(root, os.path.dirname(os.environ.get("XPYD_BIN", "")))
         if not glob.glob(os.path.join(build, "experiments", "*.o")) or not shutil.which("nm"):
             self.skipTest("no objects: `make test` builds them")
-        engine = [os.path.join(folder, "batch/engine" + suffix) for folder, suffix in ((build, ".o"), (root, ".cc"))]
+        engine = [os.path.join(folder, "batch/engine/engine" + suffix) for folder, suffix in ((build, ".o"), (root, ".cc"))]
         if not os.path.exists(engine[0]) or os.path.getmtime(engine[0]) < os.path.getmtime(engine[1]):
             self.skipTest("several files are one object: `make UNITS= test` builds one of each")
         for device, folders in (("cpu", [""]), ("cuda", ["", "simt", "cuda"])):

@@ -147,8 +147,16 @@ void choose_transport(const Options& options, Build& build) {
   if (cluster.kv.slot_chunk > 0 && cluster.transport->pool_device)
     throw invalid("--slot-prealloc: --transport " + transport + " makes the pool as a whole: expected all" +
                   (processes ? ", or --transport tcp" : ""));
+  if (cluster.transport->pool_device && (cluster.kv_scheme->page_groups || cluster.kv.pool_in_groups))
+    throw invalid((cluster.kv_scheme->page_groups ? "--allocator " + std::string(cluster.kv_scheme->name)
+                                                  : std::string("--kv-backing groups")) +
+                  ": its page groups are mapped by one process, and --transport " + transport +
+                  " maps KV into its peer: expected --transport " + (processes ? "tcp" : "local or tcp"));
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
     throw invalid("--kv-transfer pull: --transport " + transport + " hands blocks over, and reads none");
+  if (cluster.disagg_options.pull && cluster.disagg->remote(cluster.disagg_options) != DisaggOrder::pull)
+    throw invalid("--kv-transfer pull: with --disagg " + std::string(cluster.disagg->name) +
+                  " prefill instances write the KV: expected push");
 }
 
 void bind_to_cpus(const Options& options, ClusterOptions& cluster) {

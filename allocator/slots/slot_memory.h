@@ -34,7 +34,9 @@ inline void touch_slots(const KvPlaces& places, int begin, int end) {
     for (int plane = 0; plane < planes; ++plane) {
       std::byte* from = memory.get() + own.offset(begin, plane / 2, plane % 2, 0, 0);
       const size_t bytes = size_t(end - begin) * own.block_bytes() / size_t(planes);
-      for (size_t at = 0; at < bytes; at += 4096) *reinterpret_cast<volatile std::byte*>(from + at) = std::byte{0};
+      const auto touch = [from](size_t at) { *reinterpret_cast<volatile std::byte*>(from + at) = std::byte{0}; };
+      for (size_t at = 0; at < bytes; at += 4096) touch(at);
+      touch(bytes - 1);  // `from` need not be the first byte of a page
     }
   }
 }

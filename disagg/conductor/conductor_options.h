@@ -61,7 +61,7 @@ struct ConductorOptions {
   std::shared_ptr<EventLog> log = {};                        // null: nothing is logged
 
   // Returns the order of all prompts that are not computed where they decode. It is a constant of the cluster.
-  DisaggOrder remote() const {
+  DisaggOrder remote_order() const {
     const DisaggOrder order = disagg->remote(disagg_options);
     return order == DisaggOrder::pull && zero_copy ? DisaggOrder::push : order;
   }

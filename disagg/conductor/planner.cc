@@ -150,7 +150,7 @@ void Planner::decide_order(AttemptPlan& plan) {
   int cached = plan.held_tokens();
   if (plan.placed.prefill != plan.placed.decode) {
     attempt.order = plan.ordered ? *plan.ordered : order_at(plan, plan.placed.decode);
-    if (attempt.order != DisaggOrder::local) attempt.order = context_.options.remote();
+    if (attempt.order != DisaggOrder::local) attempt.order = context_.options.remote_order();
     // In decode_first, P returns no prompt logprobs.
     if (attempt.order == DisaggOrder::decode_first && plan.entry.request->prompt_logprobs >= 0)
       attempt.order = DisaggOrder::local;

@@ -63,7 +63,7 @@ struct InstanceParts {
   MessageBus& bus;
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
-  DisaggOrder remote = DisaggOrder::push;              // the order of all prompts whose KV changes hands (kv_room.h)
+  DisaggOrder order = DisaggOrder::push;  // the order of all prompts whose KV changes hands (kv_room.h)
   std::optional<KvShards> post_by_stage = {};          // if set, a transfer carries the layers of one stage only
   double lease_s = 0;                                  // how long KV is held for a silent peer; 0: for ever
   bool checksum = false;                               // KV that crosses has checksums

@@ -78,7 +78,7 @@ void Receiver::start(StartRequest message) {
 
 // Returns whether a new attempt of the peer can be served. If it cannot, the peer is told.
 bool Receiver::is_welcome(InstanceId from, AttemptId attempt, DisaggOrder order) {
-  if (order == parts_.remote && parts_.peers.contains(from) && !attempts_.aborted(attempt)) return true;
+  if (order == parts_.order && parts_.peers.contains(from) && !attempts_.aborted(attempt)) return true;
   parts_.tell(from, ReservationCancelled{attempt});
   return false;
 }
@@ -130,7 +130,7 @@ void Receiver::handle(InstanceId from, KvDelivered message) {
 // decode_first the sequence is here already.
 bool Receiver::fits(const Incoming& in, const std::vector<ChoiceState>& choices) const {
   const size_t next = in.tokens.size() + 1 - in.request->prompt.size();
-  return parts_.remote != DisaggOrder::push ||
+  return parts_.order != DisaggOrder::push ||
          (!choices.empty() && std::ranges::all_of(choices, [&](const ChoiceState& state) {
            return state.output.size() == next && next < size_t(in.request->max_tokens) &&
                   state.choice + state.stands_for <= in.request->n;
@@ -138,7 +138,7 @@ bool Receiver::fits(const Incoming& in, const std::vector<ChoiceState>& choices)
 }
 
 void Receiver::accept(Incoming& in, KvDelivered& delivered) {
-  if (parts_.remote == DisaggOrder::push) in.choices = std::move(delivered.choices);
+  if (parts_.order == DisaggOrder::push) in.choices = std::move(delivered.choices);
   in.deadline_s = parts_.new_deadline();
   in.posts = delivered.posts;
   in.checksums = std::move(delivered.checksums);
@@ -190,7 +190,7 @@ bool Receiver::tick() {
 // An attempt that waits here for a P, or to read from one, can end here. With push P ends it.
 bool Receiver::request_over(const Incoming& in) const {
   const bool gone = attempts_.aborted(in.attempt);
-  if (parts_.remote == DisaggOrder::pull) return gone && kUngranted.has(in.state);
+  if (parts_.order == DisaggOrder::pull) return gone && kUngranted.has(in.state);
   return samples_first() && kUndelivered.has(in.state) && (gone || is_late(in));
 }
 
@@ -215,7 +215,7 @@ void Receiver::clear(FinishReason reason, const std::string& error) {
   for (auto& [attempt, in] : incoming_) {
     if (in.sequence) {
       emit_end(*in.sequence, reason, error, now);
-    } else if (kFinished.has(in.state) && parts_.remote == DisaggOrder::push) {
+    } else if (kFinished.has(in.state) && parts_.order == DisaggOrder::push) {
       for (const ChoiceState& state : in.choices)
         emit_end(*attempts_.begin(attempt, in.request, state), reason, error, now);
     }

@@ -114,7 +114,7 @@ class Receiver {
   // Room, and the KV that arrives there (receiver_kv.cc). In decode_first the last prompt token is computed here, and
   // the first output token is sampled here.
   int n_computed(const Incoming& in) const { return int(in.tokens.size()) - int(samples_first()); }
-  bool samples_first() const { return parts_.remote == DisaggOrder::decode_first; }
+  bool samples_first() const { return parts_.order == DisaggOrder::decode_first; }
   int promised() const;
   bool grant(Incoming& in);
   void promise(Incoming& in);

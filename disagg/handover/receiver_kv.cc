@@ -24,7 +24,7 @@ bool Receiver::grant(Incoming& in) {
   if (got != KvRoom::Got::all) return false;
   parts_.tell(kConductor, AttemptProgress{in.attempt, AttemptProgress::granted});
   const bool elsewhere = in.place.cached_tokens < n_computed(in);  // false: all of its KV is here
-  switch (parts_.remote) {
+  switch (parts_.order) {
     case DisaggOrder::push: on(in, Event::room_to_write); break;
     case DisaggOrder::pull: on(in, elsewhere ? Event::room_to_read : Event::room_for_all); break;
     default: on(in, elsewhere ? Event::room_to_claim : Event::room_for_all);
@@ -97,7 +97,7 @@ void Receiver::look(Incoming& in) {
 bool Receiver::is_whole(const Incoming& in) const {
   if (in.checksums.empty()) return true;
   // With pull P's checksums begin at token 0, so the prefix that was here before is compared, too.
-  const int from = parts_.remote == DisaggOrder::pull ? 0 : in.place.cached_tokens;
+  const int from = parts_.order == DisaggOrder::pull ? 0 : in.place.cached_tokens;
   return checksums_are(parts_.memory, in.place.kv, from, n_computed(in), in.checksums);
 }
 
@@ -107,7 +107,7 @@ void Receiver::adopt(Incoming& in, bool whole) {
   const uint64_t salt = kv_salt(*in.request, in.attempt);
   const int n_tokens = n_computed(in);
   const auto tokens = std::span<const int32_t>(in.tokens).first(size_t(n_tokens));
-  if (parts_.remote == DisaggOrder::pull) parts_.tell(in.from, KvTaken{in.attempt});
+  if (parts_.order == DisaggOrder::pull) parts_.tell(in.from, KvTaken{in.attempt});
   parts_.tell(kConductor, AttemptProgress{in.attempt, AttemptProgress::joined});
   if (!whole) {
     ++stats_.refused_kv;

@@ -15,7 +15,7 @@ void Reservations::start(SequencePtr sequence, InstanceId decode) {
 bool Reservations::tick() {
   if (waiting_.empty()) return false;
   const int64_t computing = engine_.pending_tokens();
-  const bool asks = parts_.remote == DisaggOrder::push && !parts_.transport.zero_copy();
+  const bool asks = parts_.order == DisaggOrder::push && !parts_.transport.zero_copy();
   to_come_.clear();
   bool room = true;  // no earlier prompt waits for memory
   bool alone = computing == 0 && sender_.sending() == 0;

@@ -63,7 +63,7 @@ void Sender::expect(AttemptId attempt, InstanceId decode) {
 void Sender::prefill_started(const Sequence& sequence) {
   Outgoing& out = outgoing_.at(sequence.attempt);
   out.request = sequence.request->id;
-  if (parts_.remote != DisaggOrder::pull && out.n_tokens == 0) ask(sequence);
+  if (parts_.order != DisaggOrder::pull && out.n_tokens == 0) ask(sequence);
 }
 
 void Sender::ask(const Sequence& sequence) {
@@ -187,7 +187,7 @@ void Sender::offer(Outgoing& out) {
 void Sender::deliver(Outgoing& out) {
   const bool whole = out.state == State::prefill_sending;
   KvDelivered delivered{.attempt = out.attempt, .kv_arrived = whole, .posts = out.posts};
-  if (parts_.remote != DisaggOrder::decode_first)
+  if (parts_.order != DisaggOrder::decode_first)
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
   if (parts_.transport.zero_copy()) {
     delivered.handover = parts_.memory.handoff().hand_over(std::exchange(out.kv, kNoKv));

@@ -59,7 +59,7 @@ std::unique_ptr<ranks::RemotePipeline> make_pipeline(const ClusterOptions& o, co
   head.checksum = o.kv_checksum;
   if (head.far && as.role == Role::decode)
     throw invalid("--ranks remote: KV does not come to ranks on other hosts: expected --role prefill or colocated");
-  if (head.far && as.role == Role::prefill && as.remote == DisaggOrder::pull)
+  if (head.far && as.role == Role::prefill && as.order == DisaggOrder::pull)
     throw invalid("--ranks remote: KV is not read from ranks on other hosts: expected --kv-transfer push");
   head.instance = as.id;
   head.silence_s = std::max(head.silence_s, as.lease_s);
@@ -123,7 +123,7 @@ InstanceOptions instance_options(const ClusterOptions& o, const Welcome& as, boo
   InstanceOptions options{.id = as.id,
                           .name = as.name,
                           .role = as.role,
-                          .remote = as.remote,
+                          .order = as.order,
                           .stream_kv = o.stream_kv,
                           .reserve_blocks = o.reserve_blocks,
                           .cost = first_cost(o.prior),

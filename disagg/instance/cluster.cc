@@ -128,7 +128,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
                      .name = names[i],
                      .role = role,
                      .local = o.disagg->stays != nullptr,
-                     .remote = conductor_options(o).remote()};
+                     .order = conductor_options(o).remote_order()};
     BuiltInstance built = need(build_instance(o, as, int(i), shared_pool, clock, *cluster));
     cluster->memories_.push_back(std::move(built.memory));
     cluster->instances_.push_back(std::move(built.instance));

@@ -19,7 +19,7 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
              .bus = bus_,
              .tokenizer = options_.engine.tokenizer,
              .n_layers = model_->config().n_layers,
-             .remote = options_.remote,
+             .order = options_.order,
              .post_by_stage = options_.post_by_stage ? std::optional(shards_of(*memory_)) : std::nullopt,
              .lease_s = options_.lease_s,
              .checksum = options_.checksum,
@@ -118,7 +118,7 @@ void Instance::handle(InstanceId, StartRequest message) {
   const AttemptId attempt = message.attempt;
   // The message may come from another process, so duplicates are ignored.
   if (kv_.has(attempt) || kv_.fetcher.has(attempt)) return;
-  if (message.remote && parts_.remote == DisaggOrder::decode_first) return kv_.receiver.start(std::move(message));
+  if (message.remote && parts_.order == DisaggOrder::decode_first) return kv_.receiver.start(std::move(message));
   if (!message.fetch.holders.empty()) return kv_.fetcher.start(std::move(message));
   begin(std::move(message), kNoKv, 0, nullptr);
 }
@@ -148,7 +148,7 @@ void Instance::compute(SequencePtr sequence, bool leaves, InstanceId decode) {
 // decode_first: computes all but the prompt's last token. The decode instance computes that one and samples from its
 // logits; the token sampled here is discarded.
 void Instance::handle(InstanceId, PrefillJob message) {
-  if (kv_.has(message.attempt) || parts_.remote != DisaggOrder::decode_first) return;
+  if (kv_.has(message.attempt) || parts_.order != DisaggOrder::decode_first) return;
   auto request = std::make_shared<Request>();
   request->id = message.request->id;
   request->prompt = message.request->prompt;

@@ -115,7 +115,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
                     .pool = options_.pool ? options_.pool->address() : "",
                     .report_cache = true,
                     .local = options_.conductor.disagg->stays != nullptr,
-                    .remote = options_.conductor.remote()};
+                    .order = options_.conductor.remote_order()};
     {
       std::lock_guard lock(mutex_);
       Worker& worker = workers_.at(id);

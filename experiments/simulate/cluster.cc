@@ -252,7 +252,7 @@ Status Simulator::add(Role role, const std::string& name) {
                                    .clock = &node.time().clock,
                                    .self = id};
   InstanceOptions instance{.id = id, .name = name, .role = role, .cost = cost, .cost_known = true};
-  instance.remote = options_.conductor.remote();
+  instance.order = options_.conductor.remote_order();
   instance.cache_log = log;
   instance.report_every_s = 0;
   instance.log = options_.conductor.log;
@@ -280,7 +280,7 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
     return;
   if (auto* start = std::get_if<StartRequest>(&message)) {
     request_of_[start->attempt] = start->request->id;
-    run_.records[start->request->id].order = start->remote ? options_.conductor.remote() : DisaggOrder::local;
+    run_.records[start->request->id].order = start->remote ? options_.conductor.remote_order() : DisaggOrder::local;
   }
   if (auto* progress = std::get_if<AttemptProgress>(&message);
       progress && progress->stage == AttemptProgress::prompt_done)

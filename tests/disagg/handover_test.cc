@@ -247,7 +247,7 @@ struct Side {
                                                           .clock = clock,
                                                           .bus = bus,
                                                           .n_layers = model->config().n_layers,
-                                                          .remote = order,
+                                                          .order = order,
                                                           .lease_s = kLease,
                                                           .checksum = random.uniform() < 0.5,
                                                           .visits = &visits});

@@ -70,7 +70,7 @@ SimCluster::NodePtr SimCluster::add(Role role) {
   InstanceOptions instance{.id = node->id,
                            .name = node->name,
                            .role = role,
-                           .remote = o.conductor.remote(),
+                           .order = o.conductor.remote_order(),
                            .stream_kv = o.stream_kv,
                            .reserve_blocks = o.conductor.reserve_blocks,
                            .lease_s = o.lease_s,

@@ -262,10 +262,9 @@ bool Serving::revoke(Registration& registration) {
   if (registration.grants.empty() || it == clients_.end()) return true;
   Client& client = it->second;
   if (!registration.closing) {
-    int n = int(registration.ranges.size()), under_way = 0;
+    const int n = int(registration.ranges.size());
     for (size_t nic_port = 0; nic_port < registration.grants.size(); ++nic_port)
-      under_way = std::max(under_way, client.in_flight[nic_port]);
-    if (under_way + n > nic_ports_[0].queue_depth) return false;
+      if (client.in_flight[nic_port] + n > nic_ports_[nic_port].queue_depth) return false;
     say(client.channel,
         Message{
             Message::closed, {registration.key.index, registration.key.generation, registration.op, {}, {}}, 0, {}});
