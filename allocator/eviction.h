@@ -1,6 +1,6 @@
 // The eviction policies of a full offload tier. A policy is a pure function from the use of a block to its rank, and
-// the block with the lowest rank goes first. A tier asks only about blocks that nobody reads and that no other block of
-// the tier continues.
+// the block with the lowest rank goes first. An offload tier asks only about blocks that nobody reads and that none of
+// its other blocks continues.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 namespace xpyd::allocator {
 
 struct BlockUse {
-  int64_t last_use = 0;  // in operations of the tier: larger is later
+  int64_t last_use = 0;  // in operations of the offload tier: larger is later
   int64_t uses = 0;      // times it was stored or found
   int position = 0;      // blocks before it in its sequences
-  int64_t entered = 0;   // when it entered its tier, in operations
+  int64_t entered = 0;   // when it entered its offload tier, in operations
 };
 
 using EvictionRank = std::pair<int64_t, int64_t>;

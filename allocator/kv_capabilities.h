@@ -43,8 +43,8 @@ using KvLease = int32_t;  // valid from pin to unpin
 class KvLeases {
  public:
   // Holds the blocks with tokens [token_begin, token_end) of the sequence's present blocks until unpin, even after its
-  // free(). The other blocks go with free(). Contiguous memory holds the slot; vattention holds the rows up to
-  // token_end, because a slot gives rows back from its end. Requires: 0 <= begin < end.
+  // free(). The other blocks go with free(). Contiguous memory holds the slot; vattention holds the page-group rows up
+  // to token_end, because a slot gives them back from its end. Requires: 0 <= begin < end.
   virtual KvLease pin(KvHandle handle, int token_begin, int token_end) = 0;
   virtual void unpin(KvLease lease) = 0;
 
@@ -55,8 +55,8 @@ class KvLeases {
 class KvBlockReserver {
  public:
   // Reserves blocks for `n_tokens` more tokens after the written ones, as a number. Nobody else gets these blocks.
-  // Nothing is evicted until this sequence's append() draws from the reservation. trim() and free() give back the rest.
-  // False: so many blocks are not available, and nothing has changed.
+  // Nothing is evicted until this sequence's append() draws from the reservation. rollback() and free() give back the
+  // rest. False: so many blocks are not available, and nothing has changed.
   [[nodiscard]] virtual bool reserve_blocks(KvHandle handle, int n_tokens) = 0;
   virtual int reserved_blocks(KvHandle handle) const = 0;  // blocks reserved for it
 
@@ -95,8 +95,9 @@ class KvHandoff {
   ~KvHandoff() = default;
 };
 
-// KV of a sequence's first tokens that arrives layer by layer while the sequence's first step computes. It comes from a
-// tier (KvLoader::arrival) or from another instance (disagg/pool/fetcher.h). The first layer has arrived already.
+// KV of a sequence's first tokens that arrives layer by layer while the sequence's first step computes. It comes from
+// an offload tier (KvLoader::arrival) or from another instance (disagg/pool/fetcher.h). The first layer has arrived
+// already.
 //
 // Thread safety: the engine's thread.
 class KvArrival {
@@ -124,21 +125,23 @@ class KvLoader {
     return nullptr;
   }
   // Returns the matched tokens: the cached tokens that reserve() would announce. This is more than probe() if some
-  // would be loaded from a tier. Any thread.
+  // would be loaded from an offload tier. Any thread.
   virtual int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const = 0;
   // Decides whether loading tokens [from, to) of a prompt of `tokens` tokens is worth load_s, the predicted time. If
-  // not, they are computed. It is asked only if OffloadOptions::load_by_cost; promise() does not ask. Requires: unused.
+  // not, they are computed. It is asked only if OffloadOptions::load_by_cost; matched_tokens() does not ask. Requires:
+  // unused.
   using Worth = std::function<bool(int from, int to, int tokens, double load_s)>;
   virtual void loads_if(Worth worth) = 0;
-  // Like reserve(), but loads all that a tier has of the tokens, without asking Worth: for callers that never compute.
+  // Like reserve(), but loads all that an offload tier has of the tokens, without asking Worth: for callers that never
+  // compute.
   virtual Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) = 0;
-  // Makes progress on copies to and from tiers, and notices their ends. Calls that change a sequence do so too. The
-  // owner calls it from time to time. True: something was under way, so memory may have become free.
+  // Makes progress on copies to and from offload tiers, and notices their ends. Calls that change a sequence do so too.
+  // The owner calls it from time to time. True: something was under way, so memory may have become free.
   virtual bool poll() = 0;
   // True while something is under way: then waiting alone may change what is available.
   virtual bool copying() const = 0;
-  // Swaps a sequence out: frees it, because the scheduler wants its blocks now, but first copies to a tier what the
-  // tier lacks, and waits for that. The sequence will be reserved again.
+  // Swaps a sequence out: frees it, because the scheduler wants its blocks now, but first copies to an offload tier
+  // what that lacks, and waits for that. The sequence will be reserved again.
   virtual void swap_out(KvHandle handle) = 0;
 
  protected:

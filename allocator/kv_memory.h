@@ -69,8 +69,8 @@ struct KvOptions {
   // vattention's; a plain allocation has huge pages if the system grants them.
   bool pool_in_groups = false;
   std::vector<std::shared_ptr<CacheListener>> listeners;  // are told of its prefix cache, if no other memory shares it
-  OffloadOptions tiers;                                   // the tiers below this pool
-  Clock* clock = nullptr;                                 // the instance's, for its tiers; null: the machine's
+  OffloadOptions tiers;                                   // the offload tiers below this pool
+  Clock* clock = nullptr;                                 // the instance's, for its offload tiers; null: the machine's
   Device* device = nullptr;                               // holds the pool; null: the CPU
   std::vector<std::shared_ptr<std::byte>> rank_memory;  // [n_ranks] the pool's, made elsewhere; empty: it is allocated
   DeviceQueue* queue = nullptr;  // the instance's, on that device, for its copies; null: the CPU's
@@ -89,7 +89,7 @@ struct KvStats {
   int active = 0;           // referenced by a sequence
   int cached = 0;           // referenced by none, kept for a prefix hit, evictable
   int in_transfer = 0;      // held by a lease or a hand-over: being sent or received
-  int reserved_blocks = 0;  // reserved for sequences (KvMemory::escrow), among the free and cached ones
+  int reserved_blocks = 0;  // reserved for sequences (reserve_blocks()), among the free and cached ones
   int elsewhere = 0;        // held only by other processes, in addition to the capacity
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, of this KvMemory
@@ -113,7 +113,7 @@ struct KvStats {
 struct KvReservation {
   KvHandle handle = kNoKv;
   int cached_tokens = 0;  // the KV of the first `cached_tokens` tokens is there already
-  bool loading = false;   // or it is coming from a tier: wait for ready() or arrival()
+  bool loading = false;   // or it is coming from an offload tier: wait for ready() or arrival()
 };
 
 class KvMemory {
@@ -143,17 +143,18 @@ class KvMemory {
   virtual void rollback(KvHandle handle) = 0;
 
   // Makes a second sequence with the same written tokens. Paged memory shares the blocks; contiguous memory copies to
-  // another slot. Trims the first sequence, so its next write needs an append, which makes the shared last block
+  // another slot. Rolls back the first sequence, so its next write needs an append, which makes the shared last block
   // private.
   virtual Result<KvHandle> fork(KvHandle handle) = 0;
 
   // Ends the sequence. Blocks that a lease or another sequence holds stay. Full blocks stay cached.
   virtual void free(KvHandle handle) = 0;
 
-  // Where the sequence's KV is on that rank. Valid until the next append, fork, trim or free of this handle.
+  // Where the sequence's KV is on that rank. Valid until the next append, fork, rollback or free of this handle.
   virtual KvView view(KvHandle handle, int rank = 0) const = 0;
   virtual int written_tokens(KvHandle handle) const = 0;
-  virtual std::span<const int32_t> blocks(KvHandle handle) const = 0;  // its block table, its slot, or its rows
+  // Its block table, its slot, or its page-group rows.
+  virtual std::span<const int32_t> blocks(KvHandle handle) const = 0;
   // True if the next append must copy the last block, which takes one block more than the arithmetic says.
   virtual bool tail_shared(KvHandle handle) const = 0;
 
@@ -182,7 +183,7 @@ class KvMemory {
   int reserved_blocks(KvHandle handle) const {
     return offers_.reserver ? offers_.reserver->reserved_blocks(handle) : 0;
   }
-  // Without tiers below, everything is ready, and nothing more can be loaded.
+  // Without offload tiers below, everything is ready, and nothing more can be loaded.
   bool ready(KvHandle handle) { return !loader() || loader()->ready(handle); }
   void load_by_layer() {
     if (loader()) loader()->load_by_layer();
@@ -207,8 +208,8 @@ class KvMemory {
     KvHandoff& handoff;
     KvLeases& leases;
     KvCache& cache;
-    KvBlockReserver* reserver = nullptr;  // null: escrow() takes room at once
-    KvLoader* loader = nullptr;           // null: no tiers
+    KvBlockReserver* reserver = nullptr;  // null: reserve_blocks() takes room at once
+    KvLoader* loader = nullptr;           // null: no offload tiers
   };
   KvMemory(const char* name, KvPlaces places, const Offers& offers)
       : name_(name), places_(std::move(places)), offers_(offers) {}

@@ -42,8 +42,8 @@ struct OffloadStats {
   int64_t host_evictions = 0, disk_evictions = 0;
   int64_t host_relieved = 0;  // blocks given up by the watermarks, before their room was wanted
   int64_t failed_writes = 0, failed_reads = 0, corrupt_reads = 0;  // each costs at most a recompute
-  int64_t dropped_out = 0;                                         // blocks not kept because the tier was full or busy
-  double load_wait_seconds = 0;                                    // that sequences waited for their KV
+  int64_t dropped_out = 0;       // blocks not kept because the offload tier was full or busy
+  double load_wait_seconds = 0;  // that sequences waited for their KV
 };
 
 }  // namespace xpyd::allocator

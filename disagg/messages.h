@@ -132,8 +132,8 @@ struct AttemptFailed {  // this instance has given the attempt up
 struct Report {  // after steps, and with each renewal of leases
   InstanceStats stats;
 };
-// The full blocks that a tier of the prefix cache has gained and lost since the last report, by their chained hashes
-// (allocator/prefix_log.h).
+// The full blocks that the prefix cache, or an offload tier below it, has gained and lost since the last report, by
+// their chained hashes (allocator/prefix_log.h).
 struct CacheReport {
   Tier tier = Tier::device;
   std::vector<uint64_t> stored, removed;

@@ -67,10 +67,10 @@ struct InstanceStats {
   int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // as in EngineStats
   double step_seconds = 0, schedule_seconds = 0;          // in forward and sampling; in the rest of a step
   double wait_seconds = 0;                                // waiting for the model
-  int64_t transfers = 0;                                  // of KV, posted here: pushed, pulled or fetched
+  int64_t transfers = 0;                                  // of KV, started here: pushed, pulled or fetched
   int64_t transfer_bytes = 0, transfer_descriptors = 0;   // of these transfers
-  double transfer_seconds = 0;                            // that the instance's thread planned and posted
-  double wire_s_per_byte = 0;                             // from post to done, over the last transfers; 0: not known
+  double transfer_seconds = 0;                            // in which the instance's thread planned and started them
+  double wire_s_per_byte = 0;                             // from post() to done, over the last transfers; 0: not known
   int64_t kv_refused = 0;      // arrived KV that was short or changed, so that the prompt was computed again
   int64_t leases_expired = 0;  // reserved blocks that were given up because the peer was silent
   FetchStats fetch;

@@ -1764,7 +1764,7 @@ CLAIMS = [
                   (25, .7, 1.1, dict(amended="2026-11-25", was=(.7, 1),
                    reason="none of nine constants has to be better than cost: in one draw of four none was")),
                   (50, .7, 1, {}))),
-            Expect("400 Gb/s, load 1.2: mean TTFT, hindsight / a wire that takes no time", lambda t: gap_to(t, 400, 1.2, "free", "hindsight"), 1, 1.1, "x"),
+            Expect("400 Gb/s, load 1.2: mean TTFT, hindsight / transfers that take no time", lambda t: gap_to(t, 400, 1.2, "free", "hindsight"), 1, 1.1, "x"),
         ],
         how="virtual",
     ),
@@ -1837,16 +1837,16 @@ CLAIMS = [
         "cache for all give; and what do its messages cost?",
         "Mooncake (FAST'25) Figs. 10 and 13; wde's KV offloading (light-vllm), experiments 3 and 4: their shapes alone",
         [
-            *(Expect(f"a wire of {x:g} times the rate of computing, always: TTFT, fetched / computed",
+            *(Expect(f"a link of {x:g} times the rate of computing, always: TTFT, fetched / computed",
                      lambda t, x=x: on_pool(t, "rate", "fetched", x) / on_pool(t, "rate", "computed", x), low, high, "x", printed("a sharp rise below some rate (Fig. 13)"))
               for x, low, high in ((.25, 3.8, 4.6), (2, .4, .7), (8, .12, .35))),
-            Expect("a wire of 0.6 times the rate of computing, cost: TTFT, asked there / computed", lambda t: on_pool(t, "rate", "fetched", .6, "cost") /
+            Expect("a link of 0.6 times the rate of computing, cost: TTFT, asked there / computed", lambda t: on_pool(t, "rate", "fetched", .6, "cost") /
                    on_pool(t, "rate", "computed", .6, "cost"), .75, 1.35, "x", printed("a line of computing anew, 2.6 s (Fig. 13)"),
                    amended="2026-11-25", was=(.9, 1.15), reason=WAVERS),
-            Expect("a wire of a quarter of the rate of computing, cost: TTFT, asked there / computed", lambda t: on_pool(t, "rate", "fetched", .25, "cost") /
+            Expect("a link of a quarter of the rate of computing, cost: TTFT, asked there / computed", lambda t: on_pool(t, "rate", "fetched", .25, "cost") /
                    on_pool(t, "rate", "computed", .25, "cost"), .75, 1.35, "x", amended="2026-11-25",
                    reason="new, because abandoned fetches now reveal the link rate; before, prompt after prompt was fetched and was 1.4 to 2.6 times as late"),
-            Expect("a wire of 8 times the rate of computing, cost: TTFT, fetched / computed", lambda t: on_pool(t, "rate", "fetched", 8, "cost") /
+            Expect("a link of 8 times the rate of computing, cost: TTFT, fetched / computed", lambda t: on_pool(t, "rate", "fetched", 8, "cost") /
                    on_pool(t, "rate", "computed", 8, "cost"), .12, .35, "x"),
             Expect("three instances: hits, one cache for all / each its own", lambda t: on_pool(t, "caches", "global", 0, column="hit_share") /
                    on_pool(t, "caches", "local", 0, column="hit_share"), .8, 2, "x", printed("2.22, 1.38, 2.36 (Fig. 10)"), how="counted",

@@ -1,5 +1,5 @@
-// Shared by the experiments with KV tiers: prompts that can be asked again, and a link whose speed is a share of the
-// prefill speed.
+// Shared by the experiments with offload tiers: prompts that can be asked again, and a link whose speed is a share of
+// the prefill speed.
 #pragma once
 
 #include <cstdio>

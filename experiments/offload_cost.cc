@@ -22,7 +22,7 @@ namespace {
 // set to a fifth of the prefill time, as for their 3B.
 namespace cost {
 
-constexpr int kBlock = 16;  // tokens per block of the pool and the tier, by default
+constexpr int kBlock = 16;  // tokens per block of the pool and the host tier, by default
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
@@ -305,7 +305,7 @@ class TracedQueue final : public DeviceQueue {
   std::thread watcher_;  // the last member, because the thread uses the others
 };
 
-// The CPU with recorded copies. A tier makes its outgoing queue first.
+// The CPU with recorded copies. An offload tier makes its outgoing queue first.
 class TracedDevice final : public Device {
  public:
   TracedDevice(size_t token_bytes, Spans& trace) : token_bytes_(token_bytes), trace_(trace) {}

@@ -124,8 +124,8 @@ REGISTER_EXPERIMENT("offload_overhead", "any", points, open);
 }  // namespace copies
 
 // offload_overhead/ahead: the same live, with step k + 1 planned while step k runs (async-2) and without (sync), for
-// eight sizes of a step, with and without a tier, prefix cache on and off. The model's steps run on a thread beside the
-// engine's, two in flight. Two layers of llama-micro in f32, prompts of 1,024 tokens.
+// eight sizes of a step, with and without a host tier, prefix cache on and off. The model's steps run on a thread
+// beside the engine's, two in flight. Two layers of llama-micro in f32, prompts of 1,024 tokens.
 //
 // Expected: a step of 32 tokens takes 2 to 5 ms, of which the engine's part is 10 to 60 us: async-2 / sync .93 to 1.05.
 // The published 1.30 is that of an engine in Python. With a tier / without .9 to 1.05.

@@ -30,7 +30,7 @@ namespace engine {
 
 constexpr Rates kRates = {150e12, 0.8e12};
 constexpr double kCallS = 2.1e-6, kLinkBytesPerS = 12e9;
-constexpr double kPlanS = 2.5e-3, kPlanCopiesS = .4e-3;  // per step; kPlanCopiesS: in addition with a tier
+constexpr double kPlanS = 2.5e-3, kPlanCopiesS = .4e-3;  // per step; kPlanCopiesS: in addition with an offload tier
 constexpr int kBlock = 16;
 
 ModelConfig qwen(bool large) {  // the shapes of Qwen2.5-7B and -3B

@@ -2,15 +2,16 @@
 // /kv: the KV of a prompt by layer, by chunk and by request, over one NIC and over two.
 //
 // Two transports in this process, polled in turn, use the RDMA devices of this machine. Without a device there are no
-// points. `make check STAGE=rdma` runs it in a virtual machine with Soft-RoCE; its figures show the cost of a post and
-// nothing about a card. Every byte is compared before a row is reported. perftest's programs run if they are installed.
+// points. `make check STAGE=rdma` runs it in a virtual machine with Soft-RoCE; its figures show the cost of a transfer
+// and nothing about a card. Every byte is compared before a row is reported. perftest's programs run if they are
+// installed.
 //
-// Expected: a post is one write per piece and one word that completes it. So a stream of pieces of 64 KiB has
+// Expected: a transfer is one write per piece and one word that completes it. So a stream of pieces of 64 KiB has
 // perftest's rate less a 64th: .95 to 1.05 of it. A write of 8 bytes until arrived() is two writes: 1 to 1.3 times
-// theirs. KV of 1,024 tokens of Llama-3.1-8B is 134 MB in pieces of 32 KiB at any grain. 32 posts by layer and one by
-// request differ by 31 words: 1 to 1.05. After the last piece is computed, a 32nd remains by layer, a quarter by chunk
-// of 256, and all by request. Two NICs share a post's pieces: half of the time if the link is the limit, the same if
-// one processor drives both (Soft-RoCE).
+// theirs. KV of 1,024 tokens of Llama-3.1-8B is 134 MB in pieces of 32 KiB at any grain. 32 transfers by layer and one
+// by request differ by 31 words: 1 to 1.05. After the last piece is computed, a 32nd remains by layer, a quarter by
+// chunk of 256, and all by request. Two NICs share a transfer's pieces: half of the time if the link is the limit, the
+// same if one processor drives both (Soft-RoCE).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -45,7 +46,7 @@ bool installed(const std::string& program) {
   return std::system(("command -v " + program + " >/dev/null").c_str()) == 0;
 }
 
-// Two ends, and a window over all of the owner's memory.
+// Two ends, and a registration of all of the owner's memory.
 class Pair {
  public:
   Pair(size_t bytes, int nics) {
@@ -87,8 +88,8 @@ class Pair {
     ++posts_;
     return poster_.transport->post({kOwner, KvOp::write, registration_, 0}, plan);
   }
-  // Waits until the owner has counted all posts and they are done. A post advances when it is polled, so both ends are
-  // polled.
+  // Waits until the owner has counted all transfers and they are done. A transfer advances when it is polled, so both
+  // ends are polled.
   void wait(std::vector<TransferId> ids) {
     const double until = clock.now() + 60;
     while (wrong.empty() && (owner_.transport->arrived(registration_) < posts_ || !ids.empty())) {
@@ -209,7 +210,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const size_t bytes = size_t(blocks) * size_t(2 * layers) * kPiece;
   Pair pair(bytes, point["nics"]);
   if (!pair.wrong.empty()) return Error{ErrorCode::unavailable, pair.wrong};
-  // Posts in the order in which their KV is computed.
+  // Transfers in the order in which their KV is computed.
   std::vector<std::vector<size_t>> posts;
   const auto add = [&](int block, int end, int layer, int layer_end) {
     std::vector<size_t> places;

@@ -132,8 +132,8 @@ REGISTER_EXPERIMENT("rejection", "cpu", points, each<run>);
 }  // namespace admission
 
 // rejection/reservation: the gain if a prompt begins only when its prefix is pinned and both the room of its suffix and
-// D's room are held (--reservation escrow). overload: as above, and at the recorded speed. reuse: WavePP's ablation in
-// its shape: eight clients in a closed loop, prompts of 131,072 tokens, nine tenths of which repeat the client's
+// D's room are reserved (--reservation escrow). overload: as above, and at the recorded speed. reuse: WavePP's ablation
+// in its shape: eight clients in a closed loop, prompts of 131,072 tokens, nine tenths of which repeat the client's
 // previous prompt, eight stages. P and D hold .7, .9 or 1.1 of the prompts.
 //
 // Expected: without it, a request that waits for D waits between two tokens, beyond 100 ms. With it, the request waits

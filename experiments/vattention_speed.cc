@@ -18,9 +18,9 @@ namespace xpyd::experiments::vattention_speed_experiment {
 namespace {
 
 // vattention_speed: real steps of llama-mini in f32. The same engine and kernels run over slots, blocks of 16 in random
-// order and vAttention (rows of 32 tokens), which take turns step by step. `contiguous_groups` is contiguous memory in
-// vAttention's pages of 4 KiB. prefill: one prompt in chunks of 512 (Fig. 7). decode: sequences of 1,024 tokens
-// generate 40 more each (Figs. 4, 8). offline: the long summaries' lengths divided by 128 (Fig. 9).
+// order and vAttention (page-group rows of 32 tokens), which take turns step by step. `contiguous_groups` is contiguous
+// memory in vAttention's pages of 4 KiB. prefill: one prompt in chunks of 512 (Fig. 7). decode: sequences of 1,024
+// tokens generate 40 more each (Figs. 4, 8). offline: the long summaries' lengths divided by 128 (Fig. 9).
 //
 // Expected: 1.0 everywhere, because the memories differ by a look-up and a division beside 128 multiply-adds. The
 // published gains are over the paged kernels of other libraries. KV grows by 8 KiB a token: 2 MB/s alone, 10 at a batch
@@ -134,8 +134,8 @@ class Hall {
                    .prefix_cache = false,
                    .vattention = {.page_group_bytes = 16384, .max_sequences = 2 * batch},
                    .pool_in_groups = in_groups};
-      // vAttention needs a row and 8 tokens more for each sequence, two rows for an idle slot, and a twentieth that
-      // stays free.
+      // vAttention needs a page-group row and 8 tokens more for each sequence, two rows for an idle slot, and a
+      // twentieth that stays free.
       const size_t held = size_t(batch) * size_t(longest / 32 + 3) + 2;
       kv.pool_bytes = (held + held / 10 + 1) * 32 * kv.shape.token_bytes();
       auto made = Contestant::create(
@@ -227,7 +227,7 @@ class Hall {
     const KvView source{source_.data(), &layout_, nullptr, 0};
     for (auto& c : all)
       for (int i = 0; i < size; ++i) {
-        // So that sequences reach their next rows at different times.
+        // So that sequences reach their next page-group rows at different times.
         std::vector<int32_t> prompt(known_.begin(), known_.end() - (i * 7) % 32);
         prompt.back() = int32_t(i) % model_->config().vocab;
         if (!c->adopt(std::move(prompt), sizes_.decoded + 2, source)) return Finding{{}, c->name + " has no room"};

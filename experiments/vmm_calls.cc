@@ -134,9 +134,9 @@ REGISTER_EXPERIMENT("vmm_calls", "cpu", points, open);
 // vAttention memory and mapper thread. The model waits as long as a card's step takes, and each map takes `call_us`
 // longer than the system's own. Token, plane and group are a sixteenth of the published bytes.
 //
-// Expected, decode: a sequence that crosses a row of 128 tokens needs 64 calls of 40 us, 2.9 ms. 2 or 3 of 64 sequences
-// cross in a step, at most 6: 3 to 18 ms more; mapped ahead, nothing. Expected, prefill: rows of 64 tokens, 64 calls of
-// 8 us are .51 ms of 3.2: 1.16, plus this system's own calls, .08 to .16; deferred, nothing.
+// Expected, decode: a sequence that crosses a page-group row of 128 tokens needs 64 calls of 40 us, 2.9 ms. 2 or 3 of
+// 64 sequences cross in a step, at most 6: 3 to 18 ms more; mapped ahead, nothing. Expected, prefill: page-group rows
+// of 64 tokens, 64 calls of 8 us are .51 ms of 3.2: 1.16, plus this system's own calls, .08 to .16; deferred, nothing.
 namespace overlap {
 
 constexpr int kTokenBytes = 64;                       // of one plane; 1,024 for Llama-3-8B TP-2

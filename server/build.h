@@ -89,7 +89,7 @@ struct DeviceRow {
 std::span<const DeviceRow> devices();
 const DeviceRow* find_device(const std::string& name);  // null: no such row
 
-// The functions of the rows. `stack`: as prepare_build() leaves it.
+// The functions of the rows. `build`: as prepare_build() leaves it.
 Result<std::unique_ptr<Backend>> open_cpu_backend(const Build& build);
 Result<std::unique_ptr<Backend>> open_cuda_backend(const Build& build);
 Result<DevicePeak> cuda_device_peak();

@@ -183,8 +183,8 @@ RaggedRun run_ragged(const TinySetup& setup) {
   uint64_t id = 0;
   auto prompts = ragged_prompts();
   for (const auto& prompt : prompts) REQUIRE(tiny.submit(tiny_request(id++, prompt, 6)).ok());
-  // Some transports have threads of their own, a card copies by itself, and a request that waits for a tier may be
-  // tried again after a time. Meanwhile nothing moves here.
+  // Some transports have threads of their own, a card copies by itself, and a request that waits for an offload tier
+  // may be tried again after a time. Meanwhile nothing moves here.
   const bool alone = setup.device == &cpu_device() && setup.tiers.host_bytes == 0 &&
                      (setup.transport == "local" || setup.transport == "handoff");
   for (const double until = tiny.clock.now() + 30; tiny.run(), tiny.recorder->ended() < int(prompts.size());)

@@ -2,7 +2,7 @@
 // by block, while the sequence continues. If a prompt begins with tokens that a tier has, it copies their KV in while
 // other sequences compute.
 //
-// Out: written() starts a copy of every tier block that has become full and that the tiers lack. A lease keeps the
+// Out: commit() starts a copy of every tier block that has become full and that the tiers lack. A lease keeps the
 // block's bytes in place until the copy is done.
 // In: reserve() takes room for the tokens that the tiers have beyond the memory's own hit, and starts copying. The
 // reservation is `loading` until every block has arrived or one is lost. After a loss the sequence keeps the blocks

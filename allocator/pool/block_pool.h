@@ -25,8 +25,8 @@ class BlockPool final : public KvPool {
   const PrefixCache* index() const { return index_.get(); }  // null: no prefix cache; unlocked, for tests and benches
 
   // Appends n blocks with one reference each to `out`: first free ones, then cached ones, least recently used first.
-  // Adds the number of evicted ones to `evictions`. `drawn` of the n come from the caller's reservation (escrow).
-  // False: fewer than n are available, and nothing has changed. Cached blocks that other processes hold as well are not
+  // Adds the number of evicted ones to `evictions`. `drawn` of the n come from the caller's reserved blocks. False:
+  // fewer than n are available, and nothing has changed. Cached blocks that other processes hold as well are not
   // available.
   [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions, int drawn = 0);
 

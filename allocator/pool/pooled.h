@@ -65,7 +65,7 @@ struct SequenceTokens {  // part of every scheme's sequence
 
 class PooledMemory : public KvMemory, public KvHandoff, public KvLeases, public KvCache {
  public:
-  // `places`: where views point, if not into the pool. `escrow`: set by a scheme that counts reserved blocks.
+  // `places`: where views point, if not into the pool. `reserver`: set by a scheme that counts reserved blocks.
   PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
                std::optional<KvPlaces> places = {}, KvBlockReserver* reserver = nullptr);
   ~PooledMemory() override;

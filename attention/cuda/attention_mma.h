@@ -64,7 +64,7 @@ struct Tiles {
   }
 };
 
-// QuantisedRow of K and V with their scales and zeros; the copies of kStages tiles are in flight. Rows of codes are
+// Quantised rows of K and V with their scales and zeros; the copies of kStages tiles are in flight. Rows of codes are
 // aligned to 4 bytes, so they are copied word by word.
 template <int kBits, int kDim, int kStages>
 struct CodeTiles {

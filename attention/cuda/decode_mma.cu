@@ -3,10 +3,9 @@
 // tokens of every tile of 64 through shared memory of its own, a tile ahead, so the loop has no barrier. Warps are
 // merged in order at the end, splits by merge_splits.
 //
-// QuantisedRow of int8 and int4 are multiplied exactly, as they are, and never stored as bf16. Each lane reads the
-// words that hold the elements which the mma takes from it; the order of dims is permuted, equally for q and the
-// result. Scale and zero of a key are applied to its scores, those of a value to its weights: sum w (s c + z) = sum (w
-// s) c + sum w z.
+// Codes of int8 and int4 are multiplied exactly, as they are, and never stored as bf16. Each lane reads the words that
+// hold the elements which the mma takes from it; the order of dims is permuted, equally for q and the result. Scale and
+// zero of a key are applied to its scores, those of a value to its weights: sum w (s c + z) = sum (w s) c + sum w z.
 #include "attention/cuda/attention_cuda_kernel.h"
 #include "attention/cuda/attention_mma.h"
 

@@ -9,7 +9,7 @@ namespace xpyd::batch {
 // Returns the most drafts for this entry. 0: it does not decode, or there is no room.
 int Drafts::most_for(const StepEntry& entry, int spare_tokens, int spare_rows, int room) const {
   const Sequence& s = *entry.sequence;
-  // A wrong draft is trimmed, and nothing may be trimmed while KV is arriving.
+  // A wrong draft is rolled back, and nothing may be rolled back while KV is arriving.
   const bool decodes = entry.wants_logits && s.n_output() > 0 && !s.leaves && !s.arrival;
   if (!decodes || s.request->most_drafts == 0) return 0;
   const int wanted = s.request->most_drafts > 0 ? s.request->most_drafts : options_.speculation.tokens;

@@ -39,7 +39,7 @@ bool Engine::step() {
   const double computed = in_waves() ? stats_.wait_seconds - waited : stats_.step_seconds - stepped;
   stats_.schedule_seconds += clock_.now() - start - computed;
   if (moved || (!copying && !scheduler_.loading())) return moved;
-  // Only copies to or from a tier are in progress.
+  // Only copies to or from an offload tier are in progress.
   clock_.sleep(50e-6);
   return true;
 }
@@ -185,7 +185,8 @@ void Engine::choose(EngineStep& step, double now) {
   for (auto [s, row] : splits) split(*s, row, now);
 }
 
-// Samples the next token and accepts drafts up to the first wrong one. Only accepted tokens are reported as written.
+// Samples the next token and accepts drafts up to the first wrong one. Only accepted tokens are committed to the
+// memory.
 void Engine::choose_checked(const StepEntry& entry, const float* row, double now) {
   Sequence& s = *entry.sequence;
   open_choice(s, s.choice, options_.tokenizer);

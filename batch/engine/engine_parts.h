@@ -71,7 +71,7 @@ class EngineHooks {
 
 // Called with every plan that moves something.
 using PlanWatcher = std::function<void(const BatchView& view, const BatchPlan& plan)>;
-// Called with every waiting sequence when enough of its KV is loaded from a tier to start. The load began at
+// Called with every waiting sequence when enough of its KV is loaded from an offload tier to start. The load began at
 // Sequence::load_s.
 using LoadWatcher = std::function<void(const Sequence& sequence)>;
 

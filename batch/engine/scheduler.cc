@@ -353,10 +353,10 @@ void Scheduler::release(Sequence& s) {
   if (s.kv != kNoKv) memory_.free(std::exchange(s.kv, kNoKv));
 }
 
-// ---- KV that a tier loads.
+// ---- KV that an offload tier loads.
 
-// Gives a waiting sequence its memory before its turn, if a tier has its KV and nobody else needs the blocks now. The
-// KV is then loaded when its turn comes. `cached_tokens`: already in this memory.
+// Gives a waiting sequence its memory before its turn, if an offload tier has its KV and nobody else needs the blocks
+// now. The KV is then loaded when its turn comes. `cached_tokens`: already in this memory.
 void Scheduler::load_early(Sequence& s, int cached_tokens, double now) {
   if (s.kv != kNoKv || memory_.matched_tokens(s.tokens, s.salt()) <= cached_tokens) return;
   const KvStats kv = memory_.stats();

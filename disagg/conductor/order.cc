@@ -14,8 +14,7 @@ DisaggOrder decode_first(const DisaggOptions&) { return DisaggOrder::decode_firs
 
 DisaggOrder of_generation(const DisaggOptions& o) { return o.first_generation ? decode_first(o) : prefill_first(o); }
 
-// 0.1: examples/llm/components/disagg_router.py. 1.x: conditional_disagg.rs, IslBounding or
-// PrefillLoad.
+// 0.1: examples/llm/components/disagg_router.py. 1.x: conditional_disagg.rs, IslBounding or PrefillLoad.
 bool stays_below(const DisaggView& view, const DisaggOptions& o) {
   if (o.first_generation)
     return view.tokens - view.cached_decode <= o.max_local_prefill_tokens || view.prefill_jobs >= o.max_prefill_queue;
@@ -25,9 +24,9 @@ bool stays_below(const DisaggView& view, const DisaggOptions& o) {
   return little || busy;
 }
 
-// The time of D's first token either way.
+// The time to D's first token in either way.
 struct Ways {
-  double append_s;  // of local_s, the prompt's computation: who decodes there waits for it
+  double append_s;  // the prompt's computation, a part of local_s: D's decodes wait for it
   double local_s, remote_s;
 };
 
@@ -45,25 +44,26 @@ Ways ways(const DisaggView& view) {
   return {append_s, local_s, remote_s};
 }
 
-// What a local prompt costs those who decode there is charged to it: it delays every one of them.
+// A local prompt delays every decode of D, so these delays are charged to it.
 bool stays_by_cost(const DisaggView& view, const DisaggOptions&) {
   const Ways w = ways(view);
   return !(w.remote_s < w.local_s + view.decode_sequences * w.append_s);
 }
 
-// PPD's score (its code, ppd_decision_engine.py): the share of the TTFT that computing an append on D saves, less the
-// share that it adds to TBT there, by weight (both 1 there). PPD looks both up in measurements of a whole load served
-// either way; here they are predicted, TBT as if all turns like this one were appended: N decodes that each last L are
-// N / L turns a second (Little's law), which take so large a share of D's time from its decodes.
+// PPD's score (ppd_decision_engine.py): the share of TTFT that computing an append on D saves, less the share of TBT
+// that it adds there, each times a weight (PPD: 1). PPD looks both up in measurements of a whole load served either
+// way. Here they are predicted, TBT as if all such turns were appended: N decodes that each last L are N / L turns a
+// second (Little's law), and each takes append_s of D's time from its decodes.
 bool appends(const DisaggView& view, const DisaggOptions& o) {
-  if (view.cached_decode == 0 || view.decode_life_s == 0) return false;  // nobody's next turn
+  if (view.cached_decode == 0 || view.decode_life_s == 0) return false;  // D has no earlier turn of it
   const Ways w = ways(view);
   const double sooner = (w.remote_s - w.local_s) / w.remote_s;
   const double slower = view.decode_sequences * w.append_s / view.decode_life_s;
   return sooner > o.append_tbt_weight * slower;
 }
 
-// Of those with room for the prompt the one that has most of it; of equals the one that decodes least.
+// Returns the decode instance with room for the prompt that has most of it, and among equals the one that decodes
+// least.
 int nearest_decode(const ClusterView& view) {
   int best = -1;
   for (int i = 0; i < int(view.instances.size()); ++i) {

@@ -12,8 +12,14 @@
 //   zero-copy     D takes over P's blocks and is asked for no room.
 //   decode_first  All waits go from D to P: an attempt that holds room at P already has D's room.
 // Two orders in one cluster could form a circle. So the order is a constant of the cluster, and an instance learns it
+<<<<<<< ours
 // when it joins (InstanceParts::order). Policies only decide which prompts stay local. All other waits end by
 // themselves: for a tier, for a fetch (it has a time limit), for a peer (leases), and inside one engine (Scheduler).
+=======
+// when it joins (InstanceParts::remote). Policies only decide which prompts stay local. All other waits end by
+// themselves: for an offload tier, for a fetch (it has a time limit), for a peer (leases), and inside one engine
+// (Scheduler).
+>>>>>>> theirs
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -42,8 +48,8 @@ class KvRoom {
  public:
   KvRoom(KvMemory& memory, const Engine& engine) : memory_(memory), engine_(engine) {}
 
-  // Reserves the blocks of a prompt that leaves. False: there is no room yet; a part that a tier loads, or that is
-  // being fetched, may stay held. `alone`: nothing here computes or sends, so no memory is spared for others.
+  // Reserves the blocks of a prompt that leaves. False: there is no room yet; a part that an offload tier loads, or
+  // that is being fetched, may stay held. `alone`: nothing here computes or sends, so no memory is spared for others.
   bool leave(Sequence& sequence, bool alone) const;
   void give_back(Sequence& sequence) const;  // gives back the reserved blocks, then the prefix
   // CHECKs that P's part is held. A sender calls it before it asks D for room.
@@ -55,8 +61,8 @@ class KvRoom {
   Got arrive(Place& place, std::span<const int32_t> tokens, uint64_t salt, int promised) const;
 
   // Gets room for the first `wanted` tokens, some of which other instances have. With `keep` other prompts find the
-  // fetched KV. Returns nothing if there is no room, if the tokens are here already, or if a tier here loads some of
-  // them.
+  // fetched KV. Returns nothing if there is no room, if the tokens are here already, or if an offload tier here loads
+  // some of them.
   std::optional<KvReservation> fetch(std::span<const int32_t> tokens, uint64_t salt, int wanted, bool keep) const;
 
  private:

@@ -4,9 +4,9 @@
 // prints the table for readers of those notes. tests/disagg/rank_table_test.cc has the notes' formulas, which hold
 // where P's tp divides D's and D's divides the heads, and every printed mistake.
 //
-// A group consists of ranks that must meet because KV goes from one to another: the ranks of P and D that the moves of
-// map_shards() connect, in all instances. In the notes' case this is one P rank and the D ranks that hold its heads. If
-// the stages are cut at different layers, the group may contain all ranks.
+// A group consists of the ranks between which KV goes: the ranks of P and D that the moves of map_shards() connect, in
+// all instances. In the notes' case this is one P rank and the D ranks that hold its heads. If the stages are cut at
+// different layers, the group may contain all ranks.
 #pragma once
 
 #include <algorithm>

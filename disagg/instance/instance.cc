@@ -63,7 +63,7 @@ InstanceInfo Instance::info() const {
 
 void Instance::send(InstanceId from, Message message) {
   leases_.put({from, options_.id, std::move(message)});
-  if (engine_.in_waves()) model_->interrupt();  // mail interrupts the wait for a wave
+  if (engine_.in_waves()) model_->interrupt();  // a message interrupts the wait for a wave
 }
 
 bool Instance::turn() {
@@ -172,8 +172,8 @@ void Instance::handle(InstanceId, PeerGone message) {
   peers_.forget(message.id);
 }
 
-// The peer may still live and write, so windows that are being closed wait for it. Its connection is made again when it
-// joins again.
+// The peer may still live and write, so registrations that are being closed wait for it. Its connection is made again
+// when it joins again.
 void Instance::handle(InstanceId, PeerBroken message) {
   kv_.peer_gone(message.id, options_.name + " lost its connection to a peer");
   parts_.peers.erase(message.id);

@@ -1,6 +1,6 @@
 // One instance: an engine, its KV memory, its transport, and both sides of the P/D state machine (drawn in
-// disagg/handover/README.md). It knows peers and conductor by number and sends them messages through a Post, whether
-// they are threads or processes.
+// disagg/handover/README.md). It knows peers and conductor by number and sends them messages through a MessageBus,
+// whether they are threads or processes.
 //
 // Thread safety: any thread may call send(), poke(), stats(), block_map() and renew_leases(). Everything else is for
 // the instance's own thread, or, under a virtual clock, for the one thread that turns all instances.

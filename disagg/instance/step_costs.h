@@ -1,5 +1,5 @@
 // The cost of an instance's steps: a model fitted to measured steps (model/cost/step_cost.h). The engine's chunk policy
-// uses it, and so does the choice between loading a prefix from a tier and computing it.
+// uses it, and so does the choice between loading a prefix from an offload tier and computing it.
 //
 // Thread safety: the instance's thread.
 #pragma once

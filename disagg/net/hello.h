@@ -68,14 +68,8 @@ inline constexpr uint16_t kControlVersion = 1;      // of handshake, frames and 
 inline constexpr size_t kMaxHandshakeBytes = 1024;  // accepted from an unknown peer
 inline constexpr size_t kMaxNodeIdBytes = 64;
 
-enum class NodeRole : uint8_t {
-  conductor,
-  prefill,
-  decode,
-  colocated,
-  tool,
-  transport
-};  // transport: an instance's transport
+// `transport` is the transport of an instance.
+enum class NodeRole : uint8_t { conductor, prefill, decode, colocated, tool, transport };
 const char* name_of(NodeRole role);
 
 struct NodeIdentity {

@@ -85,7 +85,7 @@ void CacheDirectory::stored(int instance, uint64_t key, uint32_t tier) {
   many_[holders & ~kMany].push_back(holder(instance, tier));
 }
 
-// The instance no longer has the block in these tiers.
+// The instance no longer has the block in these tiers (bits of Tier).
 void CacheDirectory::removed(int instance, size_t place, uint32_t tiers) {
   const std::span<uint32_t> all = holders_at(place);
   const auto one = std::ranges::find(all, instance, instance_of);

@@ -1,6 +1,6 @@
-// The directory of which instance holds which block, in its prefix cache or a tier below, as instances report it. A
-// late report costs only time: a prompt is placed where its prefix is gone, and is computed there. One pass over a
-// prompt's blocks finds the hit of every instance.
+// The directory of which instance holds which block, in its prefix cache or an offload tier below, as instances report
+// it. A late report costs only time: a prompt is placed where its prefix is gone, and is computed there. One pass over
+// a prompt's blocks finds the hit of every instance.
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -65,7 +65,7 @@ class CacheDirectory {
     size_t capacity = 0, blocks = 0;
     bool there = false;
   };
-  // A holder of a block: its number, and a bit for each tier that has the block.
+  // A holder of a block: its number, and a bit for each Tier that has the block.
   static constexpr uint32_t holder(int instance, uint32_t tiers) { return uint32_t(instance) | tiers << 16; }
   static constexpr int instance_of(uint32_t holder) { return int(holder & 0xffff); }
   static constexpr uint32_t tiers_of(uint32_t holder) { return holder >> 16; }

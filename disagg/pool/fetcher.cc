@@ -8,7 +8,7 @@
 
 namespace xpyd::disagg::pool {
 
-// What a sequence that has begun waits for. Its fetch may be over first, or the other way round.
+// The arrival that a sequence which has begun waits for. Either it or the fetch may end first.
 class Fetcher::Arrival final : public KvArrival {
  public:
   Arrival(Fetcher& fetcher, AttemptId attempt) : fetcher_(&fetcher), attempt_(attempt) {}
@@ -17,7 +17,7 @@ class Fetcher::Arrival final : public KvArrival {
   void over(bool whole) { fetcher_ = nullptr, whole_ = whole; }
 
  private:
-  Fetcher* fetcher_;  // null: it is over
+  Fetcher* fetcher_;  // null: the fetch is over
   const AttemptId attempt_;
   bool whole_ = false;
 };
@@ -44,7 +44,7 @@ void Fetcher::start(StartRequest message) {
   ask(fetches_.emplace(fetch.attempt, std::move(fetch)).first->second);
 }
 
-// Each holder for a part of whole blocks.
+// Asks each holder for a part of whole blocks.
 void Fetcher::ask(Fetch& fetch) {
   const FetchOrder& order = fetch.message.fetch;
   const int block = parts_.memory.stats().block_tokens, n = int(order.holders.size());
@@ -61,7 +61,7 @@ void Fetcher::ask(Fetch& fetch) {
       part.state = Part::lost;
       continue;
     }
-    // One token more than is asked for: a memory never finds the last one of what it is asked for.
+    // The message has one token more, because a memory never finds the last token of a prompt.
     parts_.tell(
         part.holder,
         FetchKv{fetch.attempt, fetch.salt, part.begin, {fetch.tokens.begin(), fetch.tokens.begin() + part.end + 1}});
@@ -125,8 +125,8 @@ void Fetcher::look(Fetch& fetch, Part& part) {
         {part.holder, parts_.self, fetch.request, part.read_s, now, part.end - part.begin, int64_t(part.bytes)});
 }
 
-// What had no more time tells of the wire, too: no faster than what has come of it, or than one read. Else the next
-// prompt would be fetched, and be late, like this one.
+// A read that was too late also updates the measured rate, by the layers that have arrived but at least one. Otherwise
+// the next prompt would be fetched and be late, too.
 void Fetcher::lose(Fetch& fetch, Part& part) {
   const double now = parts_.clock.now();
   if (part.state == Part::reading && fetch.until_s > 0 && now >= fetch.until_s)
@@ -174,7 +174,7 @@ bool Fetcher::tick() {
   return moved;
 }
 
-// Without a gap, and with the first layer.
+// Returns whether the prompt can begin before all of its KV has arrived: every part has its first layer, without a gap.
 bool Fetcher::begins(const Fetch& fetch) const {
   int has = fetch.here;
   for (const Part& part : fetch.parts) {
@@ -191,9 +191,9 @@ void Fetcher::begin(Fetch& fetch) {
   begin_(std::move(fetch.message), std::exchange(fetch.kv, kNoKv), fetch.parts.back().end, fetch.arrival);
 }
 
-// The engine's step stands still meanwhile.
+// The engine's step waits meanwhile.
 bool Fetcher::wait(Fetch& fetch, int layer) {
-  constexpr double kPatience = 1;  // seconds, for a layer: others are in that step
+  constexpr double kPatience = 1;  // seconds for a layer, because other sequences are in that step
   const double began_s = parts_.clock.now(), until_s = std::min(fetch.until_s, began_s + kPatience);
   bool whole = true;
   for (Part& part : fetch.parts) {
@@ -208,7 +208,7 @@ bool Fetcher::wait(Fetch& fetch, int layer) {
   return whole;
 }
 
-// With what has come, up to the first gap.
+// Continues the prompt with the tokens that have arrived, up to the first gap.
 void Fetcher::finish(Fetch& fetch) {
   KvMemory& memory = parts_.memory;
   int has = fetch.here;
@@ -230,7 +230,7 @@ void Fetcher::finish(Fetch& fetch) {
   begin_(std::move(fetch.message), kNoKv, 0, nullptr);  // its full blocks are in the prefix cache
 }
 
-// What is still under way.
+// Cancels the reads in flight and returns them.
 std::vector<TransferId> Fetcher::cancel(Fetch& fetch) {
   std::vector<TransferId> reads;
   for (Part& part : fetch.parts) {
@@ -247,7 +247,7 @@ void Fetcher::count(const Fetch& fetch, int tokens) {
   stats.fetches += tokens > 0;
   stats.tokens += tokens;
   stats.seconds += took_s;
-  // What did not come is computed after all.
+  // Tokens that did not arrive are computed after all.
   const int wanted = fetch.parts.empty() ? 0 : fetch.parts.back().end - fetch.here;
   const double share = wanted > 0 ? std::min(1.0, double(tokens) / wanted) : 0;
   stats.regret_s += std::max(0.0, took_s - fetch.worth_s * share);

@@ -1,11 +1,11 @@
-// The reader's side of a fetch (README.md): before a prompt is computed here, the part of its prefix that others have
-// is read from them, over the wire, into blocks of this instance. Room comes first, for all of it or none; then each
-// holder is asked for its part of the tokens, and read when it has answered. What has come is compared with its
-// checksums, and used up to the first gap. Whatever fails, or takes longer than it is worth, is computed.
+// The reader's side of a fetch (README.md). Before a prompt is computed here, the transport reads the part of its
+// prefix that other instances have into blocks of this instance. Room for all of it is reserved first. Then each holder
+// is asked for its part of the tokens, and its part is read when it has answered. The KV that has arrived is compared
+// with its checksums, and used up to the first gap. A part that fails, or takes longer than it is worth, is computed.
 //
-// Layer by layer (Mooncake, section 3.3's loading): each layer is a read of its own, and the prompt goes on when the
-// first one is there; each layer of its first step waits for its own before it attends. Where checksums are
-// wanted, which are of all layers, and where other threads compute, the prompt waits for all.
+// Layer by layer (Mooncake, section 3.3): each layer is a read of its own. The prompt starts when the first layer is
+// there, and each layer of its first step waits for that layer's KV before it attends. The prompt waits for all layers
+// if checksums are wanted, because they cover all layers, and if other threads compute.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -20,20 +20,20 @@
 
 namespace xpyd::disagg::pool {
 
-// How one ended.
+// How a fetch ended.
 struct Fetched {
   uint64_t request;
   InstanceId from;  // the first of its holders
   double begin_s, end_s;
-  int tokens;  // that came
+  int tokens;  // that arrived
   int64_t bytes;
   double worth_s;  // FetchOrder
 };
 
 class Fetcher {
  public:
-  // Goes on with a prompt: `kv` has its first `tokens` tokens; kNoKv: nothing came that is not in the prefix cache.
-  // `arrival`: of these tokens some are still coming; null: they are there.
+  // Continues a prompt. `kv` has its first `tokens` tokens; kNoKv: nothing arrived that is not in the prefix cache.
+  // `arrival`: some of these tokens are still arriving; null: all are there.
   using Begin = std::function<void(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival)>;
   Fetcher(InstanceParts& parts, const Attempts& attempts, const handover::KvRoom& room, bool by_layer, Begin begin)
       : parts_(parts), attempts_(attempts), room_(room), by_layer_(by_layer), begin_(std::move(begin)) {}
@@ -42,15 +42,15 @@ class Fetcher {
   void handle(InstanceId from, KvLent message);
   void peer_gone(InstanceId peer);
   bool tick();  // true: something moved
-  // Ends what waits here; nothing is told to holders.
+  // Ends the prompts that wait here. Holders get no message.
   void clear(FinishReason reason, const std::string& error, Attempts& attempts);
   void add_shared(handover::SharedAttempts& of_peer) const;
 
   bool has(AttemptId attempt) const { return fetches_.contains(attempt); }
   bool empty() const { return fetches_.empty() && quarantine_.empty(); }
-  bool counts() const { return reading_; }         // nobody but the wire tells when a read is done
-  std::function<void(const Fetched&)> ended = {};  // null: nobody asks
-  // f(request, handle) of each prompt whose KV comes.
+  bool counts() const { return reading_; }         // true: only polling the transport tells when a read is done
+  std::function<void(const Fetched&)> ended = {};  // may be null
+  // Calls f(request, handle) for each prompt whose KV arrives.
   template <class F>
   void each_holder(F&& f) const {
     for (const auto& [attempt, fetch] : fetches_)
@@ -64,28 +64,28 @@ class Fetcher {
     int begin, end;  // tokens
     State state = asked;
     KvPlace source = {};
-    std::vector<TransferId> reads = {};  // of each layer, or of all at once; -1: done
-    size_t done = 0;                     // so many of them, from the first on
+    std::vector<TransferId> reads = {};  // one for each layer, or one for all; -1: done
+    size_t done = 0;                     // number of reads that are done, from the first on
     double read_s = 0;
     size_t bytes = 0;
   };
   class Arrival;
   struct Fetch {
-    StartRequest message;  // until it begins
+    StartRequest message;  // moved out when the prompt begins
     AttemptId attempt = 0;
     uint64_t request = 0, salt = 0;
     double worth_s = 0;
     std::vector<int32_t> tokens;
-    KvHandle kv = kNoKv;  // … and so is this
-    int here = 0;         // tokens that were,
-    int wanted = 0;       // and that there are to be
+    KvHandle kv = kNoKv;  // likewise
+    int here = 0;         // tokens that were here before
+    int wanted = 0;       // tokens that should be here after the fetch
     std::vector<Part> parts;
     double asked_s = 0, until_s = 0;  // Clock
     int64_t bytes = 0;
-    std::shared_ptr<Arrival> arrival = {};  // its sequence has begun, and has the handle; what is read has this lease:
+    std::shared_ptr<Arrival> arrival = {};  // set: its sequence has begun and has the handle; `lease` holds the blocks
     KvLease lease = -1;
   };
-  struct Late {  // nobody waits for it, and its blocks may still be written
+  struct Late {  // nobody waits for it, but its blocks may still be written
     KvHandle kv;
     KvLease lease;
     std::vector<TransferId> reads;

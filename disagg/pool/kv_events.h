@@ -1,4 +1,4 @@
-// KV events: publishes which blocks an instance's prefix cache and tiers store and remove, in vLLM's format
+// KV events: publishes which blocks an instance's prefix cache and offload tiers store and remove, in vLLM's format
 // (vllm/distributed/kv_events.py). Routers that use the caches of vLLM instances can use these.
 //
 //   PUB: every 10 ms, if something changed, a message of three frames:

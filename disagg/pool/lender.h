@@ -1,6 +1,6 @@
 // The holder's side of a fetch (README.md). It pins and leases a prefix until the reader says that it is done, or falls
-// silent. The part in tiers is loaded first. The holder compares tokens, so two prefixes with equal hashes cost a
-// refusal and never a wrong token.
+// silent. The part in offload tiers is loaded first. The holder compares tokens, so two prefixes with equal hashes cost
+// a refusal and never a wrong token.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -24,7 +24,7 @@ class Lender {
   void clear();  // readers are not told
 
   bool empty() const { return lent_.empty(); }
-  bool counts() const { return waits_ > 0; }  // true: a window is being closed
+  bool counts() const { return waits_ > 0; }  // true: a registration is being closed
   // Calls f(request, handle) for each KV that is being read. `request` is 0: only the reader knows it.
   template <class F>
   void each_holder(F&& f) const {

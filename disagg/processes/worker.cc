@@ -133,7 +133,7 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   thread.join();
   const Outcome outcome = end(goes);
   instance.shut_down(FinishReason::abort, "the worker ended");
-  // (Without leases, copies to a tier still get a second.)
+  // (Without leases, copies to an offload tier still get a second.)
   if (outcome == Outcome::again) leave_memory(std::move(built).value(), std::max(as.lease_s, 1.0));
   return outcome;
 }

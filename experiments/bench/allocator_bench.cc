@@ -149,7 +149,7 @@ void bench_prefix(Bench& bench) {
                 .target = 1});
 }
 
-// The memory's part of one decode step of 64 sequences: append a token to each, and mark it as written.
+// The memory's part of one decode step of 64 sequences: append a token to each, and commit it.
 void measure_step(Bench& bench, bool radix, const char* name) {
   constexpr int kSequences = 64, kLongest = 1024;
   KvOptions o;

@@ -40,7 +40,7 @@ std::vector<int32_t> prompt_of(int seed, int n) {
   return tokens;
 }
 
-// A memory whose tiers hold one prompt that its pool no longer has.
+// A memory whose offload tiers hold one prompt that its pool no longer has.
 struct Swap {
   Swap(const char* scheme, KvOrder order, KvShape shape) : tokens(prompt_of(1, kPrompt + 1)) {
     KvOptions o;
@@ -116,7 +116,7 @@ void bench_swap_in(Bench& bench) {
   bench.measure(cases);
 }
 
-// The same prompts with and without tiers, in turn. No prompt is ever found again.
+// The same prompts with and without offload tiers, in turn. No prompt is ever found again.
 void bench_swap_out(Bench& bench) {
   const std::string dir = "experiments/models/llama-mini";
   Result<ModelConfig> config = load_model_config(dir);

@@ -3,8 +3,8 @@
 // Expected: KV of one token of a 1B Llama (16 layers, 8 heads of 64, bf16) is 32 KiB, so 4,096 tokens are 134 MB. One
 // core copies that in 8 ms with non-temporal stores (17 GB/s), and in 14 ms with memcpy. Loopback TCP copies twice
 // through the kernel and takes 40 ms at 3.3 GB/s. A hand-off moves 256 block ids. A plan of 64 KiB pieces has 2,048
-// pieces of 0.2 us each: 0.4 ms, 5 % of the copy. A cache line moves between two cores in 0.05 us; a post adds the
-// window, the line that announces it and the transfer's record.
+// pieces of 0.2 us each: 0.4 ms, 5 % of the copy. A cache line moves between two cores in 0.05 us; a transfer
+// adds the registration, the line that announces it and the transfer's record.
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sys/socket.h>
@@ -54,7 +54,7 @@ void pin_to(int cpu) {
 std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
 std::shared_ptr<std::byte> shared_memory(size_t bytes) { return shared_pool_memory(bytes).value(); }
 
-// Two transports in this process, and a window over all of the owner's pool.
+// Two transports in this process, and a registration of all of the owner's pool.
 struct MeasuredTransport {
   MeasuredTransport(decltype(make_shm_transport)* make, std::shared_ptr<std::byte> (*memory)(size_t),
                     int connections = 1)
@@ -351,7 +351,7 @@ void bench_tcp(Bench& bench) {
                 .target = 0.75});
 }
 
-// Two processes pass one post back and forth; both spin on arrived().
+// Two processes pass one transfer back and forth; both spin on arrived().
 constexpr int kBounces = 20000;
 
 struct BounceEnd {

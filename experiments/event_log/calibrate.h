@@ -15,7 +15,7 @@ struct Calibration {
   model::StepCost::Terms step_terms = {};
   model::PredictionError step_error;  // error of these terms over the same steps
   double link_bytes_per_s = 0;        // 0: nothing was transferred
-  model::PredictionError link_error;  // over the instances that posted
+  model::PredictionError link_error;  // over the instances that sent or read KV
 };
 
 // Step terms are a least-squares fit of relative errors over all "step" lines. The link rate is the mean of each

@@ -1,10 +1,10 @@
 // The cost of each virtual memory call on this card, beside published figures: vAttention's Table 3 (ASPLOS'25; its
 // column for 2 MiB) and kvcached's benchmarks/bench_vmm (A100, 2 MiB, one thread).
 //
-// Expected: in layer_major, a sequence of an 8B model grows by a row of 64 groups every 1024 tokens. Each group takes a
-// map and a set_access: 64 * 40 us = 2.6 ms. In token_major it grows by one group every 16 tokens: 40 us. KV is written
-// at 128 KiB a token, so 2 MiB in 40 us are 52 GB/s; serving was seen to need 0.75 GB/s (Fig. 4). Requests wait for
-// these calls only if nothing is mapped ahead.
+// Expected: in layer_major, a sequence of an 8B model grows by a page-group row of 64 groups every 1024 tokens. Each
+// group takes a map and a set_access: 64 * 40 us = 2.6 ms. In token_major it grows by one group every 16 tokens: 40 us.
+// KV is written at 128 KiB a token, so 2 MiB in 40 us are 52 GB/s; serving was seen to need 0.75 GB/s (Fig. 4).
+// Requests wait for these calls only if nothing is mapped ahead.
 #include <algorithm>
 #include <cstdio>
 #include <numeric>

@@ -76,10 +76,10 @@ class Simulator final : public MessageBus {
   Simulation run_;
 };
 
-// The local transport, with posts that arrive when the links have carried them. With streaming by layer, the first
+// The local transport, with transfers that arrive when the links have carried them. With streaming by layer, the first
 // layer's KV leaves when the step has computed it, and the last layer's when the step ends. A simulated instance reads
-// messages only between steps; a live one reads them between layers, too. So if D's answer came during a step, the post
-// right after that step counts the bytes that a live instance would already have sent.
+// messages only between steps; a live one reads them between layers, too. So if D's answer came during a step, the
+// transfer right after that step counts the bytes that a live instance would already have sent.
 class Simulator::SimulatedTransport final : public ForwardingTransport {
  public:
   SimulatedTransport(const TransportOptions& options, int stages, Simulator& cluster)
@@ -143,11 +143,11 @@ class Simulator::SimulatedTransport final : public ForwardingTransport {
     Links::Id link = 0;  // 0: the transfer has not begun
   };
   const InstanceId self_;
-  const int stages_;  // a post belongs to one stage
+  const int stages_;  // a transfer belongs to one stage
   Simulator& cluster_;
   std::unordered_map<TransferId, Flight> flights_;
   TransferId last_ = 0;
-  double gone_until_s_ = 0;  // until when late posts occupy the outgoing link
+  double gone_until_s_ = 0;  // until when late transfers occupy the outgoing link
 };
 
 // The conductor's view of a simulated instance, the same as of a live one. The prefix cache is known by its reports

@@ -128,7 +128,7 @@ int tour_main(const Options& options) {
   while (!d.transport->connect(kP, p.transport->address()).value()) continue;
 
   // D grants room for the prompt: blocks of its paged memory (PagedAttention). A lease keeps them, whatever becomes of
-  // the sequence, and a window lets P, and only P, write there.
+  // the sequence, and a registration lets P, and only P, write there.
   const auto [kv, cached, loading] = d.memory->reserve(prompt, 0).value();
   XPYD_CHECK(d.memory->append(kv, n - cached));
   const KvLease lease = d.memory->pin(kv);
@@ -149,8 +149,8 @@ int tour_main(const Options& options) {
   }
   p.memory->free(sender.kv);
 
-  // D counts what has arrived. Once the window is closed, no other instance can write there. The KV is then D's own,
-  // and the next prompt with the same beginning can find it (prefix caching).
+  // D counts what has arrived. Once the registration is closed, no other instance can write there. The KV is then D's
+  // own, and the next prompt with the same beginning can find it (prefix caching).
   while (d.transport->arrived(key) < int(sender.posts.size())) continue;
   while (!d.transport->close(key)) continue;
   d.memory->unpin(lease);

@@ -17,11 +17,11 @@ struct TourStep {
   std::vector<std::string> slots;        // drawn: # a row in use, o a row that stays mapped
 };
 
-// Runs the events on the server's own memory, which maps a row when it is needed. Two layers have 2 x 2 tensors. A
-// token of one tensor is 512 bytes and a page group 4 KiB, so a row of 4 groups, one in each tensor, holds 8 tokens.
-// The pool has 6 rows, for 3 sequences of at most 64 tokens.
+// Runs the events on the server's own memory, which maps a page-group row when it is needed. Two layers have 2 x 2
+// tensors. A token of one tensor is 512 bytes and a page group 4 KiB, so a row of 4 groups, one in each tensor, holds 8
+// tokens. The pool has 6 rows, for 3 sequences of at most 64 tokens.
 std::vector<TourStep> vattention_steps();
 
-int vattention_tour();  // prints the walk
+int vattention_tour();  // prints the events
 
 }  // namespace xpyd::server

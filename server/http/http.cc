@@ -511,7 +511,7 @@ void HttpListener::Connection::linger() {
 // ---- The listener.
 
 int connections_within(int wanted, size_t descriptors) {
-  constexpr size_t kReserve = 64;  // files, channels, wires, pipes of workers
+  constexpr size_t kReserve = 64;  // files, channels, transports, pipes of workers
   const size_t most = descriptors > kReserve ? descriptors - kReserve : 0;
   return static_cast<int>(std::clamp(most, size_t(1), static_cast<size_t>(wanted)));
 }

@@ -90,7 +90,7 @@ struct Memory {
   std::unique_ptr<KvMemory> kv;
 };
 
-// Extends a sequence to these tokens as an engine does: append, compute (write_rows), written.
+// Extends a sequence to these tokens as an engine does: append, compute (write_rows), commit.
 inline void extend(KvMemory& kv, KvHandle handle, std::span<const int32_t> tokens, uint64_t salt) {
   const int there = kv.written_tokens(handle);
   XPYD_CHECK(kv.append(handle, int(tokens.size()) - there));

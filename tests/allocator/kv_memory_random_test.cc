@@ -170,7 +170,7 @@ class Trial {
     size_t memory;
     KvHandle handle;
     uint64_t salt;
-    std::vector<int32_t> tokens;  // written
+    std::vector<int32_t> tokens;  // committed
     std::vector<int32_t> prompt;  // still to write, from the front
     int pins = 0, promised = 0;
     bool loading = false;
@@ -577,7 +577,7 @@ class Trial {
       for (KvState state : first().states()) ++counted[size_t(state)];
       REQUIRE(counted == std::array{stats.free, stats.active, stats.cached, stats.in_transfer});
       REQUIRE(stats.in_transfer == int(held.size()));
-      // Rows that a lease kept in its slot go with the next trim.
+      // Rows that a lease kept in its slot go with the next rollback.
       if (!row_.is("vattention") || std::ranges::all_of(live_, [](const Live& s) { return s.pins == 0; }))
         REQUIRE(stats.active == int(active.size()));
       REQUIRE(stats.active >= int(active.size()));

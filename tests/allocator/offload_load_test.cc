@@ -1,5 +1,5 @@
-// Tests --kv-load cost: a tier's KV is loaded where the owner finds it worth the time, which is learnt from earlier
-// loads. Also tests which calls are allowed for a sequence whose KV is still loading.
+// Tests --kv-load cost: an offload tier's KV is loaded where the owner finds it worth the time, which is learnt from
+// earlier loads. Also tests which calls are allowed for a sequence whose KV is still loading.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

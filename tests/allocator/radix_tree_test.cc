@@ -232,7 +232,7 @@ TEST_CASE("radix: a sequence's last block stays when it ends, and the first to c
   extend(*m.kv, r.handle, next, 0);
   m.kv->check_invariants();
   CHECK(m.kv->probe(joined(turn, Tokens{800}), 0) == 21);
-  // Rejected speculative tokens are not written and never found.
+  // Rejected speculative tokens are not committed and never found.
   REQUIRE(m.kv->append(r.handle, 4));
   m.kv->rollback(r.handle);
   CHECK(m.kv->probe(joined(next, Tokens{1, 2, 3}), 0) == 30);

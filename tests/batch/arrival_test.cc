@@ -159,7 +159,7 @@ TEST_CASE("arrival: a prompt with a layer that does not come is computed, and no
   Stand stand(1e-3, 1e-3, true);
   stand.submit(1, 0, kPrefix + 1, 2);
   stand.run(1);
-  SequencePtr sequence = stand.sequence(2, 0, kPrefix + 1, 2, {}, 7);  // no tier has it
+  SequencePtr sequence = stand.sequence(2, 0, kPrefix + 1, 2, {}, 7);  // no offload tier has it
   sequence->kv = stand.memory->reserve(sequence->tokens, sequence->salt()).value().handle;
   REQUIRE(stand.memory->append(sequence->kv, kPrefix));
   sequence->computed = kPrefix;
@@ -172,7 +172,7 @@ TEST_CASE("arrival: a prompt with a layer that does not come is computed, and no
   stand.settle();
 }
 
-// The drafter writes beside the sequence's KV and finds nothing, so the room for its drafts is trimmed. The process
+// The drafter writes beside the sequence's KV and finds nothing, so the room for its drafts is rolled back. The process
 // once ended when such a sequence went on decoding while its KV was still coming.
 TEST_CASE("arrival: beside KV that is still coming nothing is drafted, and nothing trimmed", "[engine][tier_layers]") {
   struct Silent final : Drafter {

@@ -70,7 +70,7 @@ TEST_CASE("kv_events: events are packed as vLLM packs them", "[disagg][kv_events
       {.hash = 11, .n_tokens = 2, .tier = Tier::device, .first = true},
       {.hash = ~uint64_t{0}, .parent = 11, .n_tokens = 2, .tier = Tier::device},  // follows: the same event
       {.hash = 13, .parent = 11, .n_tokens = 2, .tier = Tier::device},            // another branch
-      {.hash = 14, .parent = 13, .n_tokens = 2, .tier = Tier::host},              // another tier
+      {.hash = 14, .parent = 13, .n_tokens = 2, .tier = Tier::host},              // another offload tier
       {.hash = 11, .tier = Tier::disk},
       {.hash = 12, .tier = Tier::disk},  // one event
       {.hash = 12, .tier = Tier::device},
@@ -215,7 +215,7 @@ TEST_CASE("kv_events: events that come faster than they can be packed are droppe
   CHECK(cleared);
 }
 
-// Hashes of blocks, by tier.
+// Hashes of blocks, by offload tier.
 using Known = std::map<std::string, std::set<uint64_t>>;
 
 // A subscriber as a user would write one. It misses messages on purpose.

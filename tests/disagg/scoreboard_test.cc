@@ -183,7 +183,7 @@ TEST_CASE("directory: it agrees with a plain map of each instance's blocks, thro
   constexpr int kInstances = 40;
   Random random(7);
   CacheDirectory directory;
-  std::vector<std::map<uint64_t, int>> plain(kInstances);  // hash -> bits of tiers
+  std::vector<std::map<uint64_t, int>> plain(kInstances);  // hash -> bits of offload tiers
   for (int i = 0; i < kInstances; ++i) REQUIRE(directory.joined(1 << 20) == i);
   // Hashes that collide: some are alone, some are near the table's end, and one is 0.
   std::vector<uint64_t> hashes{0, ~uint64_t{0}};

@@ -63,7 +63,7 @@ Run converse(const TinySetup& setup, int conversations = 6, int rounds = 3) {
 TEST_CASE("tiers: a decode instance stores handed-over prompts only if it looks them up", "[tiers][handoff]") {
   struct Case {
     const char *transport, *disagg;
-    bool pull, looks;  // D looks prompts up in its tiers
+    bool pull, looks;  // D looks prompts up in its offload tiers
   };
   for (const Case& c : {Case{"handoff", "prefill_first", false, false},
                         {"handoff", "decode_first", false, false},
@@ -71,7 +71,7 @@ TEST_CASE("tiers: a decode instance stores handed-over prompts only if it looks 
                         {"local", "prefill_first", false, true},
                         {"local", "prefill_first", true, true},
                         {"local", "decode_first", false, true}}) {
-    // With slots, prefixes are found in tiers alone.
+    // With slots, prefixes are found in offload tiers alone.
     TinySetup setup{.topology = "1P1D",
                     .scheme = "contiguous",
                     .transport = c.transport,
@@ -101,7 +101,7 @@ TEST_CASE("tiers: a decode instance stores preempted sequences even if it stores
     std::map<bool, std::vector<uint64_t>> hashes;
     for (bool small : {false, true}) {
       TinySetup setup{.topology = "1P1D", .scheme = scheme, .transport = "handoff"};
-      setup.prefix_cache = false;  // only a tier has it
+      setup.prefix_cache = false;  // only an offload tier has it
       setup.pool_bytes = (small ? 10 * 16 : 64 * 16) * kTokenBytes;
       setup.tiers.host_bytes = 4096 * kTokenBytes;
       setup.tiers.block_tokens = 8;
@@ -162,8 +162,8 @@ TinySetup by_layer_setup(ThreadTeam& team, LateCopies& copies, bool by_layer, Dt
   return setup;
 }
 
-// Quantised rows carry their scales wherever they go: to a tier and back, layer by layer or whole, into another slot,
-// and behind a second mapping.
+// Quantised rows carry their scales wherever they go: to an offload tier and back, layer by layer or whole, into
+// another slot, and behind a second mapping.
 TEST_CASE("tiers: logits equal those without tiers, for every scheme, sharing, topology, tier and KV dtype",
           "[tiers][tier_layers][kv_dtype][parity]") {
   struct Memory {
@@ -223,7 +223,7 @@ TEST_CASE("tiers: logits equal those without tiers, for every scheme, sharing, t
         CHECK(run.tiers.bytes_out > 0);
         const int64_t hits = run.tiers.host_hit_tokens + run.tiers.disk_hit_tokens;
         if (hits > 0 && setup.stream_kv == StreamKv::request &&
-            !setup.reserve_blocks)  // with escrow everything arrives first
+            !setup.reserve_blocks)  // with reserved blocks everything arrives first
           CHECK((Watched::observed > 0) == by_layer);
         if (m.scheme[0] == 'c') CHECK(hits > 200);
         if (m.scheme[0] == 'c' && disk) CHECK(run.choices.at(200).cached_tokens >= 32);  // reported as cached

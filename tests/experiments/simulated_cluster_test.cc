@@ -260,7 +260,8 @@ TEST_CASE("simulation: the predicted time of a fetch includes the load of the li
   CHECK(said_fetches[1] == Approx(run.value().fetches_s[1]).epsilon(0.1));
 }
 
-// The pool holds three prompts, and four come in turn. Without a tier, the first has been evicted when it comes again.
+// The pool holds three prompts, and four come in turn. Without an offload tier, the first has been evicted when it
+// comes again.
 TEST_CASE("simulation: a host tier brings back what the pool has evicted", "[simulate]") {
   Trace trace{.block_tokens = 64};
   for (int i = 0; i < 8; ++i) {

@@ -2,8 +2,8 @@
 // and has no permissions. On a side channel the initiator therefore asks for each group of calls, and the owner checks
 // the registration. Then both enqueue their halves on streams of the transport, or neither does.
 //
-//   initiator's Link                  owner's Guest
-//     ask(window, ranges)  ────────>  is all of it inside an open registration?  enter it
+//   initiator's Link                  owner's Client
+//     ask(key, op, ranges) ────────>  is all of it inside an open registration?  enter it
 //                          <────────  accepted, or refused
 //     ncclSend…            ── go ──>  ncclRecv…
 //                          <────────  placed: the stream has passed the group; arrived() counts the last
@@ -263,7 +263,7 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
       return hear_end(channel, link);
     });
   }
-  // `End` is Link or Guest.
+  // `End` is Link or Client.
   template <class End>
   static ChannelEvents hear_end(const ChannelPtr& channel, const std::shared_ptr<End>& end) {
     return hear(

@@ -1,5 +1,5 @@
 // The initiator's half of the nccl transport: a link to one owner of memory. start() makes the link's communicator,
-// with the initiator as rank 0. The owner's half is the class Guest in nccl.cc.
+// with the initiator as rank 0. The owner's half is the class Client in nccl.cc.
 //
 // A transfer (`Transfer`) is cut into groups, and the link asks the owner for each. After the owner has accepted a
 // group, the initiator either enqueues its half and sends `go`, or sends `drop`. So no group is enqueued at one end

@@ -1,6 +1,6 @@
 // The rdma transport: one-sided verbs (libibverbs, reliable connections) between instances of any process or host. Its
-// other parts are rdma_verbs (devices, queue pairs), rdma_messages and meeting (messages over TCP), rdma_plan (ranges,
-// requests, batches) and rdma_serving (the owner's half). This file has the initiator's half.
+// other parts are rdma_verbs (devices, queue pairs), rdma_messages and bootstrap (messages over TCP), rdma_plan
+// (ranges, requests, batches) and rdma_serving (the owner's half). This file has the initiator's half.
 #include "disagg/transport/rdma/rdma.h"
 
 #include <arpa/inet.h>

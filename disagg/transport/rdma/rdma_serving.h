@@ -1,5 +1,5 @@
-// The owner's half of the rdma transport: registrations (`Window`), their remote keys, and the queue pairs of the
-// clients that call this instance (`Guest`).
+// The owner's half of the rdma transport: registrations (`Registration`), their remote keys, and the queue pairs of the
+// clients that call this instance (`Client`).
 //
 // A key is a verbs memory window of type 2B. It is bound to one range and to one queue pair of the peer that it was
 // opened for. close() invalidates the keys by a local request, which is in force when it completes. No request of this

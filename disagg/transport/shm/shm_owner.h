@@ -69,7 +69,7 @@ class Owner {
   std::vector<PeerId> peers_;
 
   std::atomic<int> n_lines_{0};                               // hazard records that have ever been used
-  std::vector<bool> used_ = std::vector<bool>(kSharedLines);  // used on the meeting's thread only
+  std::vector<bool> used_ = std::vector<bool>(kSharedLines);  // used on the bootstrap's thread only
   Bootstrap bootstrap_;
 };
 

@@ -7,8 +7,7 @@
 //    pinning, BLIS loses half of its speed here.
 //  - Their threads spin for a while after a call, so the harness pauses before each sample.
 //  - Weights rotate through more than 256 MiB on every side. Ours are bf16 and theirs f32, because none of the three
-//  has
-//    a bf16 product for AVX2. With few rows, half of our lead is that we read half of the bytes.
+//    has a bf16 product for AVX2. With few rows, half of our lead is that we read half of the bytes.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <sched.h>

@@ -8,11 +8,9 @@
 //  - The same function. GGUF files are written from our dummy weights (bf16), and the logits of 20 tokens are compared
 //    before timing. A q4_0 file has q4_0 in every matrix, the embedding and the head included.
 //  - KV of 2 bytes an element: f16 there, bf16 here. Their KV is one computed sequence, copied to all others, each with
-//  a
-//    stream of its own (with `kv_unified` every row would read the KV of all sequences). Ours is random.
+//    a stream of its own (with `kv_unified` every row would read the KV of all sequences). Ours is random.
 //  - A decode step is one token of each sequence with all its logits. Prompts run in steps of 512 tokens with the
-//  logits
-//    of the last token, as is llama.cpp's default and ours.
+//    logits of the last token, as is llama.cpp's default and ours.
 //  - Their threads are pinned like ours and stop spinning when a step ends, so they do not run during our steps.
 // llama.cpp's weights are in pages of 4 KiB, as it asks for no others. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 gives it
 // huge pages.
