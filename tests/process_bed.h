@@ -196,10 +196,10 @@ class Bed {
     REQUIRE(counts.ok());
     std::map<std::string, int64_t> decisions{{"files", int64_t(paths.size())}};
     for (const auto& [kind, count] : counts.value()) decisions[kind] = count.decisions;
-    const auto lives = read_traces(paths);
-    REQUIRE(lives.ok());
-    for (const RequestTrace& life : lives.value()) decisions["decoding"] += life.decoding > 0;
-    decisions["lives"] = int64_t(lives.value().size());
+    const auto traces = read_traces(paths);
+    REQUIRE(traces.ok());
+    for (const RequestTrace& trace : traces.value()) decisions["decoding"] += trace.decoding > 0;
+    decisions["traces"] = int64_t(traces.value().size());
     return decisions;
   }
   // Memory that nobody owns is free within a lease.

@@ -54,8 +54,8 @@ class EventLog {
     write(json.take());
   }
   // Logs a trace that is not a decision (request_trace.h).
-  template <class Life>
-  void happened(const char* kind, const Life& trace) {
+  template <class Line>
+  void happened(const char* kind, const Line& trace) {
     JsonText json;
     json.open('{').add("e", kind);
     JsonOut out(json);

@@ -121,7 +121,7 @@ void RequestTable::refuse(Entry& entry, const Refusal& refusal, int64_t& counted
 void RequestTable::forget_if_over(Entry& entry) {
   if (entry.left > 0) return;
   constexpr size_t kMostEnded = 50;
-  ended_.push_front(life_of(entry));
+  ended_.push_front(trace_of(entry));
   ended_.front().ended = context_.clock.now();
   if (EventLog* const log = context_.options.log.get()) {
     RequestTrace whole = ended_.front();
@@ -159,7 +159,7 @@ void RequestTable::mark_placed(Entry& entry, const InstanceInfo& decode) {
 }
 
 // Describes the first choice. Retries show in `attempts`.
-RequestTrace RequestTable::life_of(const Entry& entry) {
+RequestTrace RequestTable::trace_of(const Entry& entry) {
   const Choice& choice = entry.choices[0];
   RequestTrace trace = entry.trace;
   trace.request = entry.request->id;
@@ -178,7 +178,7 @@ std::vector<RequestTrace> RequestTable::traces() const {
   std::vector<RequestTrace> traces;
   for (const auto& [id, entry] : requests_) {
     if (traces.size() == kMostRunning) break;
-    traces.push_back(life_of(entry));
+    traces.push_back(trace_of(entry));
   }
   traces.insert(traces.end(), ended_.begin(), ended_.end());
   return traces;

@@ -51,7 +51,7 @@ class RequestTable {
     bool aborted = false;
     bool begun = false;   // false: the request counts in queued_bytes_
     bool poison = false;  // instances that compute it end
-    RequestTrace trace;   // the part that life_of() cannot derive
+    RequestTrace trace;   // the part that trace_of() cannot derive
   };
 
   explicit RequestTable(ConductorContext& context) : context_(context) {}
@@ -95,7 +95,7 @@ class RequestTable {
   uint64_t logits_hash() const { return logits_hash_; }
 
  private:
-  static RequestTrace life_of(const Entry& entry);
+  static RequestTrace trace_of(const Entry& entry);
   static void emit(Entry& entry, TokenEvent event, SinkEvents& out) { out.push_back({entry.sink, std::move(event)}); }
 
   ConductorContext& context_;

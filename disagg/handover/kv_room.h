@@ -12,14 +12,9 @@
 //   zero-copy     D takes over P's blocks and is asked for no room.
 //   decode_first  All waits go from D to P: an attempt that holds room at P already has D's room.
 // Two orders in one cluster could form a circle. So the order is a constant of the cluster, and an instance learns it
-<<<<<<< ours
 // when it joins (InstanceParts::order). Policies only decide which prompts stay local. All other waits end by
-// themselves: for a tier, for a fetch (it has a time limit), for a peer (leases), and inside one engine (Scheduler).
-=======
-// when it joins (InstanceParts::remote). Policies only decide which prompts stay local. All other waits end by
 // themselves: for an offload tier, for a fetch (it has a time limit), for a peer (leases), and inside one engine
 // (Scheduler).
->>>>>>> theirs
 //
 // Thread safety: the instance's thread.
 #pragma once

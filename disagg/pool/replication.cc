@@ -31,12 +31,12 @@ std::array<size_t, PrefixHeat::kRows> PrefixHeat::places(uint64_t block) {
 }
 
 void PrefixHeat::advance(double now_s) {
-  if (now_s < since_s_ + kRegistrationSeconds) return;
-  const bool next = now_s < since_s_ + 2 * kRegistrationSeconds;
+  if (now_s < since_s_ + kWindowSeconds) return;
+  const bool next = now_s < since_s_ + 2 * kWindowSeconds;
   std::swap(before_, now_);
   std::ranges::fill(now_, 0);
   if (!next) std::ranges::fill(before_, 0);
-  since_s_ = next ? since_s_ + kRegistrationSeconds : now_s;
+  since_s_ = next ? since_s_ + kWindowSeconds : now_s;
 }
 
 void PrefixHeat::read(std::span<const uint64_t> blocks, double now_s) {
@@ -49,7 +49,7 @@ double PrefixHeat::reads_s(uint64_t block, double now_s) {
   advance(now_s);
   uint32_t now = UINT32_MAX, before = UINT32_MAX;
   for (const size_t place : places(block)) now = std::min(now, now_[place]), before = std::min(before, before_[place]);
-  return now / kRegistrationSeconds + before / kRegistrationSeconds * (1 - (now_s - since_s_) / kRegistrationSeconds);
+  return now / kWindowSeconds + before / kWindowSeconds * (1 - (now_s - since_s_) / kWindowSeconds);
 }
 
 }  // namespace xpyd::disagg

@@ -33,7 +33,7 @@ const ReplicationPolicy* find_replication_policy(std::string_view name);  // nul
 // (e^-4) it overcounts by more than e / 65,536 of a window's reads.
 class PrefixHeat {
  public:
-  static constexpr double kRegistrationSeconds = 10;  // as in Mooncake's Store: master_config.h
+  static constexpr double kWindowSeconds = 10;  // as in Mooncake's Store: master_config.h
   void read(std::span<const uint64_t> blocks, double now_s);
   double reads_s(uint64_t block, double now_s);
 

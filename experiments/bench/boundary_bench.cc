@@ -68,8 +68,8 @@ struct Hello {
   char address[512] = {};
 };
 
-std::unique_ptr<KvTransport> meet(const char* transport, int socket, PeerId self, const ranks::BoundaryIn& in,
-                                  Clock& clock) {
+std::unique_ptr<KvTransport> connected(const char* transport, int socket, PeerId self, const ranks::BoundaryIn& in,
+                                       Clock& clock) {
   auto made =
       find_transport(transport)
           ->make({.regions = {in.region()}, .queue = &cpu_queue(), .clock = &clock, .self = self, .connections = 1})
@@ -88,7 +88,7 @@ void follow(const char* transport, int socket, size_t floats) {
   prctl(PR_SET_TIMERSLACK, 1000ul);
   RealClock clock;
   ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(transport), 2, floats, false).value();
-  const auto own = meet(transport, socket, 1, in, clock);
+  const auto own = connected(transport, socket, 1, in, clock);
   const std::vector<RemoteKey> registrations = in.open(*own, 0).value();
   std::vector<double> times;
   for (int round = 0; round < kRounds; ++round) {
@@ -114,7 +114,7 @@ double between_processes(const char* transport, int tokens) {
   }
   RealClock clock;
   ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(transport), 1, 16, false).value();
-  const auto own = meet(transport, sockets[0], 0, in, clock);
+  const auto own = connected(transport, sockets[0], 0, in, clock);
   ranks::BoundaryOut out(*own, clock, 1, floats, false);
   const std::vector<float> rows(floats, 1.0f);
   for (int round = 0; round < kRounds; ++round) {

@@ -435,7 +435,7 @@ void bench_notification(Bench& bench) {
                 .target = 1});
 }
 
-void bench_wires(Bench& bench) {
+void bench_transports(Bench& bench) {
   if (bench.max_threads() >= 2)
     bench_notification(bench);
   else
@@ -445,7 +445,7 @@ void bench_wires(Bench& bench) {
   bench_tcp(bench);
 }
 
-REGISTER_BENCH("wires", bench_wires);
+REGISTER_BENCH("wires", bench_transports);
 
 }  // namespace
 }  // namespace xpyd::experiments

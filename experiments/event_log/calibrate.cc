@@ -12,7 +12,7 @@ namespace {
 
 struct Seen {
   std::vector<std::pair<StepShape, double>> steps;  // each step's shape and seconds
-  std::map<std::string, double> transports;         // instance -> s/byte
+  std::map<std::string, double> links;              // instance -> s/byte
 };
 
 Result<Seen> look_into(std::span<const std::string> logs) {
@@ -27,7 +27,7 @@ Result<Seen> look_into(std::span<const std::string> logs) {
         .steps = double(step.steps), .tokens = double(step.tokens), .prefix = step.prefix, .attended = step.attended};
     shape.add_decodes(double(step.decodes) * step.steps, double(step.context) * step.steps);
     seen.steps.emplace_back(shape, step.seconds);
-    if (step.wire_s_per_byte > 0) seen.transports[step.instance] = step.wire_s_per_byte;
+    if (step.wire_s_per_byte > 0) seen.links[step.instance] = step.wire_s_per_byte;
   });
   if (!read) return read.error();
   if (seen.steps.empty()) return invalid("the event log has no step");
@@ -37,7 +37,7 @@ Result<Seen> look_into(std::span<const std::string> logs) {
 void judge(Calibration& c, const Seen& seen) {
   c.step_error = c.link_error = {};
   for (const auto& [shape, seconds] : seen.steps) c.step_error.add(model::seconds(c.step_terms, shape), seconds);
-  for (const auto& [instance, s_per_byte] : seen.transports) c.link_error.add(1 / c.link_bytes_per_s, s_per_byte);
+  for (const auto& [instance, s_per_byte] : seen.links) c.link_error.add(1 / c.link_bytes_per_s, s_per_byte);
 }
 
 }  // namespace
@@ -50,8 +50,8 @@ Result<Calibration> calibrate(std::span<const std::string> logs) {
   for (const auto& [shape, seconds] : seen.value().steps) cost.saw(shape, seconds, 1);
   c.step_terms = cost.terms();
   double s_per_byte = 0;
-  for (const auto& [instance, of_it] : seen.value().transports) s_per_byte += of_it;
-  if (s_per_byte > 0) c.link_bytes_per_s = double(seen.value().transports.size()) / s_per_byte;
+  for (const auto& [instance, of_it] : seen.value().links) s_per_byte += of_it;
+  if (s_per_byte > 0) c.link_bytes_per_s = double(seen.value().links.size()) / s_per_byte;
   judge(c, seen.value());
   return c;
 }

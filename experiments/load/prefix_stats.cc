@@ -37,18 +37,18 @@ std::vector<int64_t> seen_before(const std::vector<size_t>& order, const std::ve
     int64_t shared;  // with the entry below on the stack
   };
   for (bool forward : {true, false}) {
-    std::vector<Entry> build;
+    std::vector<Entry> stack;
     for (size_t step = 0; step < n; ++step) {
       const size_t at = forward ? step : n - 1 - step;
       // common[i] belongs to the sorted prompts i - 1 and i.
       int64_t shared = step == 0 ? 0 : forward ? common[at] : common[at + 1];
-      while (!build.empty() && build.back().prompt > order[at]) {
-        shared = std::min(shared, build.back().shared);
-        build.pop_back();
+      while (!stack.empty() && stack.back().prompt > order[at]) {
+        shared = std::min(shared, stack.back().shared);
+        stack.pop_back();
       }
-      if (build.empty()) shared = 0;
+      if (stack.empty()) shared = 0;
       best[order[at]] = std::max(best[order[at]], shared);
-      build.push_back({order[at], shared});
+      stack.push_back({order[at], shared});
     }
   }
   return best;

@@ -216,7 +216,7 @@ void LlamaRank::project(const LayerWeights& layer, int n) {
 }
 
 // Applies the head norm (Qwen3) and RoPE to each head. q goes to q_, k stays in qkv_.
-void LlamaRank::turn(const LayerWeights& layer, int n) {
+void LlamaRank::apply_rope(const LayerWeights& layer, int n) {
   const int d = c_.head_dim, half = d / 2, n_q = q_width_ / d, n_kv = kv_width_ / d;
   for_rows(n, q_width_ + kv_width_, [&](int i) {
     const float *cos = row(cos_, i, half), *sin = row(sin_, i, half);
@@ -327,7 +327,7 @@ void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool obs
     const LayerWeights& layer = layers[size_t(i)];
     const bool last = i + 1 == c_.n_layers;  // a multi-token head needs the hidden states of all tokens
     project(layer, rows.n);
-    turn(layer, rows.n);
+    apply_rope(layer, rows.n);
     append(i, rows);
     layer_written(step, i, observed);
     if (last) {
@@ -361,7 +361,7 @@ void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool obs
   stage_.barrier();
   join(step, x);
   project(layers[size_t(trunk)], rows.n);
-  turn(layers[size_t(trunk)], rows.n);
+  apply_rope(layers[size_t(trunk)], rows.n);
   append(trunk, rows);
   layer_written(step, trunk, observed);
 }
@@ -405,7 +405,7 @@ void LlamaRank::predict(const StepInput& step, float* x, bool observed, float* l
   receive(step, nullptr, x, layer);  // for the angles
   join(step, x);
   project(layer, n);
-  turn(layer, n);
+  apply_rope(layer, n);
   append(i, rows);
   layer_written(step, i, observed);
   attend(i, rows);

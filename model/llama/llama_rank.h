@@ -114,7 +114,7 @@ class LlamaRank {
   void layer_written(const StepInput& step, int layer, bool observed);
   void receive(const StepInput& step, const float* x_in, float* x, const LayerWeights& layer);
   void project(const LayerWeights& layer, int n);
-  void turn(const LayerWeights& layer, int n);
+  void apply_rope(const LayerWeights& layer, int n);
   void append(int layer, const Rows& rows);
   void keep_wanted(float* x);
   void attend(int layer, const Rows& rows);

@@ -172,7 +172,7 @@ class Trial {
     uint64_t salt;
     std::vector<int32_t> tokens;  // committed
     std::vector<int32_t> prompt;  // still to write, from the front
-    int pins = 0, promised = 0;
+    int pins = 0, matched = 0;
     bool loading = false;
     std::shared_ptr<KvArrival> arrival = {};
   };
@@ -292,7 +292,7 @@ class Trial {
     if (!r) REQUIRE(r.error().code == ErrorCode::unavailable);
     if (!r) return void(++counts_.refused);
     const int cached = r.value().cached_tokens;
-    s.handle = r.value().handle, s.loading = r.value().loading, s.promised = cached;
+    s.handle = r.value().handle, s.loading = r.value().loading, s.matched = cached;
     REQUIRE(cached < int(s.prompt.size()));
     if (exact()) {
       const int rows = cached % block_tokens();
@@ -354,8 +354,8 @@ class Trial {
   void check_ready(Live& s) {
     if (!of(s).ready(s.handle)) return;
     const int n = of(s).written_tokens(s.handle);
-    REQUIRE(n <= s.promised);
-    counts_.short_loads += n < s.promised;
+    REQUIRE(n <= s.matched);
+    counts_.short_loads += n < s.matched;
     take(s, n);
   }
   // A disk takes as long as thousands of operations here.
@@ -368,10 +368,10 @@ class Trial {
   // Runs the sequence's first step while its KV still arrives.
   void begin(Live& s) {
     KvMemory& kv = of(s);
-    const size_t n = std::min(s.prompt.size() - size_t(s.promised), 1 + size_t(random_.below(2 * kTierBlock)));
-    if (!kv.append(s.handle, s.promised - kv.written_tokens(s.handle) + int(n))) return;
-    const std::span<const int32_t> all = std::span(s.prompt).first(size_t(s.promised) + n);
-    write(s, all, s.promised);
+    const size_t n = std::min(s.prompt.size() - size_t(s.matched), 1 + size_t(random_.below(2 * kTierBlock)));
+    if (!kv.append(s.handle, s.matched - kv.written_tokens(s.handle) + int(n))) return;
+    const std::span<const int32_t> all = std::span(s.prompt).first(size_t(s.matched) + n);
+    write(s, all, s.matched);
     device_.late = true, device_.slow = false;  // each layer arrives only when it is waited for
     for (int layer = 0; layer < o_.shape.n_layers; ++layer) {
       REQUIRE(s.arrival->wait(layer));
@@ -379,8 +379,8 @@ class Trial {
     }
     REQUIRE(s.arrival->is_whole());
     device_.late = false, device_.slow = true;
-    REQUIRE(kv.written_tokens(s.handle) == s.promised);
-    kv.commit(s.handle, all.subspan(size_t(s.promised)));
+    REQUIRE(kv.written_tokens(s.handle) == s.matched);
+    kv.commit(s.handle, all.subspan(size_t(s.matched)));
     take(s, int(all.size()));
   }
 

@@ -264,9 +264,9 @@ TEST_CASE("explain, trace: a live run has instances, transports, requests with t
     // A prompt that is cached except for its last token is a step of one token, like a decode.
     CHECK(batches == names["P0"]["prefill"] + names["P0"]["decode"] + names["P0"]["mixed"]);
     for (const char* phase : {"queue", "prefill", "transfer", "decode"}) CHECK(names["requests"][phase] > 0);
-    int transports = 0;
-    for (const auto& [process, events] : names) transports += process.find(" -> ") != std::string::npos;
-    CHECK(transports > 0);
+    int links = 0;
+    for (const auto& [process, events] : names) links += process.find(" -> ") != std::string::npos;
+    CHECK(links > 0);
   }
 }
 

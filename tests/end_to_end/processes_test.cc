@@ -72,7 +72,7 @@ TEST_CASE("processes: every order and every transport give the answers of one in
       CHECK(logged.at("place") == 10);
       CHECK(logged.at("order") == 10);
       CHECK(logged.at("plan") > 10);
-      CHECK(logged.at("lives") == 10);
+      CHECK(logged.at("traces") == 10);
       if (order[1] == "prefill_first") CHECK(logged.at("decoding") == 10);
     }
 }
@@ -261,7 +261,7 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
       CHECK(logged.at("files") <= 5 + kills);
       CHECK(logged.at("place") == totals.attempts);
       CHECK(logged.at("plan") > 0);
-      CHECK(logged.at("lives") == asked);
+      CHECK(logged.at("traces") == asked);
     }
 }
 

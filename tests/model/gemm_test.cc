@@ -235,19 +235,19 @@ TEST_GEMM_ROWS(slices, "a slice of columns or of groups has the bits of the whol
 TEST_CASE("the tree one leaf at a time equals the tree level by level", "[gemm][model]") {
   for (int leaves = 1; leaves <= kMaxGroups; ++leaves) {
     Random random{uint64_t(leaves)};
-    std::vector<float> values(static_cast<size_t>(leaves)), build(size_t(tree_depth(leaves)));
+    std::vector<float> values(static_cast<size_t>(leaves)), stack(size_t(tree_depth(leaves)));
     for (float& v : values) v = random_value(random);
     for (int g = 0; g < leaves; ++g) {
       int top = TreeStack::slot(g);
-      build[size_t(top)] = values[size_t(g)];
+      stack[size_t(top)] = values[size_t(g)];
       for (int i = TreeStack::merges(g, g + 1 == leaves); i > 0; --i, --top)
-        build[size_t(top - 1)] += build[size_t(top)];
+        stack[size_t(top - 1)] += stack[size_t(top)];
     }
     std::vector<float*> parts;
     for (float& v : values) parts.push_back(&v);
     tree_sum(parts.data(), leaves, 1);
     INFO("leaves = " << leaves);
-    REQUIRE(build[0] == values[0]);
+    REQUIRE(stack[0] == values[0]);
   }
 }
 

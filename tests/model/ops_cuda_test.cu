@@ -184,7 +184,7 @@ void check_turn(const RopeCase& c) {
   const size_t q_size = size_t(padded * c.n_heads * d);
   cuda::Memory on_qkv = floats_to_card(qkv, c.dtype, stream), on_bias = to_card(bias, stream),
                on_q_norm = to_card(q_norm, stream), on_k_norm = to_card(k_norm, stream),
-               on_turns = to_card(rope, stream), on_offsets = to_card(q_offsets, stream),
+               on_rope = to_card(rope, stream), on_offsets = to_card(q_offsets, stream),
                on_lengths = to_card(kv_lengths, stream), on_seqs = to_card(token_seqs, stream),
                on_positions = to_card(positions, stream), on_tables = to_card(tables, stream),
                on_begins = to_card(begins, stream), q = floats_to_card(std::vector<float>(q_size, -7), c.dtype, stream),
@@ -206,7 +206,7 @@ void check_turn(const RopeCase& c) {
                     .q_norm = c.norm ? on_q_norm.as<float>() : nullptr,
                     .k_norm = c.norm ? on_k_norm.as<float>() : nullptr,
                     .eps = float(kEps),
-                    .rope = on_turns.as<RopeAngle>(),
+                    .rope = on_rope.as<RopeAngle>(),
                     .q = q.data(),
                     .dtype = c.dtype,
                     .n_heads = c.n_heads,

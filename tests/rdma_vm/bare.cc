@@ -62,10 +62,10 @@ void bare_latency(const std::string& device, int socket, bool poster, bool notic
   auto nic_ports = rdma::open_nic_ports(options, rdma::Keys::registrations);
   need(nic_ports.ok(), "no device");
   rdma::NicPort& nic_port = nic_ports.value()[0];
-  auto posting = rdma::make_queues(nic_ports.value(), 1, rdma::Role::bus);
+  auto posting = rdma::make_queues(nic_ports.value(), 1, rdma::Role::post);
   auto serving = rdma::make_queues(nic_ports.value(), 1, rdma::Role::serve);
   need(posting.ok() && serving.ok(), "no queue pairs");
-  const rdma::Registration open(
+  const rdma::MemoryRegion open(
       ibv_reg_mr(nic_port.protection.get(), memory.get(), 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
   need(open != nullptr, "no registration");
   const Note ours{posting.value()[0].end, serving.value()[0].end, reinterpret_cast<uint64_t>(memory.get()), open->rkey};

@@ -30,7 +30,7 @@ struct Destroy {
   }
 };
 // ibv_dealloc_mw is inline, so it cannot be a template argument.
-inline int destroy_window(ibv_mw* registration) { return ibv_dealloc_mw(registration); }
+inline int destroy_window(ibv_mw* window) { return ibv_dealloc_mw(window); }
 
 using Context = std::unique_ptr<ibv_context, Destroy<ibv_close_device>>;
 using Protection = std::unique_ptr<ibv_pd, Destroy<ibv_dealloc_pd>>;
