@@ -43,7 +43,7 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
     return invalid(std::string("kv-dtype is ") + dtype_name(shape.dtype) + ": expected one of " + names);
   }
   if (shape.dtype == Dtype::int4 && shape.head_dim % 2 != 0)
-    return invalid("kv-dtype int4: head_dim is " + std::to_string(shape.head_dim) + ", expected an even number");
+    return invalid("kv-dtype int4: head_dim is " + std::to_string(shape.head_dim) + "; expected an even number");
   if (Status status = scheme->check(options); !status) return status.error();
   const int block_tokens = scheme->block_tokens(options);
   const char* unit = scheme->unit;
@@ -91,10 +91,10 @@ Result<PoolPlan> plan_ranks(const std::string& scheme_name, const KvOptions& opt
     const int tokens = scheme.block_tokens(own);
     if (rank == 0) plan.whole.block_tokens = tokens;
     if (tokens != plan.whole.block_tokens)
-      return invalid(scheme_name + ": a row of page groups holds " + std::to_string(plan.whole.block_tokens) +
-                     " tokens on rank 0 and " + std::to_string(tokens) + " on rank " + std::to_string(rank) +
-                     ", which has other layers or heads: expected --kv-layout layer_major, or a "
-                     "number of stages that divides the layers");
+      return invalid(scheme_name + ": a page-group row holds " + std::to_string(plan.whole.block_tokens) +
+                     " tokens on rank 0, but " + std::to_string(tokens) + " on rank " + std::to_string(rank) +
+                     ", which has other layers or heads: expected --kv-layout layer_major, or a number of stages that "
+                     "divides the layers");
     of_ranks.push_back(scheme.block_bytes(own));
     block_bytes += of_ranks.back();
     plan.of_ranks.push_back(std::move(own));

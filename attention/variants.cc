@@ -16,10 +16,10 @@ constexpr AttentionVariant kVariants[] = {
      "2022)"},
 #if defined(__x86_64__)
     {"avx2", attention_avx2, Isa::avx2,
-     "the same walk with 6x16 FMA register tiles; split KV for decode (Flash-Decoding, Dao et al. "
-     "2023)"},
-    {"avx512", attention_avx512, Isa::avx512, "the same chains over vectors of 16 lanes: the bits of avx2"},
-    {"avx512_vnni", attention_avx512_vnni, Isa::avx512_vnni, "the same; products with int8 and int4 are added as made"},
+     "the same tiled attention with 6x16 FMA register tiles; split KV for decode (Flash-Decoding, Dao et al. 2023)"},
+    {"avx512", attention_avx512, Isa::avx512, "as avx2 with vectors of 16 lanes; same bits as avx2"},
+    {"avx512_vnni", attention_avx512_vnni, Isa::avx512_vnni,
+     "as avx512; dot products of int8 and int4 KV use VNNI instructions"},
 #endif
 };
 

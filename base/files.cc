@@ -11,7 +11,7 @@ namespace {
 Status write_beside(const std::string& path, std::string_view text, bool rename) {
   const auto cannot = [&](const char* why) { return Error{ErrorCode::io, "cannot write " + path + ": " + why}; };
   struct stat there;
-  if (stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) return cannot("it is there and is no regular file");
+  if (stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) return cannot("it exists and is not a regular file");
   const std::string part = path + "." + std::to_string(std::random_device()()) + ".part";
   FILE* file = std::fopen(part.c_str(), "wbxe");  // x: an existing file is not ours
   if (!file) return cannot(std::strerror(errno));

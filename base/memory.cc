@@ -67,8 +67,8 @@ Buffer::~Buffer() {
 
 Status check_available_memory(size_t bytes) {
   if (const size_t there = available_bytes(); there > 0 && bytes > there)
-    return Error{ErrorCode::unavailable,
-                 std::to_string(bytes) + " bytes: this machine has " + std::to_string(there) + " bytes of memory left"};
+    return Error{ErrorCode::unavailable, std::to_string(bytes) + " bytes: this machine has only " +
+                                             std::to_string(there) + " bytes of memory left"};
   return ok();
 }
 
@@ -114,15 +114,16 @@ void copy_streaming_avx512(const Copy* copies, size_t n);  // copy_avx512.cc
 std::span<const CopyVariant> copy_variants() {
   static constexpr CopyVariant kVariants[] = {
 #if defined(__x86_64__)
-      {"avx512", copy_streaming_avx512, Isa::avx512},
-      {"avx2", copy_streaming_avx2, Isa::avx2},
+    {"avx512", copy_streaming_avx512, Isa::avx512},
+    {"avx2", copy_streaming_avx2, Isa::avx2},
 #endif
-      {"portable",
-       [](const Copy* copies, size_t n) {
-         for (const Copy* copy = copies; copy < copies + n; ++copy)
-           if (copy->bytes > 0) std::memcpy(copy->destination, copy->source, copy->bytes);
-       },
-       Isa::portable}};
+    {"portable",
+     [](const Copy* copies, size_t n) {
+       for (const Copy* copy = copies; copy < copies + n; ++copy)
+         if (copy->bytes > 0) std::memcpy(copy->destination, copy->source, copy->bytes);
+     },
+     Isa::portable}
+  };
   return kVariants;
 }
 

@@ -79,7 +79,8 @@ std::string attribution_row(const RequestTrace& trace) {
 
 std::string attribution_line(const RequestTrace& trace) {
   std::string line = "request " + std::to_string(trace.request) +
-                     formatted(": first token after %.6f s, second after %.6f s:", ttft_s(trace), second_s(trace));
+                     formatted(": first token after %.6f s, second token after %.6f s:", ttft_s(trace),
+                               second_s(trace));
   const auto seconds = attribute(trace);
   for (size_t i = 0; i < kPhases.size(); ++i)
     if (seconds[i] > 0) line += formatted(" %s %.6f", kPhases[i], seconds[i]);

@@ -160,7 +160,7 @@ class Runtime : public Service {
   // invalid_argument if instances cannot leave (threads).
   virtual Status retire(const std::string& name, std::optional<Role> role) {
     (void)name, (void)role;
-    return invalid("instances are threads of one process: they come and go with --processes");
+    return invalid("instances are threads of one process; to add or remove them, the server needs --processes");
   }
 };
 

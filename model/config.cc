@@ -119,7 +119,7 @@ void read_window(const json& root, const Family& family, const std::string& file
         throw wrong(file, "layer_types", "a full_attention layer after a sliding_attention one is not supported");
     }
     if (window == 0 && first_sliding < config.n_layers)
-      throw wrong(file, "layer_types", "names sliding_attention, but no sliding_window is on");
+      throw wrong(file, "layer_types", "has sliding_attention, but sliding_window is not set or not used");
     from_layer = first_sliding;
   }
   if (from_layer >= config.n_layers) window = 0;
@@ -180,7 +180,7 @@ void read_special_tokens(const json& root, const std::string& file, ModelConfig&
   if (!eos) return;
   config.eos_tokens.clear();
   const std::string where = file + ": eos_token_id";
-  if (eos->is_array() && eos->size() > 256) throw invalid(where + ": more than 256 tokens");
+  if (eos->is_array() && eos->size() > 256) throw invalid(where + ": expected at most 256 tokens");
   const json list = eos->is_array() ? *eos : json::array({*eos});
   for (const json& value : list) {
     int token = -1;
@@ -251,9 +251,8 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
     config.head_dim = config.hidden / config.n_heads;
   }
   if (config.head_dim % 2 != 0 || config.head_dim > 1 << 14)
-    throw wrong(
-        file, "head_dim",
-        std::to_string(config.head_dim) + ": expected an even number up to 16384 (rotary embedding turns pairs)");
+    throw wrong(file, "head_dim",
+                std::to_string(config.head_dim) + ": expected an even number up to 16384 (RoPE rotates pairs)");
   if (config.n_heads % config.n_kv_heads != 0)
     throw wrong(
         file, "num_key_value_heads",
@@ -272,10 +271,11 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
                   {q, 3 * int64_t(config.hidden), "num_attention_heads * head_dim * hidden_size"},
                   {int64_t(config.n_layers) * 2 * config.n_kv_heads, config.head_dim, "KV elements of one token"}};
   for (const auto& p : products)
-    if (p.a > kMaxProduct / p.b) throw wrong(file, p.what, "beyond 2^40");
-  if (q > int64_t{1} << 24) throw wrong(file, "num_attention_heads * head_dim", "beyond 2^24");
+    if (p.a > kMaxProduct / p.b) throw wrong(file, p.what, "exceeds 2^40");
+  if (q > int64_t{1} << 24) throw wrong(file, "num_attention_heads * head_dim", "exceeds 2^24");
   int64_t layer = int64_t(config.hidden) * (3 * q + 3 * int64_t(config.intermediate));
-  if (layer > kMaxProduct / config.n_layers) throw wrong(file, "num_hidden_layers", "parameters beyond 2^40");
+  if (layer > kMaxProduct / config.n_layers)
+    throw wrong(file, "num_hidden_layers", "the number of parameters exceeds 2^40");
 
   read_rope(root, file, config);
   read_window(root, family, file, config);
@@ -292,7 +292,7 @@ Status predict_next_tokens(ModelConfig& config) {
   std::string keys;
   for (const PredictNames& names : kPredictNames) keys += (keys.empty() ? "" : " or ") + std::string(names.key);
   if (!config.predict_names)
-    return invalid("model " + config.name + " has no multi-token heads: its config.json says nothing of " + keys);
+    return invalid("model " + config.name + " has no multi-token prediction head: its config.json has no " + keys);
   config.n_predict = 1;
   ++config.n_layers;
   return ok();

@@ -73,15 +73,15 @@ Status check_model_folder(const std::string& dir, bool with_weights) {
   if (is_embedded(dir)) return ok();
   const std::string what = "MODEL_DIR " + dir,
                     expected =
-                        "expected a folder with config.json (Meta's: params.json), *.safetensors, tokenizer.json";
+                        "expected a folder with config.json (or Meta's params.json), *.safetensors and tokenizer.json";
   std::error_code error;
   const fs::path path(dir);
   if (!fs::exists(path, error)) {
     const bool hub_id = std::count(dir.begin(), dir.end(), '/') == 1 && dir.front() != '/' && dir.front() != '.' &&
                         dir.back() != '/' && !fs::exists(path.parent_path(), error);
     if (hub_id)
-      return invalid(what + " is not here; a model's id is not downloaded: `hf download " + dir +
-                     " --local-dir DIR`, then DIR");
+      return invalid(what + " does not exist here; models are not downloaded: run `hf download " + dir +
+                     " --local-dir DIR` and give DIR");
     return invalid(what + ": there is no such folder");
   }
   const auto form = [](const fs::path& file) -> std::string {
@@ -89,16 +89,17 @@ Status check_model_folder(const std::string& dir, bool with_weights) {
     return kind == ".gguf" ? "a GGUF file" : kind == ".bin" || kind == ".pt" || kind == ".pth" ? "a pickle" : "";
   };
   if (!fs::is_directory(path, error)) {
-    if (path.extension() == ".safetensors") return invalid(what + " is a file: expected its folder");
+    if (path.extension() == ".safetensors") return invalid(what + " is a file: expected the folder that has it");
     const std::string kind = form(path);
-    return invalid(what + (kind.empty() ? " is not a folder" : " is " + kind + ", which is not read") + ": " +
-                   expected);
+    return invalid(what +
+                   (kind.empty() ? " is not a folder" : " is " + kind + ", a format that this program does not read") +
+                   ": " + expected);
   }
   const auto has = [&](const char* name) { return fs::exists(path / name, error); };
   if (has("adapter_config.json") && !has("config.json"))
     return invalid(what +
-                   " is a LoRA adapter, which is not read: merge it into its model "
-                   "(peft's merge_and_unload) and give the result");
+                   " is a LoRA adapter, which this program does not read: merge it into its base model (peft's "
+                   "merge_and_unload) and give the merged folder");
   std::string found;  // weights in another format
   bool safetensors = false;
   for (const fs::directory_entry& entry : fs::directory_iterator(path, error)) {
@@ -106,15 +107,15 @@ Status check_model_folder(const std::string& dir, bool with_weights) {
     if (!form(entry.path()).empty()) found = entry.path().filename().string();
   }
   if (with_weights && !safetensors && !found.empty())
-    return invalid(
-        what + " has its weights in " + found + ", which is not read" +
-        (found.starts_with("consolidated.") ? " (model/README.md has the line that makes safetensors of it): " : ": ") +
-        expected);
+    return invalid(what + " has its weights in " + found + ", a format that this program does not read" +
+                   (found.starts_with("consolidated.")
+                        ? " (model/README.md has a command that converts it to safetensors): "
+                        : ": ") +
+                   expected);
   if (!has("tokenizer.json") && has("tokenizer.model"))
     return invalid(what +
-                   " has a tokenizer.model but no tokenizer.json, which is what is read: "
-                   "transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) "
-                   "writes it");
+                   " has tokenizer.model but no tokenizer.json; transformers' "
+                   "AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes tokenizer.json");
   return ok();
 }
 
@@ -139,7 +140,7 @@ Status check_own_folder(const std::string& path) {
   struct stat found {};
   if (::lstat(path.c_str(), &found) != 0) return Error{ErrorCode::io, path + ": " + std::strerror(errno)};
   if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & 022) != 0)
-    return invalid(path + ": expected a folder that only this user can write to");
+    return invalid(path + ": expected a folder that only its owner, this user, can write to");
   return ok();
 }
 
@@ -158,7 +159,7 @@ Status export_demo(const std::string& dir) {
   if (::mkdir(dir.c_str(), 0755) != 0 && errno != EEXIST)
     return Error{ErrorCode::io, dir + ": " + std::strerror(errno)};
   if (!fs::is_directory(dir, error) || !fs::is_empty(dir, error))
-    return invalid(dir + ": expected a new or an empty folder");
+    return invalid(dir + ": expected a new or empty folder");
   for (const EmbeddedFile& file : kFiles)
     if (Status status = write_new(dir + "/" + std::string(file.name), file); !status) return status;
   return ok();
@@ -169,7 +170,7 @@ Result<std::string> cached_demo() {
   std::string base = cache && cache[0] == '/' ? std::string(cache)
                      : home && home[0] == '/' ? std::string(home) + "/.cache"
                                               : "";
-  if (base.empty()) return Error{ErrorCode::not_found, "neither XDG_CACHE_HOME nor HOME is set"};
+  if (base.empty()) return Error{ErrorCode::not_found, "the environment has neither XDG_CACHE_HOME nor HOME"};
   std::error_code error;
   fs::create_directories(base, error);
   base += "/xpyd";
@@ -188,7 +189,7 @@ Result<std::string> cached_demo() {
     if (!written) return written.error();
   }
   if (Status status = check_own_folder(path); !status) return status.error();
-  if (!holds_demo(path)) return invalid(path + " is not this binary's demo model: remove it");
+  if (!holds_demo(path)) return invalid(path + " is not the demo model of this binary: remove it");
   return path;
 }
 
@@ -197,8 +198,8 @@ Result<std::string> read_model_file(const std::string& path, size_t max_bytes) {
   std::optional<std::string_view> file = embedded_file(path);
   if (!file) return Error{ErrorCode::not_found, path + ": no such file"};
   if (file->size() > max_bytes)
-    return Error{ErrorCode::io, path + ": " + std::to_string(file->size()) + " bytes, at most " +
-                                    std::to_string(max_bytes) + " are read"};
+    return Error{ErrorCode::io,
+                 path + ": " + std::to_string(file->size()) + " bytes; expected at most " + std::to_string(max_bytes)};
   return std::string(*file);
 }
 

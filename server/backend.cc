@@ -13,8 +13,8 @@ namespace {
 #ifndef XPYD_CUDA
 Error no_cuda() {
   return {ErrorCode::unavailable,
-          "--device cuda: this build has no CUDA: it is compiled in where nvcc (12.4 to 13) and a "
-          "card are found, and by `make cuda`"};
+          "--device cuda: this build has no CUDA support; it is compiled in if nvcc (12.4 to 13) and a card are found, "
+          "or by `make cuda`"};
 }
 Result<std::unique_ptr<Backend>> open_no_cuda(const Build&) { return no_cuda(); }
 Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
@@ -121,7 +121,7 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const Build& build) try {
   }
   if (build.backend_options.pin && total > cores)
     return invalid("--pin on: " + std::to_string(instances.size()) + " instances need " + std::to_string(total) +
-                   " threads, more than the " + std::to_string(cores) + " cores here");
+                   " threads, but there are only " + std::to_string(cores) + " cores here");
   return std::unique_ptr<Backend>(
       std::make_unique<CpuBackend>(build, need(load_host_weights(build)), std::move(of_instances)));
 } catch (const Error& error) {

@@ -47,7 +47,7 @@ CudaSharing parse_split(const std::string& text, const cuda::Card& card) {
   if (text.empty() || *end || n_sms < 1 || n_sms > 100000)
     throw invalid("--gpu-split " + text + ": expected off, priority, or the number of SMs for prefill");
   std::shared_ptr<cuda::Split> split = need(cuda::Split::cut(card, int(n_sms)));
-  log_line(LogLevel::info, "xpyd: %d SMs for prefill, %d for decode", split->n_sms(0), split->n_sms(1));
+  log_line(LogLevel::info, "xpyd: %d SMs for prefill and %d for decode", split->n_sms(0), split->n_sms(1));
   return {false, std::move(split)};
 }
 

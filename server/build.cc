@@ -38,7 +38,7 @@ void check_ranks(const Build& build) {
     need(check_model_shards(build.config, shards, side + "-tp", side + "-pp"));
     if (shards.n_ranks() > 1 && cluster.kv.vattention.on_card)
       throw invalid(side + "-tp " + std::to_string(shards.tp) + ", " + side + "-pp " + std::to_string(shards.pp) +
-                    ": only --device cpu has more than one rank");
+                    ": more than one rank needs --device cpu");
   }
 }
 
@@ -87,8 +87,8 @@ void read_model(const Options& options, Build& build) {
   if (dummy && !has_model_file(dir + "/tokenizer.json")) return;
   build.tokenizer = need(Tokenizer::load(dir));
   if (build.tokenizer->vocab_size() > build.config.vocab)
-    throw invalid(dir + "/tokenizer.json has ids up to " + std::to_string(build.tokenizer->vocab_size() - 1) +
-                  ", config.json's vocab_size is " + std::to_string(build.config.vocab));
+    throw invalid(dir + "/tokenizer.json has token ids up to " + std::to_string(build.tokenizer->vocab_size() - 1) +
+                  ", but config.json's vocab_size is " + std::to_string(build.config.vocab));
   if (build.config.eos_tokens.empty() && !has_model_file(dir + "/config.json"))
     build.config.eos_tokens = meta_eos_tokens(*build.tokenizer);
   if (const std::string& name = options.text("chat-template"); name != "none")
@@ -100,10 +100,10 @@ void choose_numbers(const Options& options, Build& build) {
   BackendOptions& backend = build.backend_options;
   if (options.given("weight-group") && !is_quantised(backend.load.weight_dtype.value_or(Dtype::f32)))
     throw invalid("--weight-group: --weight-dtype " + options.text("weight-dtype") +
-                  " makes no groups: expected int8, int4 or fp8");
+                  " does not quantise at load, so it has no groups: expected int8, int4 or fp8");
   if (options.given("slot-prealloc") && options.text("allocator") != "slots")
     throw invalid("--slot-prealloc: --allocator " + options.text("allocator") +
-                  " has no slots that keep what they hold");
+                  " does not keep slots: expected --allocator slots");
   if (options.flag("exact")) {
     if (backend.kernels.gemm && !backend.kernels.gemm->exact)
       throw invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
@@ -113,10 +113,10 @@ void choose_numbers(const Options& options, Build& build) {
   const Dtype matrices = backend.load.weight_dtype.value_or(backend.load.dtype);
   if (matrices != backend.load.dtype && !is_quantised(matrices))
     throw invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +
-                  " has matrices of --dtype, int8, int4 or fp8");
+                  " supports matrices of type --dtype, int8, int4 or fp8 only");
   if (const Dtype kv = build.options.kv.shape.dtype; kv_is_fp8(kv))
     throw invalid(std::string("--kv-dtype ") + dtype_name(kv) + ": --device " + backend.device->name +
-                  " has no kernels of it: expected f32, bf16, int8 or int4");
+                  " does not support it: expected f32, bf16, int8 or int4");
 }
 
 // Applies what follows from the model: vocabulary, KV shape, longest context.
@@ -127,7 +127,7 @@ void apply_model(Build& build) {
   cluster.tokenizer = build.tokenizer.get();
   cluster.kv.shape = kv_shape(build.config, cluster.kv.shape.dtype);
   if (cluster.max_model_len > build.config.max_position)
-    throw invalid("--max-model-len " + std::to_string(cluster.max_model_len) + " exceeds the model's " +
+    throw invalid("--max-model-len " + std::to_string(cluster.max_model_len) + " exceeds the model's context of " +
                   std::to_string(build.config.max_position));
   if (cluster.max_model_len <= 0) cluster.max_model_len = build.config.max_position;
 }
@@ -142,10 +142,11 @@ void choose_transport(const Options& options, Build& build) {
   cluster.transport = choice.row;
   cluster.faults = choice.faults;
   if (processes && !cluster.transport->leaves_process)
-    throw invalid("--transport " + transport + " stays within one process: expected, with processes, " +
-                  "one of those that leave it");
+    throw invalid("--transport " + transport + " works within one process only: expected " +
+                  "a transport that works between processes");
   if (cluster.kv.slot_chunk > 0 && cluster.transport->pool_device)
-    throw invalid("--slot-prealloc: --transport " + transport + " makes the pool as a whole: expected all" +
+    throw invalid("--slot-prealloc: --transport " + transport +
+                  " allocates the pool as a whole: expected --slot-prealloc all" +
                   (processes ? ", or --transport tcp" : ""));
   if (cluster.transport->pool_device && (cluster.kv_scheme->page_groups || cluster.kv.pool_in_groups))
     throw invalid((cluster.kv_scheme->page_groups ? "--allocator " + std::string(cluster.kv_scheme->name)
@@ -153,7 +154,7 @@ void choose_transport(const Options& options, Build& build) {
                   ": its page groups are mapped by one process, and --transport " + transport +
                   " maps KV into its peer: expected --transport " + (processes ? "tcp" : "local or tcp"));
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
-    throw invalid("--kv-transfer pull: --transport " + transport + " hands blocks over, and reads none");
+    throw invalid("--kv-transfer pull: --transport " + transport + " hands blocks over and reads none: expected push");
   if (cluster.disagg_options.pull && cluster.disagg->remote(cluster.disagg_options) != DisaggOrder::pull)
     throw invalid("--kv-transfer pull: with --disagg " + std::string(cluster.disagg->name) +
                   " prefill instances write the KV: expected push");
@@ -165,11 +166,11 @@ void bind_to_cpus(const Options& options, ClusterOptions& cluster) {
       parse_cpus(options.text("cpus"), worker ? std::vector<std::string>() : instance_names(cluster.topology)));
   if (cluster.cpus.empty()) return;
   if (options.given("threads") && options.integer("threads") > 0)
-    throw invalid("--cpus: an instance has as many threads as cores: expected no --threads");
+    throw invalid("--cpus: sets the number of threads too: expected no --threads");
   if (!worker && options.text("start-workers") == "off")
-    throw invalid("--cpus: workers from elsewhere have --cpus of their own");
+    throw invalid("--cpus: cannot be used with --start-workers off; give --cpus to each worker");
   if (options.text("ranks") != "threads")
-    throw invalid("--cpus: expected --ranks threads: stages that are processes are not bound");
+    throw invalid("--cpus: needs --ranks threads, because stages that are processes are not bound");
 }
 
 // Checks that the allocator keeps blocks in a form that --kv-events and --prefix-cache can name.
@@ -180,22 +181,22 @@ void check_caches(const Options& options, const Build& build) {
   need(check_kv_events(cluster.kv_events));
   if (tells && !cluster.kv.tiers.on() && !(cluster.kv_scheme->prefix_index && cluster.kv.prefix_cache))
     throw invalid(
-        "--kv-events: no block is kept to be found again: expected --prefix-cache blocks and --allocator paged "
+        "--kv-events: with these options no KV is kept for reuse: expected --prefix-cache blocks and --allocator paged "
         "or token, or --host-kv-bytes");
   const bool no_shares = cluster.kv_scheme->page_groups && cluster.kv.vattention.share == KvShare::off;
   if (const std::string& cache = options.text("prefix-cache");
       options.given("prefix-cache") && cache != "off" &&
       (cluster.kv_scheme == find_kv_scheme("contiguous") || no_shares))
     throw invalid("--prefix-cache " + cache + ": --allocator " + scheme + (no_shares ? " with --kv-share off" : "") +
-                  " caches nothing: expected --prefix-cache off, or another allocator");
+                  " caches no prefixes: expected --prefix-cache off, or another allocator");
   if (!cluster.kv.radix) return;
   if (!cluster.kv_scheme->prefix_index)
     throw invalid("--prefix-cache radix: --allocator " + scheme +
-                  " has no blocks of a prefix: expected paged or token, or --prefix-cache blocks");
+                  " has no prefix blocks: expected paged or token, or --prefix-cache blocks");
   if (build.processes || tells)
     throw invalid(std::string("--prefix-cache radix: ") +
-                  (build.processes ? "who places prompts on processes" : "--kv-events") +
-                  " names what is cached by hashes of blocks: expected --prefix-cache blocks" +
+                  (build.processes ? "the conductor of worker processes" : "--kv-events") +
+                  " needs hashes of blocks to name what is cached: expected --prefix-cache blocks" +
                   (build.processes ? ", or instances in one process" : ""));
 }
 
@@ -211,9 +212,10 @@ void fit_context(ClusterOptions& cluster, int wanted_len) {
   }
   if (holds >= cluster.max_model_len) return;
   if (wanted_len > 0)
-    throw invalid("--max-model-len " + std::to_string(wanted_len) + ": --kv-bytes holds " + std::to_string(holds) +
+    throw invalid("--max-model-len " + std::to_string(wanted_len) + ": --kv-bytes holds only " + std::to_string(holds) +
                   " tokens");
-  log_line(LogLevel::warning, "xpyd: --kv-bytes holds %d tokens: --max-model-len is %d, the model's is %d", int(holds),
+  log_line(LogLevel::warning,
+           "xpyd: --kv-bytes holds only %d tokens, so --max-model-len is %d instead of the model's %d", int(holds),
            int(holds), cluster.max_model_len);
   cluster.max_model_len = int(holds);
 }
@@ -233,7 +235,7 @@ Status check_unread(const Options& options) {
                      " has no decode instance; colocated instances take --prefill-" + what);
   if (given("pipeline-window", 0) && !given("prefill-pp", 1) && !given("decode-pp", 1))
     return invalid("--pipeline-window " + options.text("pipeline-window") +
-                   ": no instance has several stages: expected --prefill-pp or --decode-pp");
+                   ": no instance has several pipeline stages: expected --prefill-pp or --decode-pp");
   return ok();
 }
 
@@ -245,7 +247,7 @@ Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const 
   const auto number = [&](std::string_view digits) {
     int n = -1;
     if (!read_number(digits, n) || !std::ranges::count(usable, n))
-      throw invalid("--cpus " + text + ": `" + std::string(digits) + "` is no core that this process may use");
+      throw invalid("--cpus " + text + ": `" + std::string(digits) + "` is not a core that this process may use");
     return n;
   };
   std::string instances = text;
@@ -272,7 +274,7 @@ Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const 
   }
   for (size_t i = 0; i < cpus.size(); ++i)
     if (cpus[i].empty())
-      throw invalid("--cpus " + text + ": no cores for " + (names.empty() ? "this worker" : names[i]));
+      throw invalid("--cpus " + text + ": it gives no cores to " + (names.empty() ? "this worker" : names[i]));
   return cpus;
 } catch (const Error& error) {
   return error;
@@ -313,7 +315,8 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
   choose_transport(options, *build);
   if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))
     return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
-                   cluster.kv_scheme->name + " keeps what a slot holds: expected paged, or side_effect");
+                   cluster.kv_scheme->name +
+                   " cannot drop fetched KV: expected --allocator paged or token, or --replication side_effect");
   // Measuring peaks takes two seconds. If no policy predicts seconds, the cost model learns from steps alone.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {

@@ -34,20 +34,20 @@ struct Subcommand {
 };
 
 constexpr Subcommand kSubcommands[] = {
-    {"tour", tour_main, "", "one prompt through prefill and decode, a step at a time"},
+    {"tour", tour_main, "", "show one prompt through prefill and decode, a step at a time"},
     {"serve", serve_main, "[MODEL_DIR]", "serve a model over HTTP"},
-    {"worker", worker_main, "[MODEL_DIR]", "one instance, in a process of its own, of a server elsewhere"},
+    {"worker", worker_main, "[MODEL_DIR]", "run one instance in its own process and join a server elsewhere"},
     {"generate", generate_main, "[MODEL_DIR]", "continue one prompt; the text goes to stdout"},
-    {"bench", bench_main, "", "put load on a server and measure what its users see"},
-    {"peak", peak_main, "", "measure what this machine can do: the 100 % of every share"},
-    {"info", info_main, "[MODEL_DIR]", "a model's shape and the memory it takes"},
-    {"prefix-stats", prefix_stats_main, "FILE", "how much the prompts of a file repeat"},
-    {"simulate", simulate_main, "FILE", "a trace, served by a cluster in virtual time"},
-    {"replay", replay_main, "FILE...", "take the decisions of an event log again; exit code 1 where one differs"},
-    {"trace", trace_main, "FILE...", "an event log as a Chrome trace, for ui.perfetto.dev"},
-    {"calibrate", calibrate_main, "FILE...", "what an event log's steps and transfers took, as --hardware of simulate"},
-    {"explain", explain_main, "FILE...", "where the time of an event log's requests went"},
-    {"export", export_main, "DIR", "write the demo model inside this binary as a folder"},
+    {"bench", bench_main, "", "put load on a server and measure latency and throughput"},
+    {"peak", peak_main, "", "measure the peak rates of this machine, to which results are compared"},
+    {"info", info_main, "[MODEL_DIR]", "print a model's shape and the memory that it needs"},
+    {"prefix-stats", prefix_stats_main, "FILE", "measure how much the prompts of a file share prefixes"},
+    {"simulate", simulate_main, "FILE", "serve a trace by a simulated cluster in virtual time"},
+    {"replay", replay_main, "FILE...", "repeat the decisions of an event log; exit code 1 if one differs"},
+    {"trace", trace_main, "FILE...", "convert an event log to a Chrome trace, for ui.perfetto.dev"},
+    {"calibrate", calibrate_main, "FILE...", "print the cost model fitted to an event log, for simulate --hardware"},
+    {"explain", explain_main, "FILE...", "show where requests of an event log spent their time"},
+    {"export", export_main, "DIR", "write the built-in demo model as a folder"},
 };
 
 bool takes_model(const Subcommand& subcommand) { return subcommand.positional == std::string("[MODEL_DIR]"); }
@@ -62,9 +62,9 @@ std::string overview() {
     text += usage + subcommand.summary + "\n";
   }
   text +=
-      "\n  help [SUBCOMMAND]       its options; help serve --all: every one\n  --version               of this "
-      "program\n";
-  text += "\n  An option --kv-bytes is XPYD_KV_BYTES in the environment; the command line wins.\n";
+      "\n  help [SUBCOMMAND]       print the options of a subcommand; `help serve --all` prints all of serve\n  "
+      "--version               print the version of this program\n";
+  text += "\n  Each option can also be set in the environment: XPYD_KV_BYTES sets --kv-bytes. The command line wins.\n";
   return text;
 }
 
@@ -93,7 +93,8 @@ std::string manual_of_serve(bool all) {
     for (const char* name : kFirstOptions)
       for (const OptionRow& row : all_options())
         if (row.name == std::string(name) && options_manual({&row, 1}, "serve") != "") rows.push_back(row);
-    text = "the first options to know\n" + manual(rows) + "\nall options, `xpyd help serve --all`, are in the groups\n";
+    text = "the most important options\n" + manual(rows) +
+           "\n`xpyd help serve --all` prints all options, in these groups:\n";
     for (const auto& group : kOptionGroups) text += std::string("  ") + group.title + "\n";
     return text;
   }
@@ -113,7 +114,7 @@ std::string manual_of_serve(bool all) {
 std::string manual(const Subcommand& subcommand, bool all) {
   std::string positional = *subcommand.positional ? std::string(" ") + subcommand.positional : "";
   return std::string("usage: xpyd ") + subcommand.name + positional + " [OPTIONS]\n" + subcommand.summary + "\n" +
-         (takes_model(subcommand) ? "without MODEL_DIR: the demo model inside this binary\n\n" : "\n") +
+         (takes_model(subcommand) ? "without MODEL_DIR, the built-in demo model is used\n\n" : "\n") +
          (subcommand.run == serve_main ? manual_of_serve(all) : options_manual(all_options(), subcommand.name));
 }
 
@@ -125,7 +126,7 @@ int misuse(const std::string& message, const std::string& hint) {
 int unknown_subcommand(const std::string& name) {
   std::vector<std::string> names = {"help"};
   for (const Subcommand& subcommand : kSubcommands) names.push_back(subcommand.name);
-  return misuse("unknown subcommand '" + name + "'" + nearest_hint(name, names), "`xpyd help` lists them");
+  return misuse("unknown subcommand '" + name + "'" + nearest_hint(name, names), "`xpyd help` lists all subcommands");
 }
 
 int help(std::vector<std::string> arguments) {
@@ -176,7 +177,7 @@ int run(const std::vector<std::string>& words) {
                                                                : options.value().positional()[0];
   std::string text = std::string("xpyd ") + version() + " (" + build_mode() + ", commit " + commit() + "): " + name +
                      " " + subject + "\n" + options.value().table(serves);
-  for (const std::string& option : without_effect(options.value())) text += "xpyd: " + option + ": it is ignored\n";
+  for (const std::string& option : without_effect(options.value())) text += "xpyd: " + option + "; it is ignored\n";
   // A reader of the output that stops or goes away must neither end nor delay the process.
   if (serves || subcommand->run == generate_main) std::signal(SIGPIPE, SIG_IGN);
   if (const IsaRow* isa = cpu_kernels(options.value())) limit_isa(isa->needs);
@@ -234,7 +235,7 @@ int main(int argc, char** argv) {
     }
     return xpyd::was_out_of_memory() ? 1 : code;  // not SIGTERM's exit code, which it sent itself
   } catch (const std::system_error& error) {
-    std::fprintf(stderr, "xpyd: a thread cannot be started: %s\n", error.what());
+    std::fprintf(stderr, "xpyd: cannot start a thread: %s\n", error.what());
     return 1;
   } catch (const std::exception& error) {  // a bug: our code throws none on purpose
     std::fprintf(stderr, "xpyd: %s\n", error.what());

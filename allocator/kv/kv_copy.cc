@@ -19,7 +19,7 @@ size_t add_copies(const KvView& source, const KvView& destination, const KvRegio
   const KvLayout &from = *source.layout, &to = *destination.layout;
   const KvRegion& r = region;
   XPYD_CHECK(from.shape.head_dim == to.shape.head_dim && from.shape.dtype == to.shape.dtype,
-             "the two sides hold different models or dtypes");
+             "both sides must have the same model and dtypes");
   const bool all = r.head_end < 0;
   const int head = all ? 0 : r.head_begin, to_head = r.to_head < 0 ? head : r.to_head;
   const int heads = (all ? from.shape.n_kv_heads : r.head_end) - head;

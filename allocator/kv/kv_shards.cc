@@ -33,9 +33,11 @@ Status check_shards(const KvShards& s, const std::string& tp_name, const std::st
   const std::string tp = tp_name + " " + std::to_string(s.tp), pp = pp_name + " " + std::to_string(s.pp);
   if (s.tp < 1) return invalid(tp + ": expected at least 1");
   if (s.pp < 1) return invalid(pp + ": expected at least 1");
-  if (s.pp > s.n_layers) return invalid(pp + ": more stages than the " + std::to_string(s.n_layers) + " layers");
+  if (s.pp > s.n_layers)
+    return invalid(pp + ": there are more stages than the " + std::to_string(s.n_layers) + " layers");
   if (s.tp > s.n_kv_heads && s.tp % s.n_kv_heads != 0)
-    return invalid(tp + ": more than the " + std::to_string(s.n_kv_heads) + " kv heads, expected a multiple of them");
+    return invalid(tp + ": there are more ranks than the " + std::to_string(s.n_kv_heads) +
+                   " kv heads; expected a multiple of their number");
   if (s.long_stage >= s.pp) return invalid("long_stage " + std::to_string(s.long_stage) + ": there are " + pp);
   if (s.stage_layers.empty()) return ok();
   int total = 0;

@@ -36,8 +36,8 @@ Result<Fd> make_file(const std::string& dir, size_t bytes) {
   if (::statvfs(dir.c_str(), &space) == 0) {
     const size_t there = size_t(space.f_bavail) * size_t(space.f_frsize);
     if (there < bytes)
-      return bad(dir, "--disk-kv-bytes is " + std::to_string(bytes) + ", the disk has " + std::to_string(there) +
-                          " bytes left");
+      return bad(dir, "--disk-kv-bytes is " + std::to_string(bytes) + ", but the disk has only " +
+                          std::to_string(there) + " bytes left");
   }
   static std::atomic<int> count{0};
   const std::string path = dir + "/xpyd-kv-" + std::to_string(::getpid()) + "-" + std::to_string(count.fetch_add(1));
@@ -48,7 +48,7 @@ Result<Fd> make_file(const std::string& dir, size_t bytes) {
   if (fd.get() >= 0 || error == EINVAL) ::unlink(path.c_str());
   if (fd.get() < 0)
     return bad(dir,
-               error == EINVAL ? "its file system has no direct I/O (O_DIRECT)" : "cannot write there: " + why(error));
+               error == EINVAL ? "its file system has no direct I/O (O_DIRECT)" : "cannot write to it: " + why(error));
   const int refused = ::posix_fallocate(fd.get(), 0, off_t(bytes));
   if (refused != 0) return bad(dir, "--disk-kv-bytes " + std::to_string(bytes) + ": " + why(refused));
   return fd;
@@ -68,7 +68,7 @@ Result<std::unique_ptr<DiskFile>> DiskFile::open(const std::string& dir, size_t 
                                                  DiskFault fault, DiskRefusal refusal) try {
   Fd fd = need(make_file(dir, padded(block_bytes) * size_t(n_blocks)));
   auto ring = std::make_unique<Ring>();
-  if (ring->error != 0) return bad(dir, "io_uring is not permitted here: " + why(ring->error));
+  if (ring->error != 0) return bad(dir, "io_uring is not permitted: " + why(ring->error));
   return std::unique_ptr<DiskFile>(
       new DiskFile(std::move(fd), std::move(ring), block_bytes, std::move(fault), std::move(refusal)));
 } catch (const Error& error) {

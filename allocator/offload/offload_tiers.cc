@@ -31,11 +31,11 @@ Result<std::unique_ptr<OffloadTiers>> OffloadTiers::create(const KvShape& shape,
                                                            Device& device, Seams seams) try {
   if (!options.on())
     return invalid(options.disk_dir.empty()
-                       ? "--host-kv-bytes is 0"
-                       : "--disk-kv-dir: needs --host-kv-bytes, through which KV goes to the disk");
-  if (options.block_tokens < 1) return invalid("a tier's block has no tokens");
+                       ? "--host-kv-bytes is 0; offloading needs host memory"
+                       : "--disk-kv-dir: needs --host-kv-bytes, because KV goes to the disk through host memory");
+  if (options.block_tokens < 1) return invalid("--tier-block-tokens: expected at least 1");
   if (options.low_watermark > options.high_watermark)
-    return invalid("--host-low-watermark is above --host-high-watermark: expected at most as much");
+    return invalid("--host-low-watermark: exceeds --host-high-watermark; expected at most as much");
   for (const std::string* name : {&options.host_eviction, &options.disk_eviction})
     if (!find_row(kEvictionPolicies, *name))
       return invalid("eviction policy \"" + *name + "\": expected one of " + names_of(kEvictionPolicies));
@@ -44,7 +44,7 @@ Result<std::unique_ptr<OffloadTiers>> OffloadTiers::create(const KvShape& shape,
   if (n < 1 || n > size_t(INT_MAX) / size_t(options.block_tokens))
     return invalid("--host-kv-bytes is " + std::to_string(options.host_bytes) + ": one block of " +
                    std::to_string(options.block_tokens) + " tokens has " + std::to_string(block) +
-                   " bytes, expected room for 1 to 2^31 tokens");
+                   " bytes; expected room for at least one block and less than 2^31 tokens");
   need(check_available_memory(options.host_bytes), "--host-kv-bytes: ");  // whether or not it can be pinned
   t->layout_.n_blocks = int(n);
   t->host_ = need(device.allocate_host(t->layout_.pool_bytes()), "--host-kv-bytes: ");
@@ -52,7 +52,8 @@ Result<std::unique_ptr<OffloadTiers>> OffloadTiers::create(const KvShape& shape,
   if (!options.disk_dir.empty()) {
     if (block > size_t{1} << 30)
       return invalid("--disk-kv-dir: " + std::to_string(options.block_tokens) + " tokens have " +
-                     std::to_string(block) + " bytes, more than one read moves: a smaller --tier-block-tokens");
+                     std::to_string(block) +
+                     " bytes, more than one read can transfer: expected a smaller --tier-block-tokens");
     const size_t slots = std::min(options.disk_bytes / DiskFile::padded(block), size_t(INT_MAX) / 2);
     if (slots < 1)
       return invalid("--disk-kv-bytes is " + std::to_string(options.disk_bytes) + ": one block takes " +
@@ -389,7 +390,7 @@ void OffloadTiers::ended(const DiskFile::Done& done) {
   const int32_t block = int32_t(done.id);
   Block& b = at(block);
   const bool good = done.outcome == DiskFile::Outcome::done;
-  const std::string reason = done.error ? std::strerror(done.error) : "fewer bytes than asked for";
+  const std::string reason = done.error ? std::strerror(done.error) : "the disk returned fewer bytes than requested";
   const int64_t bytes = int64_t(layout_.block_bytes());
   if (done.write) {
     b.writing = false;
@@ -418,7 +419,8 @@ void OffloadTiers::ended(const DiskFile::Done& done) {
   if (done.outcome == DiskFile::Outcome::corrupt) {
     ++stats_.corrupt_reads;
     if (!std::exchange(logged_, true))
-      log_line(LogLevel::warning, "xpyd: --disk-kv-dir %s: a block came back changed; it is computed again",
+      log_line(LogLevel::warning,
+               "xpyd: --disk-kv-dir %s: the checksum of a block that was read is wrong; its tokens are computed again",
                options_.disk_dir.c_str());
     return;
   }
@@ -429,8 +431,8 @@ void OffloadTiers::ended(const DiskFile::Done& done) {
 // Stops writing to the disk. `reads_too`: also gives up the disk's copies.
 void OffloadTiers::disk_failed(const std::string& what, bool reads_too) {
   if (!writes_off_)
-    log_line(LogLevel::error, "xpyd: --disk-kv-dir %s: %s; no more KV is written there", options_.disk_dir.c_str(),
-             what.c_str());
+    log_line(LogLevel::error, "xpyd: --disk-kv-dir %s: %s; from now on no KV is written there",
+             options_.disk_dir.c_str(), what.c_str());
   writes_off_ = true;
   if (!reads_too) return;
   for (int32_t block = 0; block < int32_t(blocks_.size()); ++block) {

@@ -150,7 +150,8 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     int reserved_blocks = 0;
     sequences_.for_each([&reserved_blocks](const Sequence& s) { reserved_blocks += s.reserved; });
     const int all = blocks_.stats().reserved_blocks;
-    XPYD_CHECK(complete ? reserved_blocks == all : reserved_blocks <= all, "blocks that are set aside");
+    XPYD_CHECK(complete ? reserved_blocks == all : reserved_blocks <= all,
+               "the reserved blocks of sequences do not sum to those of the pool");
   }
 
  private:

@@ -68,7 +68,7 @@ void BlockPool::check_invariants(std::span<const int32_t> references, std::span<
     if (cached(b)) XPYD_CHECK(filled(b) >= index_->tokens_in(b), "block " + std::to_string(b));
   }
   XPYD_CHECK(reserved_ >= 0 && (!complete || source_->member() >= 0 || spare() >= 0),
-             "more is set aside than there is");
+             "more blocks are reserved than the pool has");
   source_->check_invariants(held);
   if (index_) index_->check_invariants();
 }

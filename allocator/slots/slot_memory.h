@@ -17,13 +17,12 @@ namespace xpyd::allocator {
 
 inline Status check_chunks(const KvOptions& o) {
   if (o.slot_chunk <= 0) return ok();
-  const char* why = o.device && o.device != &cpu_device()
-                        ? "the pool is allocated as a whole, by its device or its transport"
-                    : !o.rank_memory.empty() || o.pool_in_groups ? "the pool's memory is made elsewhere"
+  const char* why = o.device && o.device != &cpu_device() ? "the device or the transport allocates the pool as a whole"
+                    : !o.rank_memory.empty() || o.pool_in_groups ? "the pool's memory is allocated elsewhere"
                     : !o.prefix_cache || !o.keep_idle
-                        ? "it needs --prefix-cache blocks and a pool of the instance's own"
+                        ? "it needs --prefix-cache blocks, and a pool that the instance does not share"
                         : nullptr;
-  if (why) return invalid(std::string("--slot-prealloc: ") + why + ": expected all");
+  if (why) return invalid(std::string("--slot-prealloc: ") + why + "; expected --slot-prealloc all");
   return ok();
 }
 

@@ -44,7 +44,8 @@ Status check_page_groups(const KvOptions& o) {
   const std::string bytes = "page-group-bytes is " + std::to_string(o.vattention.page_group_bytes);
   if (o.vattention.page_group_bytes == 0 || o.vattention.page_group_bytes % kPage != 0)
     return invalid(bytes + ": expected a multiple of the page, " + std::to_string(kPage));
-  if (vattention_row_tokens(o) < 1) return invalid(bytes + ", less than one token of one layer's K or V");
+  if (vattention_row_tokens(o) < 1)
+    return invalid(bytes + ": expected at least the bytes of one token of one layer's K or V");
   if (o.max_sequence_tokens < 1 || o.vattention.max_sequences < 1)
     return invalid("vattention: expected the longest sequence and the most sequences at once");
   const double rows_of_heads = 2.0 * o.shape.n_layers * o.shape.n_kv_heads * o.vattention.max_sequences *
@@ -53,16 +54,16 @@ Status check_page_groups(const KvOptions& o) {
   const auto too_many = [&](double n, const std::string& expected) {
     return invalid("vattention: " + std::to_string(o.vattention.max_sequences) + " sequences of " +
                    std::to_string(o.max_sequence_tokens) + " tokens are " + std::to_string(int64_t(n)) + expected +
-                   ": a smaller --max-batch or --max-model-len");
+                   ": expected a smaller --max-batch or --max-model-len");
   };
   const double counted = rows_of_heads / (o.order == KvOrder::layer_major ? o.shape.n_layers : 1);
   // KvRows counts rows in 32 bits, and the boxes of flash_wgmma count tokens in 31.
   const double most = std::min(0x1p32, 0x1p31 * o.shape.n_kv_heads);
   if (o.vattention.on_card && counted >= most)
-    return too_many(counted, " rows of addresses of a layer, with --device cuda expected fewer than " +
+    return too_many(counted, " rows of addresses in a layer; with --device cuda expected fewer than " +
                                  std::to_string(int64_t(most)));
   if (bytes_of_addresses >= kMostAddresses)
-    return too_many(bytes_of_addresses, " bytes of addresses, a process has 2^47");
+    return too_many(bytes_of_addresses, " bytes of addresses, but a process has 2^47");
   if (o.vattention.on_card) return ok();
   // Each sequence has at least one mapping and one gap per plane. Each memory has its own pool, or all share one.
   const long planes = vattention_planes(o);
@@ -70,12 +71,11 @@ Status check_page_groups(const KvOptions& o) {
   const long sequences = std::min(rows, long(o.vattention.max_sequences) * o.n_memories);
   const long least = 2 * planes * sequences, limit = max_mappings();
   if (limit > 0 && least > limit)
-    return invalid("vattention: " + std::to_string(o.n_memories) + " instances of " +
-                   std::to_string(o.vattention.max_sequences) + " sequences of " + std::to_string(planes) +
-                   " tensors take " + std::to_string(least) + " mappings or more, vm.max_map_count is " +
-                   std::to_string(limit) +
-                   ": a smaller --max-batch, larger --page-group-bytes, or --kv-layout "
-                   "token_major (one tensor)");
+    return invalid(
+        "vattention: " + std::to_string(o.n_memories) + " instances of " + std::to_string(o.vattention.max_sequences) +
+        " sequences of " + std::to_string(planes) + " tensors take " + std::to_string(least) +
+        " mappings or more, but vm.max_map_count is " + std::to_string(limit) +
+        ": expected a smaller --max-batch, larger --page-group-bytes, or --kv-layout token_major (one tensor)");
   return ok();
 }
 
@@ -91,8 +91,9 @@ Result<std::shared_ptr<KvPool>> make_rows(const PoolPlan& plan) {
     // Tries the reservation that each memory makes later.
     if (auto range = made.value()->reserve(vattention_slots(o).pool_bytes()); !range)
       return Error{ErrorCode::unavailable, "vattention: " + std::to_string(o.vattention.max_sequences) +
-                                               " sequences of " + std::to_string(o.max_sequence_tokens) + " tokens: " +
-                                               range.error().message + "; a smaller --max-batch or --max-model-len"};
+                                               " sequences of " + std::to_string(o.max_sequence_tokens) +
+                                               " tokens: " + range.error().message +
+                                               "; expected a smaller --max-batch or --max-model-len"};
     groups.push_back(std::move(made).value());
   }
   return std::shared_ptr<KvPool>(std::make_shared<PageGroupRows>(plan.whole, plan.shards, std::move(groups)));
@@ -126,7 +127,7 @@ std::unique_ptr<KvMemory> make_memory(std::shared_ptr<KvPool> pool, const KvOpti
 KvScheme vattention_scheme() {
   return {.name = "vattention",
           .source = "ASPLOS'25 (vAttention) sections 5 and 6",
-          .unit = "row of page groups",
+          .unit = "page-group row",
           .block_tokens = vattention_row_tokens,
           .block_bytes = vattention_row_bytes,
           .check = check_page_groups,

@@ -72,8 +72,8 @@ void naive(const CudaAttentionArgs& args, Stream& stream) {
 const char* naive_refuses(const CudaAttentionArgs& args, const Card&) {
   const KvShape& shape = args.layout.shape;
   if (shape.dtype == Dtype::int4 && shape.head_dim % 4 != 0)  // append needs it, too
-    return "needs head_dim a multiple of 4 for int4 KV";
-  return shape.head_dim > kMaxHeadDim ? "needs head_dim of at most 256" : nullptr;
+    return "needs a head_dim that is a multiple of 4 for int4 KV";
+  return shape.head_dim > kMaxHeadDim ? "needs a head_dim of at most 256" : nullptr;
 }
 
 }  // namespace xpyd::attention::cuda_kernels

@@ -286,10 +286,11 @@ void split_kv(const CudaAttentionArgs& args, Stream& stream) {
 
 const char* split_kv_refuses(const CudaAttentionArgs& args, const Card& card) {
   int dim = args.layout.shape.head_dim;
-  if (dim % 8 != 0) return "needs head_dim a multiple of 8";
-  if (dim > kMaxHeadDim) return "needs head_dim of at most 256";
+  if (dim % 8 != 0) return "needs a head_dim that is a multiple of 8";
+  if (dim > kMaxHeadDim) return "needs a head_dim of at most 256";
   const size_t bytes = for_elements(args, [&]<class T>() { return split_shared_bytes<T>(8, dim); });
-  return bytes > size_t(card.max_shared_bytes) ? "needs more shared memory than a block of this card has" : nullptr;
+  return bytes > size_t(card.max_shared_bytes) ? "needs more shared memory than this card has per thread block"
+                                               : nullptr;
 }
 
 }  // namespace xpyd::attention::cuda_kernels

@@ -32,8 +32,9 @@ Result<Card> open() {
   Card card;
   cudaRuntimeGetVersion(&card.runtime);
   if (cudaDriverGetVersion(&card.driver) != cudaSuccess || card.driver == 0)
-    return Error{ErrorCode::unavailable,
-                 "--device cuda: no NVIDIA driver is installed; this build needs one for CUDA " + dotted(card.runtime)};
+    return Error{
+        ErrorCode::unavailable,
+        "--device cuda: no NVIDIA driver is installed; this build needs a driver for CUDA " + dotted(card.runtime)};
   int n_cards = 0;
   cudaError_t found = cudaGetDeviceCount(&n_cards);
   if (found == cudaErrorInsufficientDriver)
@@ -41,7 +42,7 @@ Result<Card> open() {
                                              "; this build needs a driver for CUDA " + dotted(card.runtime)};
   if (found != cudaSuccess || n_cards == 0)
     return Error{ErrorCode::unavailable,
-                 std::string("--device cuda: no usable NVIDIA card: ") + cudaGetErrorString(found)};
+                 std::string("--device cuda: no NVIDIA card can be used: ") + cudaGetErrorString(found)};
   cudaDeviceProp properties{};
   CUDA_DO(cudaGetDeviceProperties(&properties, 0));
   card.name = properties.name;
@@ -50,7 +51,7 @@ Result<Card> open() {
   if (card.major < 8)
     return Error{ErrorCode::unavailable, "--device cuda: " + card.name + " has compute capability " +
                                              std::to_string(card.major) + "." + std::to_string(card.minor) +
-                                             "; at least 8.0 (A100) is needed"};
+                                             "; expected at least 8.0 (A100)"};
   if (cudaError_t set = cudaSetDevice(0); set != cudaSuccess)
     return Error{ErrorCode::unavailable, "--device cuda: " + card.name + " cannot be used: " + cudaGetErrorString(set)};
   card.n_sms = properties.multiProcessorCount;
@@ -129,7 +130,7 @@ Result<Memory> Memory::allocate(size_t bytes, bool pinned) {
   const cudaError_t result = pinned ? cudaHostAlloc(&data, bytes, cudaHostAllocDefault) : cudaMalloc(&data, bytes);
   if (result == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // clears the error, which is a normal outcome that later calls should not report
-    const std::string wanted = std::to_string(bytes) + " bytes wanted";
+    const std::string wanted = std::to_string(bytes) + " bytes requested";
     if (pinned) return Error{ErrorCode::unavailable, "out of pinned host memory: " + wanted};
     size_t free = 0, all = 0;
     CUDA_DO(cudaMemGetInfo(&free, &all));

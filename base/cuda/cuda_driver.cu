@@ -61,7 +61,7 @@ class GreenSplit final : public Split {
       return failed("cuDevSmResourceSplitByCount", r);
     for (int part = 0; part < 2; ++part) {
       n_sms_[part] = int(group[part].sm.smCount);
-      if (n_sms_[part] == 0) return "part " + std::to_string(part) + " would have no SM";
+      if (n_sms_[part] == 0) return "part " + std::to_string(part) + " would get no SM";
       CUdevResourceDesc description{};
       if (CUresult r = DRIVER(cuDevResourceGenerateDesc, kSince)(&description, &group[part], 1); r != CUDA_SUCCESS)
         return failed("cuDevResourceGenerateDesc", r);
@@ -104,7 +104,7 @@ int Split::n_sms_of(const Stream& stream) {
 Result<std::unique_ptr<Split>> Split::cut(const Card& card, int n_sms) {
   if (n_sms < 1 || n_sms >= card.n_sms)
     return invalid("--gpu-split " + std::to_string(n_sms) + ": " + card.name + " has " + std::to_string(card.n_sms) +
-                   " SMs, and each part needs some");
+                   " SMs; expected a number that leaves SMs for both parts");
   if (!GreenSplit::there())
     return Error{ErrorCode::unavailable, "--gpu-split: green contexts need a driver for CUDA 12.5 or later"};
   auto split = std::make_unique<GreenSplit>();
@@ -117,7 +117,7 @@ Result<std::unique_ptr<Split>> Split::cut(const Card& card, int n_sms) {
 
 TensorMap make_tensor_map(const BoxedMatrix& matrix) {
   auto* const encode = DRIVER(cuTensorMapEncodeTiled, 12000);
-  XPYD_CHECK(encode, "cuTensorMapEncodeTiled: the driver does not have it");
+  XPYD_CHECK(encode, "cuTensorMapEncodeTiled: the driver does not have this function");
   static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
   static_assert(alignof(TensorMap) >= alignof(CUtensorMap));
   const cuuint64_t sizes[] = {matrix.columns, matrix.rows}, strides[] = {matrix.row_stride};

@@ -54,7 +54,8 @@ class HostRange final : public VirtualRange {
     const size_t bytes = size_t(n) * o_.group_bytes;
     XPYD_CHECK(offset + bytes <= bytes_ && group >= 0 && group + n <= o_.n_groups);
     if (!groups_->room_for_mapping())
-      return Error{ErrorCode::unavailable, "out of mappings: vm.max_map_count is " + std::to_string(max_mappings())};
+      return Error{ErrorCode::unavailable,
+                   "no mappings are left: vm.max_map_count is " + std::to_string(max_mappings())};
     occupy(o_.call_us);
     void* at = ::mmap(data_ + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE,
                       groups_->fd(), off_t(size_t(group) * o_.group_bytes));
@@ -146,7 +147,7 @@ Result<std::shared_ptr<PageGroups>> make_host_page_groups(const PageGroupOptions
   const int error = ::posix_fallocate(groups->fd(), 0, off_t(bytes));
   if (error != 0) {
     errno = error;
-    return os_error("no room for " + std::to_string(bytes) + " bytes of page groups");
+    return os_error("there is no room for " + std::to_string(bytes) + " bytes of page groups");
   }
   return std::shared_ptr<PageGroups>(std::move(groups));
 }

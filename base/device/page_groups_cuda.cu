@@ -47,8 +47,8 @@ class CudaGroups final : public PageGroups, public std::enable_shared_from_this<
       if (const int code = vmm::create(&handle, options_.group_bytes); code != 0) {
         Error error = refused(code, "cuMemCreate");
         error.message = "out of device memory: " + std::to_string(options_.n_groups) + " page groups of " +
-                        std::to_string(options_.group_bytes) + " bytes wanted, there is room for " + std::to_string(i) +
-                        " (" + error.message + ")";
+                        std::to_string(options_.group_bytes) + " bytes requested, but there is room for " +
+                        std::to_string(i) + " (" + error.message + ")";
         return error;
       }
       handles_.push_back(handle);
@@ -149,7 +149,7 @@ Result<std::shared_ptr<PageGroups>> make_cuda_page_groups(const PageGroupOptions
   const size_t granularity = vmm::granularity();
   if (o.group_bytes == 0 || o.group_bytes % granularity != 0)
     return invalid("page-group-bytes is " + std::to_string(o.group_bytes) + ": expected a multiple of " +
-                   std::to_string(granularity) + ", the least that this card maps");
+                   std::to_string(granularity) + ", the smallest page group of this card");
   XPYD_CHECK(o.n_groups > 0);
   auto groups = std::make_shared<CudaGroups>(o);
   if (Status status = groups->create(); !status) return status.error();
@@ -167,7 +167,7 @@ constexpr double kBusySeconds = 5;
 
 Error refused(int code, const char* call, size_t bytes) {
   return {code == vmm::kOutOfMemory ? ErrorCode::unavailable : ErrorCode::io,
-          std::to_string(bytes) + " bytes of the card for processes: " + call + ": " + vmm::code_name(code)};
+          std::to_string(bytes) + " bytes on the card for processes: " + call + ": " + vmm::code_name(code)};
 }
 
 // Physical memory mapped to addresses. The destructor releases what was obtained.

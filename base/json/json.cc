@@ -90,7 +90,7 @@ class Builder {  // nlohmann's SAX interface
   template <class T>
   json* place(T&& value) {
     if (++n_values_ > limits_.max_values) {
-      fail("more than " + std::to_string(limits_.max_values) + " values");
+      fail("it has more than " + std::to_string(limits_.max_values) + " values");
       return nullptr;
     }
     json* at = &root;
@@ -104,7 +104,7 @@ class Builder {  // nlohmann's SAX interface
   }
   bool open(json::value_t kind) {
     if (static_cast<int>(open_.size()) >= limits_.max_depth)
-      return fail("nested deeper than " + std::to_string(limits_.max_depth));
+      return fail("it is nested deeper than " + std::to_string(limits_.max_depth));
     json* at = place(kind);
     if (at != nullptr) open_.push_back(at);
     return at != nullptr;
@@ -129,7 +129,7 @@ std::string labelled(const std::string& what, const std::string& name) {
 
 Error wrong(const std::string& what, const std::string& name, const std::string& expected, const json* got) {
   std::string message = labelled(what, name) + ": expected " + expected;
-  if (got == nullptr) return invalid(message + ", but it is missing");
+  if (got == nullptr) return invalid(message + ", but the field is missing");
   std::string text = got->is_structured() ? std::string(got->type_name())
                                           : got->dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 60) + "...";
@@ -183,8 +183,8 @@ void append_quoted(std::string& out, std::string_view text) {
 
 Result<json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) {
   if (text.size() > limits.max_bytes)
-    return invalid(what + ": " + std::to_string(text.size()) + " bytes of JSON, at most " +
-                   std::to_string(limits.max_bytes) + " are read");
+    return invalid(what + ": " + std::to_string(text.size()) + " bytes of JSON; expected at most " +
+                   std::to_string(limits.max_bytes));
   const char* begin = text.data();
   const char* seen = begin;
   Builder builder(limits, begin, &seen);
@@ -204,14 +204,14 @@ Result<std::string> read_small_file(const std::string& path, size_t max_bytes) {
   if (::fstat(fd.get(), &info) != 0) return failed(os_text());
   if (!S_ISREG(info.st_mode)) return failed("not a regular file");
   if (static_cast<uint64_t>(info.st_size) > max_bytes)
-    return failed(std::to_string(info.st_size) + " bytes, at most " + std::to_string(max_bytes) + " are read");
+    return failed(std::to_string(info.st_size) + " bytes; expected at most " + std::to_string(max_bytes));
   std::string text(static_cast<size_t>(info.st_size), '\0');
   size_t done = 0;
   while (done < text.size()) {
     ssize_t n = ::read(fd.get(), text.data() + done, text.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return failed(os_text());
-    if (n == 0) return failed("became shorter while it was read");
+    if (n == 0) return failed("the file became shorter while it was read");
     done += static_cast<size_t>(n);
   }
   return text;

@@ -123,8 +123,8 @@ std::string unknown_option(std::span<const OptionRow> table, std::string_view gr
       meant += (meant.empty() ? "" : ", ") + in_quotes(std::string("--") + row.name);
     if (row.name == name) elsewhere += (elsewhere.empty() ? "" : " ") + std::string(row.group);
   }
-  if (!meant.empty()) return message + "; here it is " + meant;
-  if (!elsewhere.empty()) message += " of " + std::string(group) + " (it is one of: " + elsewhere + ")";
+  if (!meant.empty()) return message + "; the name here is " + meant;
+  if (!elsewhere.empty()) message += " of " + std::string(group) + " (it is an option of: " + elsewhere + ")";
   return message + nearest_hint(name, names, "--");
 }
 
@@ -166,7 +166,7 @@ struct Parser {
       std::string given = value, why = problem(*row, value);
       std::string shown = std::strcmp(row->unit, "secret") == 0 ? "this value" : in_quotes(given);
       if (!why.empty())
-        throw invalid(where + dashes + row->name + ": " + shown + " does not fit: " + why + " (" + row->help + ")");
+        throw invalid(where + dashes + row->name + ": " + shown + " is not valid: " + why + " (" + row->help + ")");
     }
   }
 
@@ -214,16 +214,16 @@ struct Parser {
       for (const auto& option : parsed.options) {
         const OptionRow* row = find(option.string_key);
         if (!row && option.string_key.find('.') != std::string::npos)
-          throw invalid(path + ": '" + option.string_key + "': options stand without a [section] before them");
+          throw invalid(path + ": '" + option.string_key + "': expected options without a [section] above them");
         if (!row) throw invalid(unknown_option(table, group, option.string_key, path + ": "));
         if (option.string_key == "config")
-          throw invalid(path + ": config: a configuration file cannot name another one");
+          throw invalid(path + ": config: a configuration file cannot include another one");
         for (const Assignment& earlier : result)
           if (earlier.row == row) throw invalid(path + ": " + row->name + " is given twice");
         result.push_back({row, option.value.empty() ? "" : option.value.front()});
       }
     } catch (const po::error& error) {
-      throw invalid(path + ": expected lines `name = value` and comments after #: " + error.what());
+      throw invalid(path + ": expected lines of the form `name = value`, and comments after #: " + error.what());
     }
     return result;
   }
@@ -382,8 +382,7 @@ std::string options_manual(std::span<const OptionRow> table, std::string_view gr
 Result<int64_t> parse_bytes(std::string_view text) {
   auto expected = [&](const char* why) {
     return invalid(in_quotes(text) + ": " + why +
-                   "; expected bytes as 65536, 512MiB or 1.5GB (units B kB KiB MB MiB GB GiB TB "
-                   "TiB)");
+                   "; expected bytes such as 65536, 512MiB or 1.5GB (units B kB KiB MB MiB GB GiB TB TiB)");
   };
   static constexpr struct {
     const char* name;
@@ -408,25 +407,25 @@ Result<int64_t> parse_bytes(std::string_view text) {
     if (c == '.' && !fraction) {
       fraction = true;
     } else if (c >= '0' && c <= '9') {
-      if (++n_digits > 19) return expected("too many digits");
+      if (++n_digits > 19) return expected("the number has too many digits");
       digits = digits * 10 + unsigned(c - '0');
       if (fraction) scale *= 10;
     } else {
       break;
     }
   }
-  if (n_digits == 0) return expected("no number");
-  if (fraction && scale == 1) return expected("no digit after the point");
+  if (n_digits == 0) return expected("there is no number");
+  if (fraction && scale == 1) return expected("there is no digit after the point");
   std::string_view suffix = text.substr(i);
   for (const auto& unit : units) {
     if (suffix != unit.name) continue;
     unsigned __int128 product = digits * unit.bytes;
-    if (product % scale != 0) return expected("not a whole number of bytes");
+    if (product % scale != 0) return expected("this is not a whole number of bytes");
     product /= scale;
-    if (product > uint64_t(INT64_MAX)) return expected("too large");
+    if (product > uint64_t(INT64_MAX)) return expected("the number is too large");
     return int64_t(product);
   }
-  return expected("unknown unit");
+  return expected("the unit is unknown");
 }
 
 std::vector<std::string> comma_list(std::string_view text) { return split(text, ','); }

@@ -227,8 +227,8 @@ Peak cached_peak(ThreadTeam& team, bool anew) {
   if (path.empty()) return peak;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   const Status kept = ours ? replace_file(path, to_json(peak) + "\n")
-                           : invalid(path + " is there and is no measured peak: it is left as it is");
-  if (!kept) log_line(LogLevel::warning, "xpyd: the measured peak is not kept: %s", kept.error().message.c_str());
+                           : invalid(path + " exists but is not a measured peak; it is not overwritten");
+  if (!kept) log_line(LogLevel::warning, "xpyd: the measured peak is not saved: %s", kept.error().message.c_str());
   return peak;
 }
 

@@ -15,9 +15,9 @@ ChunkState decide_fixed(const ChunkView& view, ChunkState state, ChunkWave& wave
 }
 
 constexpr ChunkPolicy kChunkPolicies[] = {
-    {"fixed", decide_fixed, false, "Mooncake (FAST '25) section 3.3; vLLM V1: the same tokens in every step"},
+    {"fixed", decide_fixed, false, "Mooncake (FAST '25) section 3.3; vLLM V1: the same number of tokens in every step"},
     {"equal_time", decide_equal_time, true,
-     "the time of a wave that makes sum t + (P-1) T least; ATOM's cost of a chunk"},
+     "the time of a wave that minimises sum t + (P-1) T; ATOM's cost of a chunk"},
 };
 
 // ---- Rules for all rows: prompts take the wave's tokens in order, and no piece is smaller than the minimum.

@@ -60,13 +60,12 @@ void EngineChunks::keep(std::span<const StepEntry> entries, EngineStats& stats) 
 }
 
 void EngineChunks::say_once() const {
-  log_line(
-      LogLevel::info,
-      "xpyd: --chunk-policy %s extrapolates: it plans %d tokens of prompts, the first behind %d of its own; the steps "
-      "that the cost was fitted to had at most %d of a prompt, behind %d at most. From now on such plans are only "
-      "counted (chunk_extrapolations_total)",
-      options_.policy->name, choice_.step_tokens - view_.decodes, prompts_[0].done, view_.longest_chunk,
-      view_.longest_prefix);
+  log_line(LogLevel::info,
+           "xpyd: --chunk-policy %s extrapolates: it plans %d prompt tokens, the first of them after %d earlier tokens "
+           "of its prompt; the steps to which its cost was fitted had at most %d prompt tokens, after at most %d. From "
+           "now on such plans are only counted (chunk_extrapolations_total)",
+           options_.policy->name, choice_.step_tokens - view_.decodes, prompts_[0].done, view_.longest_chunk,
+           view_.longest_prefix);
 }
 
 }  // namespace xpyd::batch

@@ -63,7 +63,7 @@ std::deque<SequencePtr>::iterator Scheduler::first_without_kv() {
 void Scheduler::check_invariants() const {
   bool without = false;
   for (const SequencePtr& s : waiting_) {
-    XPYD_CHECK(!(without && s->keeps_kv()), "who waits without KV stands before who holds some");
+    XPYD_CHECK(!(without && s->keeps_kv()), "a waiting sequence without KV stands before one that holds KV");
     without |= !s->keeps_kv();
   }
 }

@@ -169,8 +169,8 @@ int admit_peak_tokens(const AdmissionView& view) {
 
 constexpr AdmissionRule kRules[] = {
     {"prompt", admit_prompt, false, "vLLM (SOSP '23) section 4.5: the prompt fits, 1 % stays free"},
-    {"peak_tokens", admit_peak_tokens, true, "lightllm's Efficient Router: the peak to come fits"},
-    {"longest", admit_longest, false, "Orca (OSDI '22) section 4.2: max_tokens of all are held"},
+    {"peak_tokens", admit_peak_tokens, true, "lightllm's Efficient Router: the predicted peak fits"},
+    {"longest", admit_longest, false, "Orca (OSDI '22) section 4.2: max_tokens of all sequences are reserved"},
 };
 
 }  // namespace

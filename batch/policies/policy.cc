@@ -142,7 +142,7 @@ void plan_persistent(const BatchView& view, BatchPlan& plan) { plan_mixed(view, 
 constexpr BatchPolicy kPolicies[] = {
     {"chunked", plan_chunked, kPrompt, true, false, "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
     {"persistent", plan_persistent, kPrompt, false, true,
-     "TurboMind's persistent batch: places that sequences take and leave at any step"},
+     "TurboMind's persistent batch: sequences join and leave at any step"},
     {"prefill_first", plan_prefill_first, kPrompt, false, false,
      "vLLM V0's scheduler; Orca (OSDI '22) iteration-level batching"},
     {"static", plan_static, kLongest, false, false,

@@ -8,11 +8,12 @@ namespace xpyd::batch {
 namespace {
 
 constexpr DrafterRow kDrafters[] = {
-    {"off", nullptr, "one token a step"},
+    {"off", nullptr, "one token per step"},
     {"ngram", [](const SpeculationOptions& options, const DrafterParts&) { return make_ngram_drafter(options); },
-     "what followed where the sequence's last tokens have stood before: prompt lookup decoding (Saxena 2023)"},
+     "the tokens that followed the last occurrence of the sequence's last tokens: prompt lookup decoding (Saxena "
+     "2023)"},
     {"mtp", make_head_drafter,
-     "what the model's own multi-token head draws, whose KV is one more layer (DeepSeek-V3, section 2.2)", true},
+     "the model's own multi-token prediction head, whose KV is one more layer (DeepSeek-V3, section 2.2)", true},
 };
 
 }  // namespace

@@ -86,7 +86,8 @@ Result<bool> BoundaryOut::left(int slot) {
   const TransferState state = transport_.poll(s.id);
   if (state == TransferState::in_flight) return false;
   s.id = -1;
-  if (state == TransferState::failed) return Error{ErrorCode::io, "what it computed did not arrive"};
+  if (state == TransferState::failed)
+    return Error{ErrorCode::io, "the next stage did not receive what this stage computed"};
   return true;
 }
 

@@ -44,8 +44,8 @@ struct FarTransfer {
 struct NoRegistrations {
   Result<RemoteKey> open(PeerId, KvOp, std::span<const MemoryRange>) const {
     return Error{ErrorCode::unavailable,
-                 "the KV of this instance is on the hosts of its ranks, where nobody else reads "
-                 "or writes: expected --kv-transfer push, and this instance as P or C"};
+                 "the KV of this instance is on the hosts of its stages, where no other instance can read or write it: "
+                 "expected --kv-transfer push and role prefill or colocated"};
   }
   bool close(const RemoteKey&) const { return true; }
   int arrived(const RemoteKey&) const { return 0; }
@@ -171,7 +171,7 @@ Status KvPoster::take(uint16_t type, std::string_view bytes) try {
 
 void KvPoster::post(const Transfer& post) {
   for (const KvBytes& piece : post.pieces) {
-    if (!inside(piece, kv_)) throw invalid("a post of bytes that are not its KV");
+    if (!inside(piece, kv_)) throw invalid("a transfer names bytes that are not KV of this stage");
     plan_.copies.push_back(
         {kv_[piece.rank].data() + piece.at, reinterpret_cast<std::byte*>(uintptr_t(piece.to)), size_t(piece.bytes)});
     plan_.bytes += piece.bytes;
@@ -191,7 +191,7 @@ bool KvPoster::go_on() {
   std::erase_if(posts_, [this](const auto& post) {
     const TransferState state = transport_->poll(post.second);
     if (state == TransferState::in_flight) return false;
-    return say_to(head_, Outcome{true, post.first, state == TransferState::done ? "" : "it failed"}), true;
+    return say_to(head_, Outcome{true, post.first, state == TransferState::done ? "" : "the transfer failed"}), true;
   });
   return !connecting_.empty() || !posts_.empty();
 }

@@ -76,7 +76,8 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
       {o.listen == "unix:@" ? o.listen + "xpyd-ranks-" + random : o.listen, o.key, identity_of("head", o.fingerprint)},
       [this](const ChannelPtr& channel) { return on_open(channel); }));
   if (o.start) processes_ = need(o.start(address, shards_.pp));
-  if (!processes_) log_line(LogLevel::info, "xpyd worker: waits for %d stages at %s", shards_.pp, address.c_str());
+  if (!processes_)
+    log_line(LogLevel::info, "xpyd worker: waiting for %d stages to join at %s", shards_.pp, address.c_str());
   const Start start{.tp = shards_.tp,
                     .pp = shards_.pp,
                     .places = int32_t(places_),
@@ -119,7 +120,7 @@ Status RemotePipeline::wait_for(const char* what, There there) {
       return Error{ErrorCode::unavailable, failed_};
     const auto missing = std::find_if_not(stages_.begin(), stages_.end(), there);
     if (missing == stages_.end()) return ok();
-    if (options_.given_up && options_.given_up()) return Error{ErrorCode::unavailable, "told to end"};
+    if (options_.given_up && options_.given_up()) return Error{ErrorCode::unavailable, "the worker was told to end"};
     if (processes_)
       if (Status run = processes_->run(); !run) {
         changed_.wait_for(lock, std::chrono::milliseconds(200), [&] { return !failed_.empty(); });  // for its reason
@@ -139,16 +140,16 @@ ChannelEvents RemotePipeline::on_open(const ChannelPtr& channel) {
   if (stage < 0 || stage >= shards_.pp)
     return refuse("expected --rank 0 to " + std::to_string(shards_.pp - 1) + " of this instance");
   if (channel->peer().fingerprint != options_.fingerprint)
-    return refuse("another model, other options or another version than the instance's head");
+    return refuse("its model, options or version differ from those of the instance");
   std::lock_guard lock(mutex_);
   if (closing_) return refuse("the instance has ended");
-  if (stages_[size_t(stage)].channel) return refuse("that stage is there");
+  if (stages_[size_t(stage)].channel) return refuse("this stage has joined already");
   stages_[size_t(stage)].channel = channel;
   changed_.notify_all();
   const std::string name = "stage " + std::to_string(stage);
   return {[this, channel, stage](uint16_t type, std::string_view bytes) {
             if (Status status = on_frame(stage, type, bytes); !status)
-              channel->close("refused: it said " + status.error().message);
+              channel->close("message refused: " + status.error().message);
           },
           [this, name](const std::string& why) { break_up(name + ": " + why); }};
 }
@@ -158,7 +159,7 @@ Status RemotePipeline::on_ready(int stage, const Ready& ready) {
   StageEnd& from = stages_[size_t(stage)];
   std::vector<Fd> files = from.channel->take_files();
   if (!from.address.empty() || ready.address.empty() || (!far() && files.size() != size_t(shards_.tp)))
-    return invalid("it is ready without the files of its KV");
+    return invalid("the ready message came twice, without an address, or without the files of its KV");
   for (int r = 0; r < shards_.tp; ++r) {
     const auto rank = size_t(stage * shards_.tp + r);
     Result<std::shared_ptr<std::byte>> memory = far()
@@ -260,7 +261,7 @@ void RemotePipeline::end(Chosen*) {
   if (rows) {
     std::memcpy(wave.logits, rows, floats * sizeof(float));
   } else {  // `broken` keeps other instances from the results
-    break_up("the logits of a wave are not what the last stage has sent");
+    break_up("the last stage sent wrong logits (the checksum differs)");
     std::fill_n(wave.logits, floats, 0.0f);
   }
 }
@@ -272,10 +273,12 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
     if (type == kType<Ready>) return on_ready(stage, need(from_bytes<Ready>(bytes)));
     if (type == kType<Connected>) {
       const Connected connected = need(from_bytes<Connected>(bytes));
-      if (connected.registrations.size() != (stage > 0 ? places_ : 0)) return invalid("its windows are not all");
+      if (connected.registrations.size() != (stage > 0 ? places_ : 0))
+        return invalid("the number of registrations is wrong");
       std::lock_guard lock(mutex_);
       StageEnd& from = stages_[size_t(stage)];
-      if (from.address.empty() || from.connected) return invalid("it has connected already");
+      if (from.address.empty() || from.connected)
+        return invalid("the stage has connected already, or is not ready yet");
       from.registrations = connected.registrations;
       from.connected = true;
       changed_.notify_all();
@@ -286,7 +289,7 @@ Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes
       return ok();
     }
     if (type == kType<Progress>) return on_progress(stage, need(from_bytes<Progress>(bytes)));
-    return invalid("a message of kind " + std::to_string(type));
+    return invalid("unexpected message of kind " + std::to_string(type));
   } catch (const Error& error) {
     return error;
   }
@@ -299,9 +302,9 @@ bool RemotePipeline::is_under_way(int stage, uint32_t wave) const {
 }
 
 Status RemotePipeline::on_progress(int stage, const Progress& made) {
-  if (made.layers > uint32_t(config().n_layers)) return invalid("more layers than there are");
+  if (made.layers > uint32_t(config().n_layers)) return invalid("the number of layers exceeds the model's");
   if (is_broken()) return ok();  // all waves count as ended then
-  if (!is_under_way(stage, made.wave)) return invalid("progress of a wave that is not under way there");
+  if (!is_under_way(stage, made.wave)) return invalid("progress was reported for a wave that is not under way");
   UnderWay& wave = wave_of(made.wave);
   if (int(made.layers) > wave.layers) wave.layers = int(made.layers);
   bool is_news = wave.watched || !made.done;

@@ -23,18 +23,18 @@ Status check_wave(const Wave& w, const Start& start, const ModelConfig& c) {
   if (n_seqs == 0 || w.q_offsets.size() != n_seqs + 1 || w.q_offsets[0] != 0 || w.q_offsets[n_seqs] != int32_t(n))
     return invalid("q_offsets");
   for (int32_t id : w.token_ids)
-    if (id < 0 || id >= c.vocab) return invalid("a token id of " + std::to_string(id));
+    if (id < 0 || id >= c.vocab) return invalid("token_ids: invalid token id " + std::to_string(id));
   size_t n_blocks = 0;
   for (size_t s = 0; s < n_seqs; ++s) {
     const long tokens = long(w.q_offsets[s + 1]) - w.q_offsets[s];
     const long most = w.contiguous ? std::min(c.max_position, start.block_tokens) : c.max_position;
     if (tokens < 0 || w.kv_lengths[s] < 1 || tokens > w.kv_lengths[s] || w.kv_lengths[s] > most)
-      return invalid("a KV length of " + std::to_string(w.kv_lengths[s]));
+      return invalid("kv_lengths: invalid length " + std::to_string(w.kv_lengths[s]));
     n_blocks += w.contiguous ? 1 : size_t(w.kv_lengths[s] + start.block_tokens - 1) / size_t(start.block_tokens);
   }
   if (w.blocks.size() != n_blocks) return invalid("blocks: " + std::to_string(w.blocks.size()));
   for (int32_t block : w.blocks)
-    if (block < 0 || block >= start.n_blocks) return invalid("a block " + std::to_string(block));
+    if (block < 0 || block >= start.n_blocks) return invalid("blocks: invalid block " + std::to_string(block));
   int32_t least = 0;
   for (int32_t row : w.logit_rows) {
     if (row < least || row >= int32_t(n)) return invalid("logit_rows");
@@ -94,7 +94,7 @@ Status Stage::run() {
     if (!served && served.error().code == ErrorCode::invalid_argument) return served;
     if (std::exchange(served_, false)) alone_since = clock_.now();
     if (options_.give_up_s > 0 && clock_.now() > alone_since + options_.give_up_s)
-      return served ? Error{ErrorCode::unavailable, "the head is gone"} : served.error();
+      return served ? Error{ErrorCode::unavailable, "the instance that this stage belongs to is gone"} : served.error();
     changed_.wait_for(lock, seconds(options_.retry_s), [&] { return stopped_; });
     if (stopped_) return ok();
   }
@@ -107,7 +107,7 @@ Stage::Frame Stage::next(std::function<bool()> is_busy) {
     const bool busy = is_busy && is_busy();
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, seconds(busy ? 0.02 : 3600), [&] { return stopped_ || closed_ || !inbox_.empty(); });
-    if (stopped_ || closed_) throw Error{ErrorCode::unavailable, closed_.value_or("it is stopped")};
+    if (stopped_ || closed_) throw Error{ErrorCode::unavailable, closed_.value_or("the worker was stopped")};
     if (!inbox_.empty()) {
       Frame frame = std::move(inbox_.front());
       inbox_.pop_front();
@@ -119,14 +119,15 @@ Stage::Frame Stage::next(std::function<bool()> is_busy) {
 template <class T>
 T Stage::expect() {
   const Frame frame = next();
-  if (frame.type != kType<T>) throw invalid("a message of kind " + std::to_string(frame.type) + " came too early");
+  if (frame.type != kType<T>)
+    throw invalid("unexpected message of kind " + std::to_string(frame.type) + " before the set-up was complete");
   return need(from_bytes<T>(frame.bytes));
 }
 
 template <class Done>
 void Stage::wait_until(Done done) {
   for (Naps naps; !done(); naps.nap())
-    if (over()) throw Error{ErrorCode::unavailable, "the channel closed"};
+    if (over()) throw Error{ErrorCode::unavailable, "the channel to the instance closed"};
 }
 
 Status Stage::serve() {
@@ -147,7 +148,7 @@ Status Stage::serve() {
               KvPoster* poster = poster_;
               if (poster && type >= kType<ConnectPeer> && type <= kType<Cancel>) {
                 if (Status taken = poster->take(type, bytes); !taken)
-                  channel->close("refused: it said " + taken.error().message);
+                  channel->close("message refused: " + taken.error().message);
                 return;
               }
               std::lock_guard lock(mutex_);
@@ -162,7 +163,7 @@ Status Stage::serve() {
   };
   const NodeIdentity self = identity_of("stage" + std::to_string(options_.stage), options_.fingerprint);
   const std::string head = options_.find_head ? options_.find_head() : options_.join;
-  if (head.empty()) return Error{ErrorCode::unavailable, "the registry names no such instance"};
+  if (head.empty()) return Error{ErrorCode::unavailable, "the registry has no instance with this --rank-group"};
   Result<ChannelPtr> channel = loop.connect({head, options_.key, self}, 5, on_open);
   // A wrong address on the command line stays wrong. The registry may have another one later.
   if (!channel)
@@ -187,16 +188,16 @@ Status Stage::serve() {
         copy(p, need(from_bytes<Copies>(frame.bytes)));
         continue;
       }
-      if (frame.type != kType<Wave>) throw invalid("a message of kind " + std::to_string(frame.type));
+      if (frame.type != kType<Wave>) throw invalid("unexpected message of kind " + std::to_string(frame.type));
       const Wave wave = need(from_bytes<Wave>(frame.bytes));
       if (Status status = check_wave(wave, p.start, options_.config); !status)
-        throw invalid("a wave with " + status.error().message);
+        throw invalid("invalid wave: " + status.error().message);
       need(compute(p, wave));
     }
   } catch (const Error& error) {
     return end(error);
   } catch (const std::bad_alloc&) {
-    return end({ErrorCode::unavailable, "out of memory"});
+    return end({ErrorCode::unavailable, "the process is out of memory"});
   }
 }
 
@@ -208,9 +209,10 @@ void Stage::set_up(Parts& p) {
   need(check_model_shards(c, p.shards));
   if (stage >= start.pp)
     throw invalid("--rank " + std::to_string(stage) + ": the instance has " + std::to_string(start.pp) + " stages");
-  if (int64_t(start.block_tokens) * start.n_blocks > kMaxKvTokens) throw invalid("KV of too many tokens");
+  if (int64_t(start.block_tokens) * start.n_blocks > kMaxKvTokens)
+    throw invalid("the instance's KV has too many tokens");
   if (start.dtype != uint8_t(options_.dtype))
-    throw invalid("--dtype or --weight-dtype is another one at the instance's head");
+    throw invalid("--dtype or --weight-dtype differs from that of the instance");
   p.last = stage + 1 == start.pp;
   p.built = need(options_.make_ranks(p.shards, stage, start.step_tokens));
   p.team = std::make_unique<ThreadTeam>(start.tp);
@@ -223,7 +225,7 @@ void Stage::set_up(Parts& p) {
     files.push_back(need(shared_file({p.pools.back().get(), p.layouts.back().pool_bytes()})).fd);
   }
   const TransportRow* transport = find_transport(start.transport);
-  if (!transport) throw invalid("no wire " + start.transport);
+  if (!transport) throw invalid("there is no transport named " + start.transport);
   const size_t width = size_t(c.hidden), most_logits = size_t(start.max_logits) * size_t(c.vocab);
   p.in = need(BoundaryIn::make(*transport, stage > 0 ? start.places : 1,
                                stage > 0 ? size_t(start.step_tokens) * width : 0, start.checksum));
@@ -268,7 +270,7 @@ void Stage::copy(const Parts& p, const Copies& copies) {
   const std::vector<MemoryRange> kv = p.kv();
   for (const KvBytes& piece : copies.pieces) {
     if (!inside(piece, kv) || !inside({piece.rank, piece.to, 0, piece.bytes}, kv))
-      throw invalid("a copy of bytes that are not its KV");
+      throw invalid("a copy names bytes that are not KV of this stage");
     std::memmove(kv[piece.rank].data() + piece.to, kv[piece.rank].data() + piece.at, size_t(piece.bytes));
   }
 }
@@ -291,7 +293,7 @@ Status Stage::compute(Parts& p, const Wave& wave) {
   if (options_.stage > 0) {
     wait_until([&] { return p.in->arrived(*p.transport, place); });
     x_in = p.in->take(place, wave.token_ids.size() * hidden);
-    if (!x_in) return Error{ErrorCode::io, "the activations of a wave are not what the stage before has sent"};
+    if (!x_in) return Error{ErrorCode::io, "the previous stage sent wrong activations (the checksum differs)"};
   }
   wait_until([&] { return need(p.out->left(slot)); });
   const double began = clock_.now();

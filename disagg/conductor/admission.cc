@@ -139,13 +139,13 @@ Refusal reserve(const ClusterAdmission& view, const AdmissionOptions&) {
 }
 
 constexpr AdmissionPolicy kPolicies[] = {
-    {"none", nullptr, nullptr, "vLLM, SGLang: whoever comes is queued"},
+    {"none", nullptr, nullptr, "vLLM, SGLang: every request is queued"},
     {"late", late, at_join, "Mooncake (arXiv v4) section 7.2, the baseline: D decides when the prompt is done"},
     {"early", early, at_join, "Mooncake (arXiv v4) section 7.2: max of both loads, on arrival"},
-    {"early_in_flight", early_in_flight, at_join, "…, with the prompts that are on their way to D"},
+    {"early_in_flight", early_in_flight, at_join, "as early, with the prompts that are on their way to D"},
     {"predicted", predicted, at_join, "Mooncake (arXiv v4) section 7.4: D's load at the time of joining"},
     {"probabilistic", probabilistic, nullptr, "llm-d, probabilistic admitter: 300 saturation^5"},
-    {"reserve", reserve, nullptr, "ours: an accepted request holds its room on D until it ends"},
+    {"reserve", reserve, nullptr, "own rule: an accepted request holds its reserved blocks on D until it ends"},
 };
 
 }  // namespace

@@ -62,13 +62,13 @@ std::string ClusterState::trouble() const {
   bool prefill = false, decode = false;
   for (const auto& [id, member] : members_) {
     if (now - member.probe->stats().heartbeat_s >= kLongestTurnSeconds)
-      return member.info.name + " has not turned its loop for " + std::to_string(int(kLongestTurnSeconds)) + " s";
+      return member.info.name + " has not completed a loop for " + std::to_string(int(kLongestTurnSeconds)) + " s";
     prefill |= !member.draining && member.info.role != Role::decode;
     decode |= !member.draining && member.info.role != Role::prefill;
   }
   if (prefill && decode) return "";
   const char* missing = prefill ? "decode" : decode ? "prefill" : "prefill and decode";
-  return std::string("no instance is there for ") + missing;
+  return std::string("there is no instance for ") + missing;
 }
 
 }  // namespace xpyd::disagg

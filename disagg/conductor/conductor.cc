@@ -53,7 +53,8 @@ bool Conductor::idle(InstanceId id) const {
 
 void Conductor::tick() {
   act([&](Out& out) {
-    for (InstanceId id : cluster_.silent()) remove(id, AttemptFailure::instance_silent, "an instance fell silent", out);
+    for (InstanceId id : cluster_.silent())
+      remove(id, AttemptFailure::instance_silent, "an instance stopped responding", out);
     retry_parked(out);
   });
 }
@@ -86,16 +87,16 @@ Status Conductor::take_in(std::shared_ptr<const Request> request, std::shared_pt
   const int max_model_len = context_.options.max_model_len;
   const long longest = long(request->prompt.size()) + request->max_tokens;
   if (longest > max_model_len)
-    return invalid("prompt and max_tokens need " + std::to_string(longest) + " tokens, the context has " +
+    return invalid("prompt and max_tokens need " + std::to_string(longest) + " tokens, but the context has " +
                    std::to_string(max_model_len));
   if (draining_) return Error{ErrorCode::unavailable, "the server is shutting down"};
-  if (cluster_.members().empty()) return Error{ErrorCode::unavailable, "no instance is there"};
+  if (cluster_.members().empty()) return Error{ErrorCode::unavailable, "there is no instance"};
   const auto& [max_batch, block_tokens, capacity_blocks] = cluster_.board().smallest();
   if (request->n > max_batch)
-    return invalid("n is " + std::to_string(request->n) + ", --max-batch is " + std::to_string(max_batch));
+    return invalid("n is " + std::to_string(request->n) + ", but --max-batch is " + std::to_string(max_batch));
   const long blocks = (longest + block_tokens - 1) / block_tokens;
   if (blocks > capacity_blocks)
-    return invalid("prompt and max_tokens need " + std::to_string(blocks) + " KV blocks, an instance has " +
+    return invalid("prompt and max_tokens need " + std::to_string(blocks) + " KV blocks, but an instance has " +
                    std::to_string(capacity_blocks));
   const uint64_t id = request->id;
   const int n = request->n;
@@ -108,7 +109,7 @@ Status Conductor::take_in(std::shared_ptr<const Request> request, std::shared_pt
   }
   requests_.erase(id);
   return Error{ErrorCode::unavailable,
-               full ? "the queue is full (--max-queue-bytes)" : "no instance is there to take the request"};
+               full ? "the queue is full (--max-queue-bytes)" : "there is no instance that can take the request"};
 }
 
 // Places choices [first, first + count) of a request. Returns false if no instance can take them.

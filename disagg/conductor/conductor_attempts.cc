@@ -50,7 +50,7 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   // A retry starts from these tokens, and they come from another process. So their number is checked.
   if (message.event.token >= 0 &&
       (message.index == most || (message.index + 1 == most && message.event.finish == FinishReason::none)))
-    return fail(message.attempt, AttemptFailure::refused, "it goes on beyond its last token", out);
+    return fail(message.attempt, AttemptFailure::refused, "it continued after its last token", out);
   message.event.request_id = entry.request->id;
   if (message.index > int(choice.output.size())) {  // it arrived before tokens of the other instance
     choice.early.emplace(message.index, std::move(message.event));
@@ -154,11 +154,11 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
     if (choice.ended) continue;
     ++context_.totals.replaced_choices;
     if (entry.aborted || late || entry.poison || hopeless)
-      requests_.give_up(
-          entry, c, late,
-          (entry.poison ? "given up: instances ended while they computed it: " : "given up after many attempts: ") +
-              why,
-          out);
+      requests_.give_up(entry, c, late,
+                        (entry.poison ? "the request is given up, because instances ended while they computed it: "
+                                      : "the request is given up after too many attempts: ") +
+                            why,
+                        out);
   }
   if (entry.left == 0) return requests_.forget_if_over(entry);
   park(attempt, begun);
@@ -196,7 +196,7 @@ void Conductor::retry_parked(Out& out) {
       continue;
     }
     for (int c = p.first; c < p.first + p.count; ++c)
-      requests_.give_up(entry, c, late, "no instance came to take its place", out);
+      requests_.give_up(entry, c, late, "no instance came to replace the one that was lost", out);
     requests_.forget_if_over(entry);
   }
 }

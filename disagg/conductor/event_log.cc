@@ -22,7 +22,7 @@ Result<std::unique_ptr<EventLog>> EventLog::create(const std::string& path, int6
   struct stat about {};
   if (fstat(fd, &about) != 0 || !S_ISREG(about.st_mode) || ftruncate(fd, 0) != 0) {
     close(fd);
-    return Error{ErrorCode::invalid_argument, "event log " + path + ": not a regular file"};
+    return Error{ErrorCode::invalid_argument, "event log " + path + ": this is not a regular file"};
   }
   std::unique_ptr<EventLog> log(new EventLog(path, fdopen(fd, "w"), max_bytes));
   JsonText json;
@@ -43,7 +43,7 @@ EventLog::~EventLog() {
 
 // The buffered lines are discarded, because they would follow a gap.
 void EventLog::give_up() {
-  log_line(LogLevel::error, "xpyd: event log %s: %s; it ends here, and the run goes on", path_.c_str(),
+  log_line(LogLevel::error, "xpyd: event log %s: %s; the log ends here, but the server continues", path_.c_str(),
            strerror(errno));
   __fpurge(file_);
   std::fclose(std::exchange(file_, nullptr));
@@ -70,13 +70,13 @@ namespace {
 Status read_event_log(const std::string& path, bool alone,
                       const std::function<void(const std::string& text, const nlohmann::json& line)>& line) {
   std::ifstream file(path);
-  if (!file) return Error{ErrorCode::not_found, path + ": cannot be read"};
+  if (!file) return Error{ErrorCode::not_found, path + ": the file cannot be read"};
   std::string text;
   for (int64_t number = 1; std::getline(file, text) || number == 1; ++number) {
     const std::string where = path + ":" + std::to_string(number) + ": ";
     Result<nlohmann::json> parsed = parse_json(text, where);
     if (!parsed && file.eof() && (number > 1 || !alone)) {
-      log_line(LogLevel::warning, "xpyd: %sthe line is cut off, and left out", where.c_str());
+      log_line(LogLevel::warning, "xpyd: %sthe last line is incomplete and ignored", where.c_str());
       break;
     }
     if (!parsed) return parsed.error();
@@ -84,19 +84,19 @@ Status read_event_log(const std::string& path, bool alone,
       if (number > 1)
         line(text, parsed.value());
       else if (parsed.value().value("xpyd_event_log", 0) != kEventLogVersion)
-        return invalid(where + "not an event log of version " + std::to_string(kEventLogVersion));
+        return invalid(where + "this is not an event log of version " + std::to_string(kEventLogVersion));
     } catch (const std::exception& e) {
       return invalid(where + e.what());
     }
   }
-  return file.bad() ? Status(Error{ErrorCode::unavailable, path + ": reading failed"}) : ok();
+  return file.bad() ? Status(Error{ErrorCode::unavailable, path + ": reading the file failed"}) : ok();
 }
 
 }  // namespace
 
 Status read_event_logs(std::span<const std::string> paths,
                        const std::function<void(const std::string& text, const nlohmann::json& line)>& line) {
-  if (paths.empty()) return invalid("expected the event log's FILE");
+  if (paths.empty()) return invalid("expected FILE, an event log, as an argument");
   for (const std::string& path : paths)
     if (Status read = read_event_log(path, paths.size() == 1, line); !read) return read;
   return ok();

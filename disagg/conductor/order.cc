@@ -77,11 +77,12 @@ int nearest_decode(const ClusterView& view) {
 }
 
 constexpr DisaggPolicy kOrders[] = {
-    {"prefill_first", prefill_first, nullptr, false, "DistServe, Mooncake, SGLang; pull: vLLM with NIXL"},
+    {"prefill_first", prefill_first, nullptr, false, "DistServe, Mooncake, SGLang; with pull: vLLM with NIXL"},
     {"decode_first", decode_first, nullptr, false, "Dynamo's vLLM patch: a global prefill queue"},
     {"conditional_threshold", of_generation, stays_below, false, "Dynamo 0.1 and 1.x"},
-    {"conditional_cost", prefill_first, stays_by_cost, true, "remote where its first token comes sooner"},
-    {"append_cost", prefill_first, appends, true, "PPD (2603.13358): next turns where their KV is", nearest_decode},
+    {"conditional_cost", prefill_first, stays_by_cost, true, "remote if its first token comes sooner"},
+    {"append_cost", prefill_first, appends, true, "PPD (2603.13358): later turns run where their KV is",
+     nearest_decode},
 };
 
 }  // namespace

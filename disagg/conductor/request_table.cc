@@ -110,7 +110,7 @@ void RequestTable::give_up(Entry& entry, int choice, bool late, const std::strin
 void RequestTable::refuse(Entry& entry, const Refusal& refusal, int64_t& counted, SinkEvents& out) {
   static constexpr const char* kUnits[] = {"", " s", " s", " tokens", ""};
   char why[160];
-  std::snprintf(why, sizeof why, "%s: %.4g%s predicted, at most %.4g%s wanted", refusal_name(refusal.why),
+  std::snprintf(why, sizeof why, "%s: %.4g%s predicted, but at most %.4g%s allowed", refusal_name(refusal.why),
                 refusal.predicted, kUnits[refusal.why], refusal.objective, kUnits[refusal.why]);
   ++counted;
   ++context_.totals.refused_by[refusal.why];

@@ -45,7 +45,8 @@ void KvRoom::give_back(Sequence& s) const {
 void KvRoom::check_asks(const KvMemory& memory, const Sequence& s) {
   const KvStats kv = memory.stats();
   const int held = s.kv == kNoKv ? INT_MIN : int(memory.blocks(s.kv).size()) + memory.reserved_blocks(s.kv);
-  XPYD_CHECK(held + kv.available() >= blocks_for(s.given, kv.block_tokens), "D is asked before P has room");
+  XPYD_CHECK(held + kv.available() >= blocks_for(s.given, kv.block_tokens),
+             "P asks D for room before P itself has reserved blocks");
 }
 
 KvRoom::Got KvRoom::arrive(Place& place, std::span<const int32_t> tokens, uint64_t salt, int promised) const {

@@ -122,7 +122,8 @@ void Receiver::handle(InstanceId from, KvDelivered message) {
   Event event = Event::delivered;
   if (in->state == State::granted && !message.kv_arrived) event = Event::delivered_short;
   if (in->state == State::granted && !fits(*in, message.choices)) event = Event::misdelivered;
-  on(*in, event, {AttemptFailure::refused, "its delivery does not fit the request", from, &message});
+  on(*in, event,
+     {AttemptFailure::refused, "what its prefill instance delivered does not fit the request", from, &message});
   tidy();
 }
 
@@ -151,7 +152,7 @@ void Receiver::handle(InstanceId from, const ReservationCancelled& message) {
   if (samples_first() && request_over(*in))
     on(*in, Event::request_over);  // this instance aborted it
   else
-    on(*in, Event::cancelled, {AttemptFailure::given_up, "its prefill was given up"});
+    on(*in, Event::cancelled, {AttemptFailure::given_up, "its prefill instance gave the request up"});
   tidy();
 }
 
@@ -176,7 +177,7 @@ bool Receiver::tick() {
     if (request_over(in))
       on(in, Event::request_over);
     else if (kLeased.has(in.state) && parts_.clock.now() > in.deadline_s)
-      on(in, Event::silent, {AttemptFailure::peer_silent, "its prefill instance is silent"});
+      on(in, Event::silent, {AttemptFailure::peer_silent, "its prefill instance stopped responding"});
   }
   moved |= tidy();
   // Room is granted in turn, so later attempts wait for the first one.

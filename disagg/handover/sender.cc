@@ -100,7 +100,8 @@ void Sender::prefill_done(std::vector<SequencePtr> choices) {
 }
 
 void Sender::prefill_broken(const Sequence& sequence) {
-  parts_.tell(kConductor, AttemptFailed{sequence.attempt, AttemptFailure::given_up, "its prefix did not come"});
+  parts_.tell(kConductor,
+              AttemptFailed{sequence.attempt, AttemptFailure::given_up, "the cached prefix did not arrive"});
   prefill_cancelled(sequence);
 }
 
@@ -119,7 +120,7 @@ void Sender::handle(InstanceId from, const KvTaken& message) {
 
 void Sender::handle(InstanceId from, const ReservationCancelled& message) {
   if (Outgoing* out = find(from, message.attempt))
-    on(*out, Event::cancelled, {AttemptFailure::given_up, "its decode instance has given it up"});
+    on(*out, Event::cancelled, {AttemptFailure::given_up, "its decode instance gave the request up"});
 }
 
 void Sender::renewed(InstanceId from, AttemptId attempt) {
@@ -223,7 +224,7 @@ bool Sender::tick() {
   for (auto i = outgoing_.begin(); i != outgoing_.end();) {
     Outgoing& out = i->second;
     if (kShared.has(out.state) && parts_.clock.now() > out.deadline_s)
-      on(out, Event::silent, {AttemptFailure::peer_silent, "its decode instance is silent"});
+      on(out, Event::silent, {AttemptFailure::peer_silent, "its decode instance stopped responding"});
     moved |= poll(out);
     if (kHolding.has(out.state) && over(out) != FinishReason::none) on(out, Event::request_over);
     // A peer may be reading, so the registration must close first.

@@ -106,7 +106,7 @@ Status Peers::add(PeerId peer, const KvLayout& layout, const KvShards& shards) {
            std::to_string(s.head_dim) + " in " + dtype_name(s.dtype);
   };
   if (shape != mine || shards.n_layers != mine.n_layers || shards.n_kv_heads != mine.n_kv_heads)
-    return invalid("it has KV of " + text(shape) + ", expected " + text(mine));
+    return invalid("the peer has KV of " + text(shape) + ", but expected " + text(mine));
   Peer known{layout, {}, map_shards(own, shards), map_shards(shards, own)};
   for (int rank = 0; rank < shards.n_ranks(); ++rank) {
     known.of_ranks.push_back(layout);
@@ -119,17 +119,17 @@ Status Peers::add(PeerId peer, const KvLayout& layout, const KvShards& shards) {
 Status Peers::check_place(PeerId peer, const KvPlace& place, int n_tokens) const {
   if (transport_.zero_copy()) return ok();
   const KvLayout& layout = known_.at(peer).layout;
-  const auto error = [](const std::string& text) { return invalid("its place for KV: " + text); };
+  const auto error = [](const std::string& text) { return invalid("the peer's place for KV: " + text); };
   if (place.cached_tokens < 0 || place.cached_tokens > n_tokens)
     return error("cached_tokens " + std::to_string(place.cached_tokens) + ", expected 0 to " +
                  std::to_string(n_tokens));
   const bool contiguous = place.blocks.empty();
   const auto is_block = [&](int32_t block) { return block >= 0 && block < layout.n_blocks; };
   if (contiguous ? !is_block(place.slot) : !std::all_of(place.blocks.begin(), place.blocks.end(), is_block))
-    return error("a block or slot beyond its " + std::to_string(layout.n_blocks));
+    return error("a block or slot is not among its " + std::to_string(layout.n_blocks));
   const int64_t room = contiguous ? layout.block_tokens : int64_t(place.blocks.size()) * layout.block_tokens;
   if (n_tokens > room)
-    return error("room for " + std::to_string(room) + " tokens, expected " + std::to_string(n_tokens));
+    return error("room for " + std::to_string(room) + " tokens, but expected room for " + std::to_string(n_tokens));
   return ok();
 }
 

@@ -33,7 +33,7 @@ KvOptions memory_options(const ClusterOptions& o, const Welcome& as, const Insta
   if (o.transport->pool_device) {
     if (o.device != &cpu_device())
       throw invalid(std::string("--transport ") + o.transport->name +
-                    ": KV must be in memory of the host, and --device has its own");
+                    ": KV must be in host memory, but --device has its own memory");
     kv.device = &o.transport->pool_device();
   }
   if (shared_pool) {
@@ -58,9 +58,12 @@ std::unique_ptr<ranks::RemotePipeline> make_pipeline(const ClusterOptions& o, co
   head.max_logits = o.max_batch;
   head.checksum = o.kv_checksum;
   if (head.far && as.role == Role::decode)
-    throw invalid("--ranks remote: KV does not come to ranks on other hosts: expected --role prefill or colocated");
+    throw invalid(
+        "--ranks remote: other instances cannot send KV to stages on other hosts: expected --role prefill or "
+        "colocated");
   if (head.far && as.role == Role::prefill && as.order == DisaggOrder::pull)
-    throw invalid("--ranks remote: KV is not read from ranks on other hosts: expected --kv-transfer push");
+    throw invalid(
+        "--ranks remote: other instances cannot read KV from stages on other hosts: expected --kv-transfer push");
   head.instance = as.id;
   head.silence_s = std::max(head.silence_s, as.lease_s);
   head.transport = o.transport;

@@ -11,7 +11,7 @@ namespace xpyd::disagg {
 
 Result<std::vector<Role>> parse_topology(const std::string& text, int most) {
   auto error = [&](const char* why) {
-    return invalid("--topology " + text + ": " + why + "; expected a form like 1C, 1P1D, 2P3D or 2C1P1D");
+    return invalid("--topology " + text + ": " + why + "; expected a form such as 1C, 1P1D, 2P3D or 2C1P1D");
   };
   int counts[3] = {0, 0, 0};  // C, P, D
   for (size_t i = 0; i < text.size();) {
@@ -21,11 +21,11 @@ Result<std::vector<Role>> parse_topology(const std::string& text, int most) {
       n = n * 10 + (text[i++] - '0');
       ++digits;
     }
-    if (digits == 0 || i == text.size()) return error("a number must stand before each letter");
+    if (digits == 0 || i == text.size()) return error("expected a number before each letter");
     size_t kind = std::string("CPD").find(text[i++]);
-    if (kind == std::string::npos) return error("the letters are C, P and D");
+    if (kind == std::string::npos) return error("expected the letters C, P and D only");
     if (n < 1 || n > most || counts[kind] != 0)
-      return error(("each letter once, with 1 to " + std::to_string(most) + " instances").c_str());
+      return error(("expected each letter once, with 1 to " + std::to_string(most) + " instances").c_str());
     counts[kind] = n;
   }
   if (text.empty()) return error("it is empty");
@@ -58,20 +58,20 @@ Status check_shared_pool(const ClusterOptions& o, bool processes) {
   const auto ranks = [](const KvShards& s) { return "tp " + std::to_string(s.tp) + ", pp " + std::to_string(s.pp); };
   for (Role role : o.topology)
     if (const KvShards others = o.shards(role); others != shards)
-      return invalid(std::string("--transport ") + o.transport->name + ": one instance has " + ranks(shards) +
-                     ", another one " + ranks(others) +
-                     ", which cut the bytes of a block otherwise: expected equal ranks on one "
-                     "pool, or a wire that copies");
+      return invalid(
+          std::string("--transport ") + o.transport->name + ": one instance has " + ranks(shards) + ", another one " +
+          ranks(others) +
+          ", so the layout of a block differs: expected equal ranks on one pool, or a transport that copies");
   if (shards.n_ranks() > 1 && o.kv_scheme->page_groups)
     return invalid("--allocator " + std::string(o.kv_scheme->name) + ", " + ranks(shards) +
-                   ": a group has one rank's bytes: expected, with --transport " + o.transport->name +
+                   ": a page group has the bytes of one rank: expected, with --transport " + o.transport->name +
                    ", paged, token, contiguous or slots");
   if (processes && o.topology.size() > size_t{BlockLedger::kMembers})
     return invalid(std::string("--transport ") + o.transport->name + ": at most " +
                    std::to_string(BlockLedger::kMembers) + " processes share a pool");
   if (processes && o.kv_scheme->page_groups)
     return invalid("--allocator " + std::string(o.kv_scheme->name) +
-                   ": its page groups are mapped by one process: expected, with --transport " + o.transport->name +
+                   ": its page groups are mapped by one process only: expected, with --transport " + o.transport->name +
                    " and processes, paged, token, contiguous or slots");
   return ok();
 }
@@ -182,8 +182,8 @@ void Cluster::stop() {
   for (auto& instance : instances_) instance->poke();
   for (std::thread& thread : threads_) thread.join();
   threads_.clear();
-  for (auto& instance : instances_) instance->shut_down(FinishReason::abort, "the server stopped");
-  conductor_.end_all("the server stopped");
+  for (auto& instance : instances_) instance->shut_down(FinishReason::abort, "the server was stopped");
+  conductor_.end_all("the server was stopped");
 }
 
 }  // namespace xpyd::disagg

@@ -86,13 +86,13 @@ Result<ControlAddress> parse_control_address(const std::string& text, bool numer
   };
   ControlAddress address;
   address.text = text;
-  if (text.find('\0') != text.npos) return bad("a zero byte");
+  if (text.find('\0') != text.npos) return bad("it has a zero byte");
   if (text.starts_with("unix:")) {
     std::string path = text.substr(5);
     sockaddr_un un{};
-    if (path.empty()) return bad("no path");
+    if (path.empty()) return bad("it has no path");
     if (path.size() >= sizeof un.sun_path)
-      return bad("a path of " + std::to_string(path.size()) + " bytes, at most " +
+      return bad("its path has " + std::to_string(path.size()) + " bytes; expected at most " +
                  std::to_string(sizeof un.sun_path - 1));
     un.sun_family = AF_UNIX;
     address.storage.ss_family = AF_UNIX;
@@ -106,15 +106,15 @@ Result<ControlAddress> parse_control_address(const std::string& text, bool numer
     return address;
   }
   size_t colon = text.rfind(':');
-  if (colon == text.npos) return bad("no port");
+  if (colon == text.npos) return bad("it has no port");
   std::string host = text.substr(0, colon), port = text.substr(colon + 1);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']')
     host = host.substr(1, host.size() - 2);
   else if (host.find(':') != host.npos)
-    return bad("an IPv6 address without brackets");
-  if (host.empty()) return bad("no host");
+    return bad("an IPv6 address needs brackets");
+  if (host.empty()) return bad("it has no host");
   if (port.empty() || port.size() > 5 || port.find_first_not_of("0123456789") != port.npos || std::stoi(port) > 65535)
-    return bad("a port is from 0 to 65535");
+    return bad("the port is not from 0 to 65535");
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = numeric ? AI_NUMERICHOST | AI_NUMERICSERV : 0;

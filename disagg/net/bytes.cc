@@ -29,7 +29,7 @@ size_t ByteReader::count(const char* what, size_t max_count, size_t element_byte
   size_t n = number<uint32_t>(what);
   if (failed_) return 0;
   if (n > max_count) {
-    fail(what, std::to_string(n) + " elements, at most " + std::to_string(max_count) + " are expected");
+    fail(what, std::to_string(n) + " elements; expected at most " + std::to_string(max_count));
     return 0;
   }
   if (n > rest_.size() / element_bytes) {
@@ -57,7 +57,7 @@ std::string ByteReader::text(const char* what, size_t max_bytes) {
 std::string ByteReader::utf8(const char* what, size_t max_bytes) {
   std::string value = text(what, max_bytes);
   if (is_utf8(value)) return value;
-  fail(what, "not UTF-8");
+  fail(what, "the text is not UTF-8");
   return {};
 }
 
@@ -69,12 +69,12 @@ void ByteReader::fail(const char* what, const std::string& why) {
 
 void ByteReader::fail_range(const char* what, double value, double min, double max) {
   char text[128];
-  std::snprintf(text, sizeof text, "%.17g, expected from %.17g to %.17g", value, min, max);
+  std::snprintf(text, sizeof text, "%.17g; expected from %.17g to %.17g", value, min, max);
   fail(what, text);
 }
 
 Status ByteReader::finish() {
-  if (!failed_ && !rest_.empty()) fail("message", std::to_string(rest_.size()) + " bytes too many");
+  if (!failed_ && !rest_.empty()) fail("message", std::to_string(rest_.size()) + " bytes are left over");
   if (failed_) return invalid(error_);
   return ok();
 }

@@ -102,7 +102,7 @@ bool Channel::send(uint16_t type, std::string_view payload, bool more_follow) {
     return false;
   };
   if (payload.size() > kMaxFramePayloadBytes)
-    return give_up("a message of " + std::to_string(payload.size()) + " bytes, at most " +
+    return give_up("a message of " + std::to_string(payload.size()) + " bytes; expected at most " +
                    std::to_string(kMaxFramePayloadBytes));
   if (c.queued() + payload.size() + kFrameOverheadBytes > c.loop->limits.max_unsent_bytes) {
     ++c.loop->stalled;
@@ -172,7 +172,7 @@ void ControlLoop::Impl::become_open(const ChannelPtr& channel) {
   c.handshake.reset();
   ++opened;
   if (++n_open > limits.max_channels) {
-    channel->close("too many channels: " + std::to_string(limits.max_channels));
+    channel->close("there are too many channels: " + std::to_string(limits.max_channels));
     c.on_open = nullptr;
   } else {
     c.events = std::exchange(c.on_open, nullptr)(channel);

@@ -36,16 +36,16 @@ Result<size_t> FrameReader::one_frame(std::string_view bytes, const OnFrame& on_
   std::memcpy(&header, bytes.data(), sizeof header);
   // Checked before the MAC: a forged length must not make the reader wait for gigabytes.
   if (header.length > max_payload_bytes_)
-    return bad("a length of " + std::to_string(header.length) + " bytes, at most " +
+    return bad("its length is " + std::to_string(header.length) + " bytes; expected at most " +
                std::to_string(max_payload_bytes_));
   if (header.sequence != sequence_) return bad("its sequence number is " + std::to_string(header.sequence));
-  if (header.flags != 0) return bad("unknown flags");
+  if (header.flags != 0) return bad("its flags are unknown");
   size_t whole = kFrameOverheadBytes + header.length;
   if (bytes.size() < whole) return size_t{0};
   uint64_t mac;
   std::memcpy(&mac, bytes.data() + whole - kFrameMacBytes, sizeof mac);
   if (mac != siphash(key_, bytes.substr(0, whole - kFrameMacBytes)))
-    return bad("wrong authentication code: changed on the way, or not from our peer");
+    return bad("its authentication code is wrong: it was changed on the way, or does not come from our peer");
   ++sequence_;
   *go_on = on_frame(header.type, bytes.substr(kFrameHeaderBytes, header.length));
   return whole;

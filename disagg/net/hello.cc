@@ -70,11 +70,11 @@ Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
   const Fd closer(fd);
   struct stat info;
   if (fstat(fd, &info) != 0) return bad(std::strerror(errno));
-  if (!S_ISREG(info.st_mode)) return bad("not a regular file");
+  if (!S_ISREG(info.st_mode)) return bad("this is not a regular file");
   if (info.st_mode & (S_IRWXO | S_IWGRP)) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", unsigned(info.st_mode & 07777));
-    return bad(std::string("its mode is ") + mode + ", so others may read or change it; expected 0600 or 0640");
+    return bad(std::string("its mode is ") + mode + ", so other users may read or change it; expected 0600 or 0640");
   }
   ClusterKey key;
   key.bytes_.resize(kMaxClusterKeyBytes + 1);
@@ -86,12 +86,12 @@ Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
     if (got == 0) break;
     n += size_t(got);
   }
-  if (n > kMaxClusterKeyBytes) return bad("more than 4096 bytes");
+  if (n > kMaxClusterKeyBytes) return bad("it has more than 4096 bytes");
   while (n > 0 && (key.bytes_[n - 1] == '\n' || key.bytes_[n - 1] == '\r')) --n;
   key.bytes_.resize(n);
   if (n < kMinClusterKeyBytes)
     return bad(std::to_string(n) + " bytes; expected at least " + std::to_string(kMinClusterKeyBytes) +
-               " (head -c 32 /dev/urandom | base64 >FILE makes good ones)");
+               " (head -c 32 /dev/urandom | base64 >FILE makes a good one)");
   return key;
 }
 
@@ -112,10 +112,10 @@ const char* name_of(NodeRole role) {
 Status check_identity(const NodeIdentity& identity) {
   if (identity.role > NodeRole::transport) return invalid("role: unknown");
   if (identity.id.empty() || identity.id.size() > kMaxNodeIdBytes)
-    return invalid("node id: " + std::to_string(identity.id.size()) + " bytes, expected 1 to " +
+    return invalid("node id: " + std::to_string(identity.id.size()) + " bytes; expected 1 to " +
                    std::to_string(kMaxNodeIdBytes));
   for (char c : identity.id)
-    if (c <= ' ' || c > '~') return invalid("node id: only printable ASCII without blanks");
+    if (c <= ' ' || c > '~') return invalid("node id: expected printable ASCII without blanks");
   return ok();
 }
 
@@ -155,7 +155,7 @@ Status Handshake::feed(std::string_view& bytes, std::string& out) {
                                                  : sizeof length + length - buffer_.size();
     size_t n = std::min(want, bytes.size());
     received_ += n;
-    if (received_ > kMaxHandshakeBytes) return refuse("more than 1024 bytes");
+    if (received_ > kMaxHandshakeBytes) return refuse("it is longer than 1024 bytes");
     buffer_.append(bytes.substr(0, n));
     bytes.remove_prefix(n);
     if (buffer_.size() < sizeof length) continue;
@@ -187,9 +187,9 @@ Status Handshake::take(std::string_view message, std::string& out) {
     return ok();
   }
   Sha256 theirs;
-  if (message.size() != theirs.size()) return refuse("a proof of another size");
+  if (message.size() != theirs.size()) return refuse("the proof has the wrong size");
   std::memcpy(theirs.data(), message.data(), theirs.size());
-  if (!equal_in_constant_time(theirs, proof(other))) return refuse("the peer has another cluster key");
+  if (!equal_in_constant_time(theirs, proof(other))) return refuse("the peer has a different cluster key");
   if (side_ == Side::acceptor) send_proof();
   send_key_ = frame_key(side_);
   receive_key_ = frame_key(other);
@@ -202,7 +202,7 @@ Status Handshake::take_hello(std::string_view message) {
   if (reader.raw("magic", kHelloMagic.size()) != kHelloMagic) return refuse("the peer does not speak this protocol");
   auto version = reader.number<uint16_t>("version");
   if (!reader.failed() && version != kControlVersion)
-    return refuse("the peer speaks version " + std::to_string(version) + ", this is version " +
+    return refuse("the peer speaks version " + std::to_string(version) + ", but this is version " +
                   std::to_string(kControlVersion));
   reader.raw("nonce", kNonceBytes);
   peer_.role = NodeRole(reader.number<uint8_t>("role", 0, uint8_t(NodeRole::transport)));
@@ -211,7 +211,7 @@ Status Handshake::take_hello(std::string_view message) {
   peer_.id = reader.text("node id", kMaxNodeIdBytes);
   if (Status status = reader.finish(); !status) return refuse(status.error().message);
   if (Status status = check_identity(peer_); !status) return refuse(status.error().message);
-  if (peer_.schema != schema_) return refuse("the peer is another build of this program, with other messages");
+  if (peer_.schema != schema_) return refuse("the peer is a different build of this program, with other messages");
   peer_hello_ = message;
   return ok();
 }

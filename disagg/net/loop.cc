@@ -49,8 +49,7 @@ Result<ControlAddress> allowed_address(const ControlEndpoint& endpoint) {
   if (Status status = check_identity(endpoint.self); !status) return status.error();
   Result<ControlAddress> address = parse_control_address(endpoint.address, endpoint.numeric);
   if (address && !address.value().is_local() && !endpoint.key.secret())
-    return invalid("address '" + endpoint.address +
-                   "' is not of this host: it needs a --cluster-key-file on both sides");
+    return invalid("address '" + endpoint.address + "' is on another host: expected --cluster-key-file on both sides");
   return address;
 }
 
@@ -211,12 +210,12 @@ void ControlLoop::Impl::drop_everything() {
   listeners.clear();
   while (!channels.empty()) {
     ChannelPtr channel = channels.begin()->second;
-    channel->close("the process leaves");
+    channel->close("the process is leaving");
     if (channel->impl_->stage == Stage::open) {  // bytes that the kernel takes at once still leave
       std::lock_guard lock(channel->impl_->mutex);
       channel->impl_->write_some();
     }
-    end(channel, "the control loop ended");
+    end(channel, "the control loop has ended");
   }
   // A callback may have posted, or connect() may be waiting. Each call still gets its answer.
   std::vector<std::function<void()>> calls;
@@ -225,7 +224,7 @@ void ControlLoop::Impl::drop_everything() {
     calls.swap(inbox);
   }
   for (auto& f : calls) f();
-  while (!channels.empty()) end(ChannelPtr(channels.begin()->second), "the control loop ended");
+  while (!channels.empty()) end(ChannelPtr(channels.begin()->second), "the control loop has ended");
 }
 
 void ControlLoop::Impl::add(ChannelPtr channel, double timeout_s) {
@@ -269,7 +268,7 @@ void ControlLoop::Impl::accept_all(uint64_t listener_id) {
       ++garbage;
       uint64_t oldest = unknown.front();  // an honest peer needs a millisecond
       if (auto found = channels.find(oldest); found != channels.end())
-        fail(ChannelPtr(found->second), "handshake: too many unknown peers at once");
+        fail(ChannelPtr(found->second), "handshake: there are too many unknown peers at once");
     }
     auto impl = std::make_unique<Channel::Impl>();
     impl->accepted = true;
@@ -287,7 +286,7 @@ void ControlLoop::Impl::start_connect(const ControlAddress& address, const Contr
                                       OnOpen on_open, std::function<void(Result<ChannelPtr>)> done) {
   {
     std::lock_guard lock(mutex);
-    if (stopping) return done(Error{ErrorCode::cancelled, "the control loop ended"});
+    if (stopping) return done(Error{ErrorCode::cancelled, "the control loop has ended"});
   }
   auto impl = std::make_unique<Channel::Impl>();
   impl->stage = Stage::connecting;
@@ -324,7 +323,8 @@ void ControlLoop::Impl::on_event(uint64_t id, uint32_t happened) {
     getsockopt(c.fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
     if (error) return fail(channel, std::string("connect: ") + std::strerror(error));
     if (!(happened & EPOLLOUT)) return;
-    if (limits.max_files > 0 && c.to.is_unix() && !of_user(c.fd, false)) return fail(channel, "it is another user's");
+    if (limits.max_files > 0 && c.to.is_unix() && !of_user(c.fd, false))
+      return fail(channel, "the socket belongs to another user");
     c.stage = Stage::handshake;
     {
       std::lock_guard lock(c.mutex);
@@ -354,7 +354,7 @@ void ControlLoop::Impl::read_some(const ChannelPtr& channel, bool to_the_end) {
     if (n <= 0) {
       std::string reason = n == 0 ? "the peer closed the connection" : std::strerror(errno);
       if (c.stage == Stage::handshake && c.handshake->proving() && !c.accepted)
-        reason += " during the handshake: probably it has another cluster key";
+        reason += " during the handshake: it probably has a different cluster key";
       return fail(channel, reason);
     }
     if (c.stage == Stage::lingering) continue;
@@ -380,7 +380,8 @@ void ControlLoop::Impl::check(double now) {
     if (c.stage == Stage::connecting || c.stage == Stage::handshake) {
       if (c.no_room && now < c.deadline_s) try_connect(channel);
       if (now >= c.deadline_s)
-        fail(channel, c.stage == Stage::connecting ? "connect: no answer in time" : "handshake: not complete in time");
+        fail(channel, c.stage == Stage::connecting ? "connect: the peer did not answer in time"
+                                                   : "handshake: it was not complete in time");
     } else if (c.stage == Stage::lingering) {
       if (now >= c.deadline_s) end(channel, "");
     } else if (c.stage == Stage::open) {

@@ -76,7 +76,8 @@ const ZmqApi& zmq() { return loaded().value(); }
 
 Error last_error() {
   const int error = errno;
-  if (error == ENODEV) return {ErrorCode::invalid_argument, "no address of this machine, and names are not looked up"};
+  if (error == ENODEV)
+    return {ErrorCode::invalid_argument, "expected an address of this machine as a number; names are not resolved"};
   return {error == EINVAL || error == EPROTONOSUPPORT ? ErrorCode::invalid_argument : ErrorCode::io,
           zmq().strerror(error)};
 }

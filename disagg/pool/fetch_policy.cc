@@ -6,10 +6,10 @@ namespace xpyd::disagg {
 namespace {
 
 constexpr FetchPolicy kPolicies[] = {
-    {"never", nullptr, 0, "a prefix lives where it was computed"},
+    {"never", nullptr, 0, "a prefix stays where it was computed"},
     {"always", [](const FetchView&) { return true; }, 0, "vLLM, MooncakeStoreConnector.get_num_new_matched_tokens"},
     {"cost", [](const FetchView& view) { return fetch_seconds(view) < view.saved_s; }, 2,
-     "ours; Mooncake (FAST '25) section 4 compares so between instances, not for one"},
+     "own rule; Mooncake (FAST '25) section 4 makes this comparison between instances, not for one"},
 };
 
 }  // namespace

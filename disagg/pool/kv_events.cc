@@ -31,7 +31,7 @@ Result<std::string> endpoint_of(const char* option, const std::string& text, int
   if (!read_number(std::string_view(text).substr(colon + 1), port) || port < 0 || port > UINT16_MAX)
     return wrong("tcp://HOST:PORT, a port from 0 to 65535");
   if (port == 0) return text;
-  if (port + rank > UINT16_MAX) return wrong("a port that, with " + std::to_string(rank) + " added, is one");
+  if (port + rank > UINT16_MAX) return wrong("a port that, with " + std::to_string(rank) + " added, is at most 65535");
   return text.substr(0, colon + 1) + std::to_string(port + rank);
 }
 
@@ -50,7 +50,7 @@ const char* medium(Tier tier) { return tier == Tier::device ? "GPU" : tier == Ti
 
 Status check_kv_events(const KvEventsOptions& options) {
   if (options.endpoint.empty() && options.replay.empty()) return ok();
-  if (options.endpoint.empty()) return invalid("--kv-events-replay: needs --kv-events, whose messages it repeats");
+  if (options.endpoint.empty()) return invalid("--kv-events-replay: needs --kv-events, whose messages it sends again");
   if (auto endpoint = endpoint_of("kv-events", options.endpoint, options.rank); !endpoint) return endpoint.error();
   if (options.topic.size() >= kMostRequest)  // a longer topic cannot be subscribed to
     return invalid("--kv-events-topic: expected less than " + std::to_string(kMostRequest) + " bytes");
@@ -124,8 +124,8 @@ KvEvents::KvEvents(const KvEventsOptions& options, ZmqSocket publisher, std::uni
       publisher_(std::move(publisher)),
       replay_(std::move(replay)) {
   told_.cleared = true;
-  log_line(LogLevel::info, "xpyd: KV events of rank %d at %s%s%s", options_.rank, endpoint_.c_str(),
-           replay_ ? ", repeated at " : "", replay_endpoint_.c_str());
+  log_line(LogLevel::info, "xpyd: KV events of rank %d are published at %s%s%s", options_.rank, endpoint_.c_str(),
+           replay_ ? ", and replayed at " : "", replay_endpoint_.c_str());
   thread_ = std::thread([this] { run(); });
 }
 
@@ -173,7 +173,8 @@ void KvEvents::send() {
   const std::span<const CacheChange> changes = sending_.changes;
   std::span<const int32_t> tokens = sending_.tokens;
   if (sending_.cleared && next_ > 0)
-    log_line(LogLevel::warning, "xpyd: more changed than --kv-events can tell; its subscribers begin anew");
+    log_line(LogLevel::warning,
+             "xpyd: --kv-events lost changes, because too many came at once; subscribers must start over");
   for (size_t at = 0; at < changes.size() || sending_.cleared; at += kMostInOne) {
     const auto part = changes.subspan(at, std::min(kMostInOne, changes.size() - at));
     const double ts = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();

@@ -57,7 +57,7 @@ struct Decoder : FieldReader<Decoder> {
     } else if (std::abs(age) <= codec::kMaxSeconds) {
       value = now - age;
     } else {
-      from.fail(name, "not a time");
+      from.fail(name, "this is not a valid time");
     }
   }
   void request(const char*, std::shared_ptr<const Request>& value) {
@@ -71,7 +71,7 @@ struct Decoder : FieldReader<Decoder> {
     auto made = std::make_shared<model::TokenRules>();
     fields(*this, *made);
     for (const model::BadWord& word : made->bad_words)
-      if (!from.failed() && word.tokens.empty()) from.fail("bad_words", "a word without tokens");
+      if (!from.failed() && word.tokens.empty()) from.fail("bad_words", "a word has no tokens");
     value = std::move(made);
   }
 };
@@ -120,27 +120,28 @@ struct Check {
 
   static Status choice(const ChoiceState& s) {
     if (s.choice + s.stands_for > kMaxChoices)
-      return invalid("stands_for: more than " + std::to_string(kMaxChoices) + " choices");
-    if (s.stands_for > 1 && !s.output.empty()) return invalid("output: of several choices, expected none");
+      return invalid("stands_for: expected at most " + std::to_string(kMaxChoices) + " choices");
+    if (s.stands_for > 1 && !s.output.empty())
+      return invalid("output: expected none for an attempt of several choices");
     return ok();
   }
   // The request has something left to do, and fits the context.
   Status work(const Request& r, const ChoiceState& s) const {
     const int64_t longest = int64_t(r.prompt.size()) + r.max_tokens;
     if (longest > limits.max_model_len)
-      return invalid("max_tokens: " + std::to_string(longest) + " with the prompt, expected " +
-                     std::to_string(limits.max_model_len) + " at most");
+      return invalid("max_tokens: " + std::to_string(longest) + " with the prompt; expected at most " +
+                     std::to_string(limits.max_model_len));
     if (Status status = choice(s); !status) return status;
-    if (s.choice + s.stands_for > r.n) return invalid("choice: of a request with " + std::to_string(r.n));
+    if (s.choice + s.stands_for > r.n) return invalid("choice: it exceeds n = " + std::to_string(r.n));
     if (s.output.size() >= size_t(r.max_tokens))
-      return invalid("output: " + std::to_string(s.output.size()) + " tokens, expected less than " +
+      return invalid("output: " + std::to_string(s.output.size()) + " tokens; expected less than " +
                      std::to_string(r.max_tokens));
     return ok();
   }
   // The bound keeps later arithmetic on the layout from overflowing.
   static Status layout(const KvLayout& layout) {
     double bytes = double(layout.shape.token_bytes()) * layout.block_tokens * layout.n_blocks;
-    if (bytes > 0x1p50) return invalid("layout: a pool of more than 1 PiB");
+    if (bytes > 0x1p50) return invalid("layout: the pool exceeds 1 PiB");
     return ok();
   }
 
@@ -152,7 +153,7 @@ struct Check {
   }
   Status operator()(const PrefillJob& m) const {
     if (m.request->prompt.size() + m.state.output.size() < 2)
-      return invalid("prompt: nothing that another instance could compute");
+      return invalid("prompt: expected at least 2 tokens, output included");
     return work(*m.request, m.state);
   }
   Status operator()(const KvDelivered& m) const {
@@ -165,12 +166,12 @@ struct Check {
     for (const ChoiceState& state : m.choices) {
       if (Status status = work(*m.request, state); !status) return status;
       if (state.output.empty() || state.output.size() != m.choices[0].output.size())
-        return invalid("output: expected as much of each choice, and one token at least");
+        return invalid("output: expected the same length for each choice, and at least one token");
     }
     return ok();
   }
   Status operator()(const TokenOf& m) const {
-    if (m.event.token < 0 && m.event.finish == FinishReason::none) return invalid("token: none, and no end either");
+    if (m.event.token < 0 && m.event.finish == FinishReason::none) return invalid("token: expected a token or an end");
     return ok();
   }
 };
@@ -199,9 +200,9 @@ std::string encode(InstanceId from, InstanceId to, const Message& message, doubl
 Result<Envelope> decode(uint16_t type, std::string_view payload, double now, const Door& door) {
   const size_t kind = size_t(type) - kFirstFrameType;
   if (type < kFirstFrameType || kind >= std::size(kKinds))
-    return invalid("a message of unknown type " + std::to_string(type));
+    return invalid("unknown message type " + std::to_string(type));
   const auto wrong = [kind](const Error& error) { return invalid(kKinds[kind] + 2 + (": " + error.message)); };
-  if (!may_come(kKinds[kind][0], door.way)) return wrong({{}, "not for this one to say"});
+  if (!may_come(kKinds[kind][0], door.way)) return wrong({{}, "this peer may not send this message"});
   Envelope envelope;
   ByteReader reader(payload);
   envelope.to = reader.number<InstanceId>("to", kConductor, INT_MAX);

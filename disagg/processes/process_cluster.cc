@@ -67,7 +67,7 @@ ProcessCluster::~ProcessCluster() { stop(); }
 
 void ProcessCluster::stop() {
   drain();
-  conductor_.end_all("the server stopped");
+  conductor_.end_all("the server was stopped");
   {
     std::lock_guard lock(mutex_);
     if (stop_) return;
@@ -82,12 +82,13 @@ void ProcessCluster::stop() {
 ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
   const NodeIdentity& peer = channel->peer();
   if (peer.fingerprint != options_.fingerprint) {
-    log_line(LogLevel::warning, "xpyd: a worker with another model, dtype or layout was refused");
-    channel->close("model, dtype or layout differ from the conductor's");
+    log_line(LogLevel::warning,
+             "xpyd: a worker was refused, because its model, dtype or layout differs from the conductor's");
+    channel->close("the model, dtype or layout differs from the conductor's");
     return {};
   }
   if (!takes_workers_) {
-    channel->close("it stands by: another conductor serves");
+    channel->close("this conductor stands by; another conductor serves");
     return {};
   }
   const InstanceId id = conductor_.new_id();
@@ -99,10 +100,11 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
   return {[this, id, channel](uint16_t type, std::string_view payload) {
             Result<Envelope> got = decode(type, payload, clock_.now(), door_);
             if (got) return on_message(id, std::move(got.value().message));
-            log_line(LogLevel::warning, "xpyd: instance %d is refused: it said %s", id, got.error().message.c_str());
+            log_line(LogLevel::warning, "xpyd: instance %d is refused, because of its message: %s", id,
+                     got.error().message.c_str());
             // Its work is placed anew. The failure does not make the requests suspects.
-            conductor_.left(id, "it was refused", AttemptFailure::refused);
-            channel->close("refused: it said " + got.error().message);
+            conductor_.left(id, "the instance was refused", AttemptFailure::refused);
+            channel->close("message refused: " + got.error().message);
           },
           [this, id](const std::string& why) { on_closed(id, why); }};
 }
@@ -131,7 +133,7 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
       std::unique_lock lock(mutex_);
       const ChannelPtr channel = workers_.at(id).channel;
       lock.unlock();
-      return channel->close("an instance without room for a sequence");
+      return channel->close("the KV pool of the instance has no room for a sequence");
     }
     auto probe = std::make_shared<Probe>(info, clock_.now());
     {
@@ -228,7 +230,7 @@ void ProcessCluster::keep() {
         worker.channel->send(frame_type(retire), encode(kConductor, 0, retire, clock_.now()));
       }
       if (worker.joined && std::ranges::find(members, id, &InstanceInfo::id) == members.end())
-        worker.channel->close("it fell silent");
+        worker.channel->close("the worker stopped responding");
     }
     lock.lock();
   }
@@ -240,7 +242,7 @@ Status ProcessCluster::retire(const std::string& name, std::optional<Role> role)
     std::lock_guard lock(mutex_);
     for (auto& [i, worker] : workers_)
       if (worker.name == name && worker.joined) id = i;
-    if (id < 0) return Error{ErrorCode::not_found, "no instance has the name " + name};
+    if (id < 0) return Error{ErrorCode::not_found, "there is no instance with the name " + name};
     workers_.at(id).retiring = true;
     workers_.at(id).next_role = role;
     if (!role) retired_.insert(workers_.at(id).process);

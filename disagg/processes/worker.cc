@@ -22,7 +22,7 @@ NodeRole node_role(Role role) {
 void log_refusal(const std::string& text) { log_line(LogLevel::warning, "xpyd worker: %s", text.c_str()); }
 
 ChannelEvents turned_away(const ChannelPtr& channel, const std::string& why) {
-  log_refusal("a channel from " + channel->peer().id + " is refused: " + why);
+  log_refusal("the channel from " + channel->peer().id + " is refused: " + why);
   channel->close(why);
   return {};
 }
@@ -140,7 +140,7 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
 
 // Connects to the conductor and joins as an instance. Returns nothing if stop() has been called.
 Result<std::optional<Welcome>> Worker::join(ControlLoop& loop, const NamedConductor& conductor) {
-  if (conductor.address.empty()) return Error{ErrorCode::unavailable, "the registry names no conductor"};
+  if (conductor.address.empty()) return Error{ErrorCode::unavailable, "the registry has no conductor"};
   const auto is_another = [&](const ChannelPtr& c) { return options_.find_conductor && c->peer().id != conductor.id; };
   // The registry names a dead conductor for a while, so a call that is not answered ends early.
   const double patience_s = options_.find_conductor ? 2 : 5;
@@ -155,7 +155,8 @@ Result<std::optional<Welcome>> Worker::join(ControlLoop& loop, const NamedConduc
   }
   if (is_another(channel.value())) {  // a standby conductor at the address of the one that holds the name
     channel.value()->close("the registry names another conductor");
-    return Error{ErrorCode::unavailable, "the conductor at " + conductor.address + " does not hold the name"};
+    return Error{ErrorCode::unavailable,
+                 "the conductor at " + conductor.address + " is not the one that the registry names"};
   }
   {
     std::lock_guard lock(mutex_);
@@ -221,7 +222,7 @@ bool Worker::tend(ControlLoop& loop, const Welcome& as, Instance& instance, cons
     replaced_s = holder.empty() || holder == conductor ? kNever : std::min(replaced_s, clock_.now());
     const bool believed = clock_.now() >= replaced_s + kBelievedSeconds;
     if (believed && !std::exchange(goes, true))
-      log_line(LogLevel::warning, "xpyd worker: the registry names another conductor; the instance goes there");
+      log_line(LogLevel::warning, "xpyd worker: the registry names another conductor; this instance joins that one");
     lock.lock();
     if (clock_.now() >= replaced_s + kBelievedSeconds + kFinishSeconds) lost_ = true;
     if (goes && !leave_said_) continue;
@@ -268,8 +269,8 @@ ChannelEvents Worker::on_conductor(ChannelPtr channel) {
   return {[this, channel](uint16_t type, std::string_view payload) {
             Result<Envelope> got = decode(type, payload, clock_.now(), {kToInstance, limits(options_.cluster)});
             if (got) return on_message(kConductor, std::move(got.value().message));
-            log_refusal("the conductor is refused: it said " + got.error().message);
-            channel->close("refused: it said " + got.error().message);
+            log_refusal("the conductor is refused, because of its message: " + got.error().message);
+            channel->close("message refused: " + got.error().message);
           },
           [this, channel](const std::string& why) {
             std::lock_guard lock(mutex_);
@@ -281,36 +282,37 @@ ChannelEvents Worker::on_conductor(ChannelPtr channel) {
 }
 
 ChannelEvents Worker::on_peer(InstanceId id, ChannelPtr channel) {
-  return {[this, id, channel](uint16_t type, std::string_view payload) {
-            Result<Envelope> got = decode(type, payload, clock_.now(), {kBetweenInstances, limits(options_.cluster)});
-            if (got) return on_message(id, std::move(got.value().message));
-            log_refusal("instance " + std::to_string(id) + " is refused: it said " + got.error().message);
-            channel->close("refused: it said " + got.error().message);
-          },
-          [this, id, channel](const std::string&) {
-            std::lock_guard lock(mutex_);
-            auto found = peers_.find(id);
-            if (found == peers_.end() || found->second.channel != channel) return;
-            if (found->second.info.id < 0) {
-              peers_.erase(found);
-              return;
-            }
-            found->second.channel.reset();
-            found->second.broken = true;
-            if (instance_) instance_->send(kConductor, PeerBroken{id});
-            changed_.notify_all();
-          }};
+  return {
+      [this, id, channel](uint16_t type, std::string_view payload) {
+        Result<Envelope> got = decode(type, payload, clock_.now(), {kBetweenInstances, limits(options_.cluster)});
+        if (got) return on_message(id, std::move(got.value().message));
+        log_refusal("instance " + std::to_string(id) + " is refused, because of its message: " + got.error().message);
+        channel->close("message refused: " + got.error().message);
+      },
+      [this, id, channel](const std::string&) {
+        std::lock_guard lock(mutex_);
+        auto found = peers_.find(id);
+        if (found == peers_.end() || found->second.channel != channel) return;
+        if (found->second.info.id < 0) {
+          peers_.erase(found);
+          return;
+        }
+        found->second.channel.reset();
+        found->second.broken = true;
+        if (instance_) instance_->send(kConductor, PeerBroken{id});
+        changed_.notify_all();
+      }};
 }
 
 // Accepts a channel from a peer. Of two instances the later one dials. `peer` is negative if the id is not an
 // instance's.
 ChannelEvents Worker::on_dialled(InstanceId self, const std::string& members, ChannelPtr channel) {
   const std::string& id = channel->peer().id;
-  if (!id.ends_with(members)) return turned_away(channel, "it is another conductor's");
+  if (!id.ends_with(members)) return turned_away(channel, "the peer belongs to another conductor");
   const char* const end = id.data() + id.size() - members.size();
   InstanceId peer = -1;
   if (id.starts_with('i') && std::from_chars(id.data() + 1, end, peer).ptr != end) peer = -1;
-  if (peer <= self) return turned_away(channel, "only later instances are expected here");
+  if (peer <= self) return turned_away(channel, "an instance only accepts peers that joined after it");
   return attach(peer, std::move(channel));
 }
 
@@ -333,7 +335,7 @@ void Worker::on_message(InstanceId from, Message message) {
     } else if (auto* gone = std::get_if<PeerGone>(&message)) {
       auto found = peers_.find(gone->id);
       if (found != peers_.end()) {
-        if (found->second.channel) found->second.channel->close("the conductor says it is gone");
+        if (found->second.channel) found->second.channel->close("the conductor says that this instance is gone");
         peers_.erase(found);
       }
     }
@@ -354,10 +356,10 @@ ChannelEvents Worker::attach(InstanceId id, ChannelPtr channel) {
   if (!peers_.contains(id)) {  // it dials before the conductor has announced it
     const auto untold = [](const auto& peer) { return peer.second.info.id < 0; };
     if (std::ranges::count_if(peers_, untold) >= kMostUntold)
-      return turned_away(channel, "too many instances that the conductor has not told of");
+      return turned_away(channel, "there are too many peers that the conductor has not announced");
   }
   Peer& peer = peers_[id];
-  if (peer.channel && peer.channel->is_open()) return turned_away(channel, "that instance has a channel here");
+  if (peer.channel && peer.channel->is_open()) return turned_away(channel, "this instance already has a channel here");
   peer.channel = channel;
   for (const std::string& frame : peer.waiting)
     channel->send(uint16_t(uint8_t(frame[0]) | uint8_t(frame[1]) << 8), std::string_view(frame).substr(2));

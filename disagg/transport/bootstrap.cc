@@ -41,17 +41,17 @@ Result<TransportAddress> parse_transport_address(const std::string& kind, const 
   TransportAddress address;
   address.host = next(rest, ',');
   if (address.host.empty()) return wrong("expected a host");
-  if (!read_number(next(rest, ','), address.port) || address.port == 0) return wrong("expected a port, 1 to 65535");
+  if (!read_number(next(rest, ','), address.port) || address.port == 0) return wrong("expected a port from 1 to 65535");
   address.token = next(rest, ',');
   if (address.token.size() != kTokenDigits || address.token.find_first_not_of("0123456789abcdef") != std::string::npos)
-    return wrong("expected a token, 32 hexadecimal digits");
+    return wrong("expected a token of 32 hexadecimal digits");
   while (!rest.empty()) {
     std::string_view part = next(rest, ',');
     AddressRange region;
     if (!read_number(next(part, '+'), region.begin, 16) || !read_number(part, region.bytes, 16) ||
         region.bytes > UINT64_MAX - region.begin)
-      return wrong("expected regions, base+bytes, hexadecimal");
-    if (address.regions.size() == kMaxRegions) return wrong("more than 1024 regions");
+      return wrong("expected regions as BASE+BYTES in hexadecimal");
+    if (address.regions.size() == kMaxRegions) return wrong("there are more than 1024 regions");
     address.regions.push_back(region);
   }
   return address;
@@ -79,7 +79,7 @@ Result<std::string> Bootstrap::listen_at(const std::string& at, const std::strin
                        [accepted = std::move(accepted)](const ChannelPtr& channel) -> ChannelEvents {
                          PeerId peer = -1;
                          if (read_number(channel->peer().id, peer)) return accepted(channel, peer);
-                         channel->close("an instance has a number");
+                         channel->close("the peer's name is not an instance number");
                          return {};
                        });
 }
@@ -123,7 +123,7 @@ Status Bootstrap::dial(const std::string& address, uint64_t session, OnOpen on_o
 
 ChannelEvents hear(const ChannelPtr& channel, std::function<bool(std::string_view)> take, std::function<void()> left) {
   auto on_frame = [channel, take = std::move(take)](uint16_t, std::string_view bytes) {
-    if (!take(bytes)) channel->close("it talks nonsense");
+    if (!take(bytes)) channel->close("the peer sent an invalid message");
   };
   return {.on_frame = std::move(on_frame), .on_closed = [left = std::move(left)](const std::string&) { left(); }};
 }

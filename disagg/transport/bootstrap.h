@@ -42,7 +42,7 @@ ChannelEvents hear(const ChannelPtr& channel, std::function<bool(std::string_vie
 
 // Returns a handle that closes the channel when its last copy is destroyed.
 inline ChannelPtr held(const ChannelPtr& channel) {
-  return {channel.get(), [channel](Channel*) { channel->close("it is not needed any more"); }};
+  return {channel.get(), [channel](Channel*) { channel->close("the connection is not needed any more"); }};
 }
 
 // The result of a call, once there is one. Until then the loop's thread may keep the channel here.
@@ -89,7 +89,7 @@ class Bootstrap {
         address, session,
         [weak = std::weak_ptr(answer), on_open](const ChannelPtr& channel) -> ChannelEvents {
           if (auto wanted = weak.lock()) return on_open(channel, wanted);
-          channel->close("nobody waits for it");
+          channel->close("nobody waits for this connection");
           return {};
         },
         [weak = std::weak_ptr(answer)](const Result<ChannelPtr>& channel) {
@@ -135,7 +135,7 @@ class Calls {
     }
     std::optional<Result<Connected>> met = at->second.answer->take();
     if (!met && clock_.now() < at->second.until_s) return std::optional<Connected>();
-    if (!met) return wrong("it does not answer");
+    if (!met) return wrong("the peer does not answer");
     if (!*met) return wrong(met->error().message);
     calls_.erase(at);
     return std::optional<Connected>(std::move(*met).value());

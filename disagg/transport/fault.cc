@@ -175,8 +175,8 @@ class FaultTransport final : public ForwardingTransport {
 };
 
 constexpr const char* kExpected =
-    "expected fault:WIRE,KEY=VALUE,... with drop, reorder, truncate, corrupt "
-    "(probabilities, 0 to 1), delay (as in 2ms; s, ms, us) or seed (a whole number)";
+    "expected fault:TRANSPORT,KEY=VALUE,... with drop, reorder, truncate, corrupt (probabilities from 0 to 1), delay "
+    "(such as 2ms; units s, ms, us) or seed (a whole number)";
 
 bool parse_number(std::string_view text, double& value, std::string_view& rest) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -193,7 +193,7 @@ std::string parse_item(std::string_view item, FaultOptions& faults) {
   if (key == "delay") {
     if (!parse_number(value, number, unit)) return "delay is not a time";
     const double scale = unit == "s" ? 1 : unit == "ms" ? 1e-3 : unit == "us" ? 1e-6 : 0;
-    if (scale == 0) return "delay needs a unit";
+    if (scale == 0) return "delay needs a unit (s, ms, us)";
     faults.delay_s = number * scale;
     return "";
   }
@@ -204,11 +204,11 @@ std::string parse_item(std::string_view item, FaultOptions& faults) {
   for (const auto& [name, place] : probabilities) {
     if (key != name) continue;
     if (!parse_number(value, number, unit) || !unit.empty() || !(number <= 1))
-      return std::string(name) + " is not a probability";
+      return std::string(name) + " is not a probability from 0 to 1";
     *place = number;
     return "";
   }
-  return "no fault is called \"" + std::string(key) + "\"";
+  return "there is no fault named \"" + std::string(key) + "\"";
 }
 
 }  // namespace
@@ -227,8 +227,8 @@ Result<std::unique_ptr<KvTransport>> TransportChoice::make(const TransportOption
   if (faults && faults->corrupt > 0 &&
       (std::string_view(row->name) == "rdma" || dynamic_cast<VendorQueue*>(options.queue)))
     return invalid("--transport fault:" + std::string(row->name) +
-                   ": corrupt posts bytes of the host's, outside of the KV memory; "
-                   "expected another wire than rdma, and KV that is not a device's");
+                   ": corrupt would send bytes of host memory outside of the KV memory; expected another transport "
+                   "than rdma, and KV in host memory");
   auto made = row->make(options);
   if (!made.ok() || !faults) return made;
   return make_fault_transport(std::move(made).value(), *faults, options);
@@ -244,11 +244,11 @@ Result<TransportChoice> parse_transport(std::string_view text) {
   if (!choice.row) {
     std::string names;
     for (const TransportRow& row : transports()) names += std::string(" ") + row.name;
-    return invalid(given + "no wire is called \"" + std::string(name) + "\"; there are" + names +
-                   ", and fault:WIRE,... around one of them");
+    return invalid(given + "there is no transport named \"" + std::string(name) + "\"; expected one of" + names +
+                   ", or fault:TRANSPORT,... with one of them");
   }
   if (!faulty) return choice;
-  if (choice.row->shared_pool) return invalid(given + "this wire moves no bytes: nothing can fail");
+  if (choice.row->shared_pool) return invalid(given + "this transport moves no bytes, so no fault can be injected");
   choice.faults.emplace();
   for (rest.remove_prefix(name.size()); !rest.empty();) {
     rest.remove_prefix(1);

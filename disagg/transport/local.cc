@@ -85,7 +85,7 @@ class LocalTransport final : public PostingTransport<Node, InFlight> {
  private:
   Result<std::shared_ptr<Node>> connect_peer(PeerId peer, const std::string& address) override {
     auto node = registry().find(address);
-    if (!node) return Error{ErrorCode::unavailable, "local: no instance of this process has the address " + address};
+    if (!node) return Error{ErrorCode::unavailable, "local: this process has no instance with the address " + address};
     node_->registrations.connect(peer);
     return node;
   }

@@ -21,7 +21,8 @@ class PostingTransport : public KvTransport {
   Result<bool> connect(PeerId peer, const std::string& address) final {
     if (auto known = peers_.find(peer); known != peers_.end() && !known->second->dead()) {
       if (known->second->address == address) return true;
-      return invalid(std::string(transport_) + ": instance " + std::to_string(peer) + " has another address already");
+      return invalid(std::string(transport_) + ": instance " + std::to_string(peer) +
+                     " has a different address already");
     }
     auto met = connect_peer(peer, address);
     if (!met) return met.error();

@@ -55,13 +55,15 @@ bool RegistrationTable::connected(PeerId peer) const {
 Result<RemoteKey> RegistrationTable::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
   for (const MemoryRange& range : ranges) {
     if (!regions_.contains(range.data(), range.size()))
-      return invalid("window for instance " + std::to_string(peer) + ": a range is outside this instance's KV memory");
+      return invalid("registration for instance " + std::to_string(peer) +
+                     ": a range is outside this instance's KV memory");
   }
   RangeSet set(ranges);
   const uint64_t secret = secrets_ ? random_secret() : 0;
   std::lock_guard lock(mutex_);
   if (!peers_.count(peer))
-    return Error{ErrorCode::unavailable, "window for instance " + std::to_string(peer) + ": it is not connected"};
+    return Error{ErrorCode::unavailable,
+                 "registration for instance " + std::to_string(peer) + ": this instance is not connected"};
   if (free_.empty()) {
     free_.push_back(uint32_t(slots_.size()));
     slots_.emplace_back();

@@ -33,9 +33,11 @@ Result<std::shared_ptr<std::byte>> map_touched(int fd, size_t bytes) {
   ask_for_pages(at, bytes);  // most systems give shared memory 4 KiB pages only
   if (madvise(at, bytes, MADV_POPULATE_WRITE) == 0) return memory;
   if (errno != EINVAL)
-    return Error{ErrorCode::unavailable, "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
+    return Error{ErrorCode::unavailable,
+                 "there is no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
   if (fallocate(fd, 0, 0, off_t(bytes)) != 0)  // kernels before 5.14
-    return Error{ErrorCode::unavailable, "no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
+    return Error{ErrorCode::unavailable,
+                 "there is no memory for " + std::to_string(bytes) + " shared bytes: " + os_text()};
   for (size_t i = 0; i < bytes; i += 4096) *reinterpret_cast<volatile char*>(at + i);
   return memory;
 }
@@ -124,15 +126,15 @@ Result<SharedFile> shared_file(MemoryRange range) {
     const size_t offset = begin - first;
     if (offset <= pool.bytes && range.size() <= pool.bytes - offset) return SharedFile{pool.file.get(), offset};
   }
-  return invalid("this KV memory cannot be shared with other processes: it is not in a memfd");
+  return invalid("this KV memory cannot be shared with other processes, because it is not in a memfd");
 }
 
 Result<std::shared_ptr<std::byte>> map_shared_file(int fd, size_t bytes) {
   struct stat file;
   if (fstat(fd, &file) != 0 || size_t(file.st_size) < bytes || bytes == 0)
-    return Error{ErrorCode::io, "shared memory is shorter than " + std::to_string(bytes)};
+    return Error{ErrorCode::io, "the shared memory is shorter than " + std::to_string(bytes)};
   if ((fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) == 0)
-    return Error{ErrorCode::io, "shared memory that its owner could cut short"};
+    return Error{ErrorCode::io, "the shared memory is not sealed, so its owner could truncate it"};
   return map_touched(fd, bytes);
 }
 

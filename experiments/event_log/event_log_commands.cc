@@ -52,7 +52,9 @@ int explain_main(const Options& options) {
   auto traces = need(read_traces(options.positional()));
   if (number >= 0) {
     std::erase_if(traces, [number](const RequestTrace& trace) { return trace.request != uint64_t(number); });
-    if (traces.empty()) throw Error{ErrorCode::not_found, "no request " + std::to_string(number) + " has ended"};
+    if (traces.empty())
+      throw Error{ErrorCode::not_found,
+                  "request " + std::to_string(number) + " is not in the event log, or has not ended"};
   }
   for (const RequestTrace& trace : traces)
     if (number >= 0) std::printf("%s\n", attribution_line(trace).c_str());
@@ -64,10 +66,11 @@ int explain_main(const Options& options) {
 int calibrate_main(const Options& options) {
   const Calibration c = need(calibrate(options.positional()));
   std::printf("%s\n", hardware_json(c).c_str());
-  std::fprintf(stderr,
-               "steps: %.0f, off by %.1f %% (bias %+.1f %%); wires of %.0f instances, off by %.1f %% (bias %+.1f %%)\n",
-               c.step_error.n, 100 * c.step_error.mape(), 100 * c.step_error.bias(), c.link_error.n,
-               100 * c.link_error.mape(), 100 * c.link_error.bias());
+  std::fprintf(
+      stderr,
+      "steps: %.0f, mean error %.1f %% (bias %+.1f %%); links of %.0f instances, mean error %.1f %% (bias %+.1f %%)\n",
+      c.step_error.n, 100 * c.step_error.mape(), 100 * c.step_error.bias(), c.link_error.n, 100 * c.link_error.mape(),
+      100 * c.link_error.bias());
   return 0;
 }
 
@@ -79,14 +82,16 @@ std::vector<OptionRow> event_log_options() {
                            orders = names_of(disagg_policies(), "|"), batchings = names_of(batch_policies(), "|"),
                            chunks = names_of(chunk_policies(), "|"), evictions = names_of(kEvictionPolicies, "|");
   return {
-      {"placement", text, "", "", placements.c_str(), 0, 0, "what this one would have decided; empty: the recorded one",
-       "replay"},
-      {"admission", text, "", "", slo_admissions.c_str(), 0, 0, "… (as --placement)", "replay"},
-      {"disagg", text, "", "", orders.c_str(), 0, 0, "… (as --placement)", "replay"},
-      {"batching", text, "", "", batchings.c_str(), 0, 0, "… (as --placement)", "replay"},
-      {"chunk-policy", text, "", "", chunks.c_str(), 0, 0, "… (as --placement)", "replay"},
-      {"host-eviction", text, "", "", evictions.c_str(), 0, 0, "… (as --placement), also of the disk", "replay"},
-      {"request", integer, "-1", "", "", -1, 9e15, "the request; -1: all, a CSV row each", "explain"},
+      {"placement", text, "", "", placements.c_str(), 0, 0,
+       "another policy, whose decisions are compared with the recorded ones; empty: the recorded policy", "replay"},
+      {"admission", text, "", "", slo_admissions.c_str(), 0, 0, "as --placement, for this option", "replay"},
+      {"disagg", text, "", "", orders.c_str(), 0, 0, "as --placement, for this option", "replay"},
+      {"batching", text, "", "", batchings.c_str(), 0, 0, "as --placement, for this option", "replay"},
+      {"chunk-policy", text, "", "", chunks.c_str(), 0, 0, "as --placement, for this option", "replay"},
+      {"host-eviction", text, "", "", evictions.c_str(), 0, 0,
+       "as --placement, for evictions from the host and disk tiers", "replay"},
+      {"request", integer, "-1", "", "", -1, 9e15, "number of the request; -1: all requests, one CSV row each",
+       "explain"},
   };
 }
 

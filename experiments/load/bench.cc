@@ -54,7 +54,7 @@ void print_errors(const std::vector<RequestRecord>& records) {
   int shown = 0;
   for (const auto& [error, count] : counts) {
     if (++shown > 10) {
-      std::fprintf(stderr, "xpyd: bench: and %zu other errors\n", counts.size() - 10);
+      std::fprintf(stderr, "xpyd: bench: and %zu other kinds of errors\n", counts.size() - 10);
       break;
     }
     std::fprintf(stderr, "xpyd: bench: %d %s\n", count, printable(error).c_str());
@@ -65,11 +65,11 @@ void print_tables(const std::string& table, const BenchResult& result, const Ben
                   int unanswered, int n) {
   std::printf("%s", table.c_str());
   if (unanswered > 0)
-    std::printf("Interrupted: %d of %d requests were not answered and are not counted.\n", unanswered, n);
+    std::printf("Interrupted: %d of %d requests were not answered; they are not counted.\n", unanswered, n);
   std::printf("%s\n%s", kBenchDefinitions,
               setting.max_concurrency > 0
                   ? "loop: closed by --max-concurrency; waiting at the client is not in TTFT or E2EL\n"
-              : sessions ? "loop: closed in each session, whose turn is due its delay after the answer before it\n"
+              : sessions ? "loop: closed in each session: a turn is due its delay after the last answer\n"
                          : "loop: open, each request is sent when it is due\n");
   std::printf("sent after due: median %.2f ms, P99 %.2f ms, max %.2f ms\n", result.lateness_ms.median,
               result.lateness_ms.p99, result.lateness_ms.max);
@@ -107,7 +107,7 @@ Load make_load(const DatasetOptions& o, bool output_given, HttpClient& client, c
   for (const BenchRequest& request : load.requests)
     if (card.max_model_len > 0 && request.input_tokens + request.output_tokens > card.max_model_len)
       throw invalid("--input-len, --output-len: a request of " + std::to_string(request.input_tokens) + " + " +
-                    std::to_string(request.output_tokens) + " tokens is beyond the server's max_model_len of " +
+                    std::to_string(request.output_tokens) + " tokens exceeds the server's max_model_len of " +
                     std::to_string(card.max_model_len));
   return load;
 }
@@ -119,14 +119,14 @@ static void check_bench(const Options& options) {
   const std::string& dataset = options.text("dataset");
   bool needs_file = dataset == "sharegpt" || dataset == "mooncake";
   if (needs_file && options.text("dataset-path").empty())
-    throw invalid("--dataset-path: expected the file of data set " + dataset);
+    throw invalid("--dataset-path: expected a file for --dataset " + dataset);
   if (!needs_file && options.given("dataset-path"))
-    throw invalid("--dataset-path: data set " + dataset + " has no file");
+    throw invalid("--dataset-path: --dataset " + dataset + " reads no file");
   const std::string& endpoint = options.text("endpoint");
   if (endpoint.empty() || endpoint[0] != '/')
-    throw invalid("--endpoint: expected the path of a completions endpoint such as /v1/completions");
+    throw invalid("--endpoint: expected the path of a completions endpoint, such as /v1/completions");
   if (dataset == "mooncake" && options.given("rate"))
-    throw invalid("--rate: the mooncake trace brings its own times; use --time-scale");
+    throw invalid("--rate: --dataset mooncake has its own times; use --time-scale");
 }
 
 int bench_main(const Options& options) try {
@@ -155,7 +155,8 @@ int bench_main(const Options& options) try {
   send.seed = dataset.seed;
   if (send.vocab == 0) send.vocab = card.vocab;
   if (send.vocab == 0 && dataset.name != "sharegpt")
-    throw invalid("--vocab: expected the model's number of token ids, since the server's /v1/models has no vocab_size");
+    throw invalid(
+        "--vocab: expected the model's number of token ids, because the server's /v1/models does not say vocab_size");
   Load load = make_load(dataset, options.given("output-len"), client, card);
   if (is_chat(send)) from_server(make_texts(client, send, load.requests));
   int n = int(load.requests.size());

@@ -55,7 +55,7 @@ Result<ServerCard> read_server_card(HttpClient& client, const std::string& model
     card.vocab = integer_or_0(entry, "vocab_size");
     return card;
   }
-  return invalid("--model: the server has no '" + model + "', it has: " + names);
+  return invalid("--model: the server has no '" + model + "'; it has: " + names);
 } catch (const Error& error) {
   return error;
 }
@@ -74,8 +74,9 @@ Status make_texts(HttpClient& client, const SendOptions& options, std::vector<Be
     if (!request.text.empty()) continue;
     const std::string body =
         JsonText().object("model", options.model, "tokens", prompt_tokens(request, options.vocab)).take();
-    const json answer = need(
-        parse_json(need(client.fetch({.target = "/detokenize", .body = body}), "a chat needs texts: "), "/detokenize"));
+    const json answer = need(parse_json(
+        need(client.fetch({.target = "/detokenize", .body = body}), "the chat endpoint needs prompts as text: "),
+        "/detokenize"));
     request.text = need(get_string(answer, "prompt", "/detokenize"));
   }
   return ok();
@@ -105,7 +106,7 @@ void AnswerReader::feed(int status, std::string_view bytes, double now_s) {
     return;
   }
   if (!sse_.feed(bytes, [&](const std::string& data) { event(data, now_s); }))
-    record_.error = "an event of more than 16 MiB";
+    record_.error = "the stream has an event of more than 16 MiB";
 }
 
 void AnswerReader::event(const std::string& data, double now_s) {
@@ -128,7 +129,7 @@ void AnswerReader::event(const std::string& data, double now_s) {
       const auto code = get_string(*error, "code");
       record_.refused = code.ok() && code.value() == "objective_missed";
     }
-    record_.error = "in the stream: " + (message.empty() ? data.substr(0, 200) : message);
+    record_.error = "error in the stream: " + (message.empty() ? data.substr(0, 200) : message);
     return;
   }
   const json* choices = find_field(event, "choices");
@@ -162,7 +163,7 @@ void AnswerReader::finish(const HttpOutcome& outcome, double now_s) {
   } else if (!outcome.error.empty()) {
     record_.error = outcome.error;
   } else if (record_.error.empty() && record_.chunk_s.empty()) {
-    record_.error = "an answer without any chunk";
+    record_.error = "the stream ended without any chunk";
   } else if (record_.error.empty() && !done_) {
     record_.error = "the stream ended without [DONE]";
   }

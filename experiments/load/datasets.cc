@@ -179,8 +179,9 @@ Result<ShareGpt> read_sharegpt(const std::string& path) try {
     } catch (const Error& error) {
       if (odd++ == 0) first_odd = error.message;
     }
-  const std::string note = std::to_string(odd) + " rows are no conversations and are skipped; the first: " + first_odd;
-  if (read.conversations.empty()) return invalid(path + ": no conversation in it" + (odd > 0 ? "; " + note : ""));
+  const std::string note = std::to_string(odd) + " rows are not conversations and are skipped; the first: " + first_odd;
+  if (read.conversations.empty())
+    return invalid(path + ": the file has no conversation" + (odd > 0 ? "; " + note : ""));
   if (odd > 0) read.notes.push_back(note);
   return read;
 } catch (const Error& error) {
@@ -210,8 +211,8 @@ Result<Load> sharegpt_load(std::vector<Exchange> conversations, int n, int outpu
       load.requests.push_back(std::move(request));
     }
   }
-  load.notes.push_back(std::to_string(looked_at) + " conversations looked at: " + std::to_string(load.requests.size()) +
-                       " used, " + std::to_string(filtered) + " outside 4..1024 prompt and 2048 total tokens, " +
+  load.notes.push_back(std::to_string(looked_at) + " conversations read: " + std::to_string(load.requests.size()) +
+                       " used, " + std::to_string(filtered) + " outside 4..1024 prompt tokens and 2048 total tokens, " +
                        std::to_string(too_long) + " beyond the server's max_model_len");
   if (load.requests.empty()) return invalid("--dataset-path: no conversation fits: " + load.notes.back());
   return load;

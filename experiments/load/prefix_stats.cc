@@ -200,7 +200,7 @@ Result<PrefixInput> read_prefix_input(const std::string& path) try {
   } else {
     return invalid(path + ": expected a JSON array or JSON lines");
   }
-  if (input.prompts.empty()) return invalid(path + ": no prompts in it");
+  if (input.prompts.empty()) return invalid(path + ": the file has no prompts");
   return input;
 } catch (const Error& error) {
   return error;
@@ -248,13 +248,15 @@ double repeated_tokens(const PrefixInput& input, const PrefixStats& stats, const
 }  // namespace
 
 int prefix_stats_main(const Options& options) try {
-  if (options.positional().empty()) throw invalid("expected FILE, of texts or a trace, or a folder of WEKA's sessions");
+  if (options.positional().empty())
+    throw invalid("expected FILE as an argument: texts, a trace, or a folder of WEKA's sessions");
   const std::string& path = options.positional()[0];
   need(check_result_file(options));
   PrefixInput input = need(read_prefix_input(path));
   std::unique_ptr<const Tokenizer> tokenizer;
   const std::string& by = options.text("unit");
-  if (by != "file" && !input.text) throw invalid("--unit " + by + ": a trace has its own blocks");
+  if (by != "file" && !input.text)
+    throw invalid("--unit " + by + ": the blocks of a trace cannot be split otherwise; expected --unit file");
   if (input.text) {
     const std::string& dir = options.text("tokenizer");
     tokenizer = need(Tokenizer::load(dir.empty() ? kDemoModel : dir), "--tokenizer: ");
@@ -266,17 +268,17 @@ int prefix_stats_main(const Options& options) try {
   const char* unit = input.length_unit.c_str();
   const bool trace = input.unit_length > 1;
   std::printf("%s: %lld prompts, %lld %s\n", path.c_str(), (long long)s.prompts, (long long)s.total_length, unit);
-  std::printf("maximal prefixes of more than %lld %s, shared by at least %lld prompts: %lld\n", (long long)min_length,
+  std::printf("maximal prefixes longer than %lld %s and shared by at least %lld prompts: %lld\n", (long long)min_length,
               unit, (long long)min_count, (long long)s.leaves);
-  std::printf("  R_leaf, of the prompts             %.4f\n", s.r_leaf);
-  std::printf("  R_conv, prompts through them       %.4f\n", s.r_conv);
-  std::printf("reuse, unlimited cache, file's order\n");
+  std::printf("  R_leaf, prefixes per prompt        %.4f\n", s.r_leaf);
+  std::printf("  R_conv, prompts that have one      %.4f\n", s.r_conv);
+  std::printf("reuse with an unlimited cache, in the file's order\n");
   if (trace) std::printf("  of blocks of %4d tokens           %.4f\n", input.unit_length, s.unit_reuse);
   std::printf("  of %s %*s %.4f\n", unit, int(30 - std::strlen(unit)), "", s.length_reuse);
   const bool in_bytes = input.length_unit == "bytes";
   const double mean_tokens = in_bytes ? repeated_tokens(input, s, *tokenizer) : s.mean_repeated;
   std::printf("  mean length of a repeated prefix   %.1f tokens\n", mean_tokens);
-  if (!s.most.empty()) std::printf("most shared: prompts x %s\n", unit);
+  if (!s.most.empty()) std::printf("most shared prefixes: prompts x %s\n", unit);
   const auto shown = [&input](const SharedPrefix& p) {
     return input.text ? json_text(input.text(
                             std::string_view(input.prompts[p.prompt]).substr(0, p.units * size_t(input.unit_bytes))))

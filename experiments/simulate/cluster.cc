@@ -215,7 +215,7 @@ Status Simulator::add(Role role, const std::string& name) {
   if (tokens < options_.block_tokens && options_.kv_tokens > 0)
     return invalid("--kv-tokens: expected one block at least, " + std::to_string(options_.block_tokens) + " tokens");
   if (tokens < options_.block_tokens)
-    return invalid("--model " + options_.model.name + " leaves no memory for KV on --hardware " +
+    return invalid("--model " + options_.model.name + " leaves no memory for KV with --hardware " +
                    options_.hardware.name + ": expected --kv-tokens");
   if (options_.host_tokens > 0 && options_.hardware.host_bytes_per_s <= 0)
     return invalid("--host-tokens: --hardware " + options_.hardware.name + " has no host_bytes_per_s");
@@ -239,8 +239,8 @@ Status Simulator::add(Role role, const std::string& name) {
     const std::string where = pipeline.stages == 1   ? "--hardware " + options_.hardware.name
                               : role == Role::decode ? "--decode-pp " + std::to_string(pipeline.stages)
                                                      : "--prefill-pp " + std::to_string(pipeline.stages);
-    return invalid(where + ": there fit " + std::to_string(int64_t(tokens)) +
-                   " tokens of KV, which are no pool here (" + plan.error().message + "): expected --kv-tokens");
+    return invalid(where + ": the memory holds " + std::to_string(int64_t(tokens)) +
+                   " tokens of KV, which is not a valid pool (" + plan.error().message + "): expected --kv-tokens");
   }
   if (log) kv.listeners = kv.tiers.listeners = {log};
   auto memory = make_ranked_memory(options_.scheme, kv, shards);

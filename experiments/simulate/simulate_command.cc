@@ -50,17 +50,17 @@ void check_files(const Options& options) {
     std::error_code none;
     const fs::path folder = fs::weakly_canonical(path, none).parent_path();
     if (same(path, file) || (fs::is_directory(file, none) && same(folder, file)))
-      throw invalid("--" + std::string(written) + " " + path + ": it is the trace's FILE, or one of its files");
+      throw invalid("--" + std::string(written) + " " + path + ": this would overwrite the trace, or one of its files");
     for (const char* other : {"hardware", "model", "config", "json"})
       if (other != std::string_view(written) && same(path, options.text(other)))
-        throw invalid("--" + std::string(written) + " " + path + ": it is the file of --" + other);
+        throw invalid("--" + std::string(written) + " " + path + ": this would overwrite the file of --" + other);
   }
 }
 
 }  // namespace
 
 int simulate_main(const Options& options) {
-  if (options.positional().empty()) throw invalid("expected the trace's FILE");
+  if (options.positional().empty()) throw invalid("expected the trace's FILE as an argument");
   check_files(options);
   need(check_result_file(options));
   TraceOptions reading;
@@ -80,7 +80,8 @@ int simulate_main(const Options& options) {
   for (const auto& [name, value] : result.items()) std::printf("%-24s %s\n", name.c_str(), value.dump().c_str());
   const auto failed = std::ranges::find(run.records, SimulatedEnd::failed, &SimulatedRecord::end);
   if (failed != run.records.end())
-    say("xpyd: the first request that failed, " + std::to_string(failed - run.records.begin()) + ": " + failed->why);
+    say("xpyd: the first failed request is number " + std::to_string(failed - run.records.begin()) + ": " +
+        failed->why);
   need(write_result_file(options, std::move(result)));
   return 0;
 }
@@ -95,75 +96,84 @@ std::vector<OptionRow> simulate_options() {
                            models = names_of(model_table(), "|") + "|FILE.json",
                            orders = names_of(disagg_policies(), "|");
   return {
-      {"format", choice, "mooncake", "", formats.c_str(), 0, 0, "of the trace", "simulate"},
-      {"hardware", text, "a800x8", "", hardware.c_str(), 0, 0, "of each instance: cards, or a JSON file", "simulate"},
-      {"model", text, "llama-3-70b", "", models.c_str(), 0, 0, "by its published shape, or a JSON file", "simulate"},
-      {"topology", text, "1P1D", "", "xPyDzC", 0, 0, "instances, 4096 of each role at most", "simulate",
+      {"format", choice, "mooncake", "", formats.c_str(), 0, 0, "format of the trace", "simulate"},
+      {"hardware", text, "a800x8", "", hardware.c_str(), 0, 0,
+       "hardware of each instance: a name with a number of cards, or a JSON file", "simulate"},
+      {"model", text, "llama-3-70b", "", models.c_str(), 0, 0, "model with its published shape, or a JSON file",
+       "simulate"},
+      {"topology", text, "1P1D", "", "xPyDzC", 0, 0, "instances of the cluster; at most 4096 of each role", "simulate",
        sets<&SimulationOptions::topology>},
       {"prefill-pp", integer, "1", "stages", "", 1, 1024,
-       "pipeline stages of each prefill or colocated instance, each on --hardware of its own", "simulate",
+       "pipeline stages of each prefill or colocated instance; each stage has its own --hardware", "simulate",
        sets<&SimulationOptions::prefill_pp>},
       {"decode-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each decode instance", "simulate",
        sets<&SimulationOptions::decode_pp>},
       {"pipeline-window", integer, "0", "waves", "", 0, 1024,
-       "waves that an instance with several stages keeps under way; 0: two for each stage; 1: a step is waited for",
+       "number of waves (micro-batches) that a pipeline-parallel instance keeps in flight; 0: two per stage; 1: the "
+       "next step starts when the last one has ended",
        "simulate", sets<&SimulationOptions::pipeline_window>},
       {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", "simulate",
        sets<&SimulationOptions::scheme>},
       {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,
-       "which sequences run in a step, and how many tokens of each", "simulate",
+       "which sequences run in a step, and how many tokens each gets", "simulate",
        sets_as<find_batch_policy, &EngineOptions::policy>},
-      {"admit", choice, "auto", "", admissions.c_str(), 0, 0, "memory that must be there for a sequence to start",
-       "simulate", sets_as<find_admission_rule, &EngineOptions::admission>},
-      {"chunk-tokens", integer, "2048", "tokens", "", 1, 1 << 20, "of one step at most", "simulate",
+      {"admit", choice, "auto", "", admissions.c_str(), 0, 0,
+       "how much free memory a sequence needs to start; auto: the rule of the batching policy", "simulate",
+       sets_as<find_admission_rule, &EngineOptions::admission>},
+      {"chunk-tokens", integer, "2048", "tokens", "", 1, 1 << 20, "maximum tokens of one step", "simulate",
        sets<&EngineOptions::step_tokens>},
       {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0, "how many tokens of each prompt a step computes",
        "simulate", sets_as<find_chunk_policy, &EngineOptions::chunks, &ChunkOptions::policy>},
       {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,
-       "of one prompt in a step at most; 0: as the step", "simulate",
+       "maximum tokens of one prompt in a step; 0: no limit but --chunk-tokens", "simulate",
        sets<&EngineOptions::chunks, &ChunkOptions::request_tokens>},
       {"chunk-min", integer, "0", "tokens", "", 0, 1 << 20,
-       "of a prompt in a step at least; 0: a quarter of the most (--chunk-policy fixed: none)", "simulate",
-       sets<&EngineOptions::chunks, &ChunkOptions::minimum>},
-      {"max-batch", integer, "256", "sequences", "", 1, 65536, "running at once, each instance", "simulate",
+       "minimum tokens of a prompt in a step; 0: a quarter of the maximum (with --chunk-policy fixed: no minimum)",
+       "simulate", sets<&EngineOptions::chunks, &ChunkOptions::minimum>},
+      {"max-batch", integer, "256", "sequences", "", 1, 65536, "maximum running sequences in each instance", "simulate",
        sets<&EngineOptions::max_batch>},
-      {"block-tokens", integer, "512", "tokens", "", 1, 4096, "tokens of one KV block", "simulate",
+      {"block-tokens", integer, "512", "tokens", "", 1, 4096, "tokens in one KV block", "simulate",
        sets<&SimulationOptions::block_tokens>},
-      {"kv-tokens", number, "0", "tokens", "", 0, 1e12, "KV of each instance; 0: what the model leaves of the memory",
+      {"kv-tokens", number, "0", "tokens", "", 0, 1e12, "KV pool of each instance; 0: the memory that the model leaves",
        "simulate", sets<&SimulationOptions::kv_tokens>},
-      {"host-tokens", number, "0", "tokens", "", 0, 1e12, "KV of each instance's host memory", "simulate",
-       sets<&SimulationOptions::host_tokens>},
-      {"kv-load", choice, "always", "", "always|cost", 0, 0, "a prefix is loaded from there always, or where that pays",
+      {"host-tokens", number, "0", "tokens", "", 0, 1e12, "KV in each instance's host memory; 0: no host tier",
+       "simulate", sets<&SimulationOptions::host_tokens>},
+      {"kv-load", choice, "always", "", "always|cost", 0, 0,
+       "when a prefix is loaded from host memory: always, or only if loading is faster than computing it (cost)",
        "simulate", sets_as<is<"cost">, &SimulationOptions::load_by_cost>},
-      {"routers", integer, "1", "", "", 1, 1024,
-       "conductors that do not know of each other; requests go to them in turn", "simulate",
-       sets<&SimulationOptions::routers, &RouterOptions::routers>},
-      {"event-delay", number, "0", "s", "", 0, 1e6, "until a router hears what a prefix cache has stored or removed",
-       "simulate", sets<&SimulationOptions::routers, &RouterOptions::event_delay_s>},
-      {"event-loss", number, "0", "", "", 0, 1, "share of these that a router never hears of, by --seed", "simulate",
-       sets<&SimulationOptions::routers, &RouterOptions::event_loss>},
-      {"fetch", choice, "on", "", "on|off", 0, 0, "an instance gets prefixes from others (--placement mooncake)",
+      {"routers", integer, "1", "", "", 1, 1024, "number of independent conductors, which get the requests in turn",
+       "simulate", sets<&SimulationOptions::routers, &RouterOptions::routers>},
+      {"event-delay", number, "0", "s", "", 0, 1e6,
+       "delay until a router knows that a prefix cache has stored or removed a block", "simulate",
+       sets<&SimulationOptions::routers, &RouterOptions::event_delay_s>},
+      {"event-loss", number, "0", "", "", 0, 1, "share of these events that a router never gets, drawn by --seed",
+       "simulate", sets<&SimulationOptions::routers, &RouterOptions::event_loss>},
+      {"fetch", choice, "on", "", "on|off", 0, 0, "instances fetch prefixes from others (--placement mooncake)",
        "simulate", sets_as<is<"on">, &SimulationOptions::fetch>},
-      {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0, "when KV is sent", "simulate",
+      {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,
+       "when P sends KV: after each layer, each chunk, or the whole prompt", "simulate",
        sets<&ConductorOptions::stream_kv>},
-      {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0, "how P and D share a request", "simulate",
+      {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0,
+       "in which order P and D take a request, or when one instance does both phases", "simulate",
        sets_as<find_disagg_policy, &ConductorOptions::disagg>},
-      {"speed", number, "1", "times", "", 1e-6, 1e6, "the trace's arrivals are so much closer", "simulate",
-       sets<&TraceOptions::speed>},
-      {"jitter", number, "0", "s", "", 0, 1e6, "added to each arrival, uniformly up to it", "simulate",
-       sets<&TraceOptions::jitter_s>},
-      {"repeat", integer, "1", "times", "", 1, 1e6, "the trace laid end to end, its blocks each time anew", "simulate",
+      {"speed", number, "1", "times", "", 1e-6, 1e6, "factor by which arrivals are faster than in the trace",
+       "simulate", sets<&TraceOptions::speed>},
+      {"jitter", number, "0", "s", "", 0, 1e6, "maximum of a uniform random delay that is added to each arrival",
+       "simulate", sets<&TraceOptions::jitter_s>},
+      {"repeat", integer, "1", "times", "", 1, 1e6,
+       "how many times the trace is repeated, one after another; each repetition has new blocks", "simulate",
        sets<&TraceOptions::repeat>},
-      {"requests", integer, "0", "requests", "", 0, 1e9, "the trace's first; 0: all", "simulate",
-       sets<&TraceOptions::limit>},
-      {"rate", number, "1", "requests/s", "", 1e-6, kInf, "of a trace that has no times", "simulate",
+      {"requests", integer, "0", "requests", "", 0, 1e9,
+       "number of requests to read from the beginning of the trace; 0: all", "simulate", sets<&TraceOptions::limit>},
+      {"rate", number, "1", "requests/s", "", 1e-6, kInf, "arrival rate for a trace that has no times", "simulate",
        sets<&TraceOptions::rate>},
       {"hash-block-tokens", integer, "512", "tokens", "", 1, kMaxTokens,
-       "--format mooncake: that each of hash_ids stands for", "simulate", sets<&TraceOptions::hash_block_tokens>},
-      {"closed-loop", flag, "off", "", "", 0, 0, "a turn waits for the answer before it, though the trace has times",
-       "simulate"},
+       "with --format mooncake: tokens that each entry of hash_ids stands for", "simulate",
+       sets<&TraceOptions::hash_block_tokens>},
+      {"closed-loop", flag, "off", "", "", 0, 0,
+       "a session's next request waits for the answer before it, even if the trace has times", "simulate"},
       {"decode-tokens", integer, "-1", "tokens", "", -1, kMaxTokens,
-       "of every answer; 0: the first token alone; -1: the trace's", "simulate",
+       "output tokens of every request; 0: only the first token; -1: as in the trace", "simulate",
        sets<&SimulationOptions::output_tokens>},
   };
 }

@@ -52,7 +52,7 @@ struct Draft {
   void check_order(const std::string& where) {
     if (!timed || trace.requests.empty() || !std::exchange(row_timed, true)) return;
     const double at_s = trace.requests.back().arrival_s;
-    if (at_s < latest_s) fail(where, "an earlier time than the row before; expected rows sorted by time");
+    if (at_s < latest_s) fail(where, "this row is earlier than the one before; expected rows sorted by time");
     latest_s = at_s;
   }
   void note(int64_t n, const std::string& what) {
@@ -122,11 +122,12 @@ Trace arranged(Draft draft) {
 template <void (*read)(const std::string& path, Draft& draft), int block_tokens>
 Result<Trace> load_trace(const std::string& path, const TraceOptions& options) {
   if (!(options.speed > 0 && options.rate > 0 && options.jitter_s >= 0 && options.repeat >= 1 && options.clients >= 1))
-    return invalid("a trace's options: expected speed and rate above 0, jitter from 0, repetitions and clients from 1");
+    return invalid(
+        "invalid trace options: expected speed and rate above 0, jitter from 0, repetitions and clients from 1");
   try {
     Draft draft(block_tokens, options);
     read(path, draft);
-    if (draft.trace.requests.empty()) return invalid(path + ": no requests in it");
+    if (draft.trace.requests.empty()) return invalid(path + ": the trace has no requests");
     return arranged(std::move(draft));
   } catch (const Error& error) {
     return error;
@@ -187,7 +188,7 @@ void add_blocks(Draft& draft, JsonFields& fields, const std::string& where, bool
   const size_t whole = size_t(request.prompt_tokens / draft.trace.block_tokens);
   const size_t all = size_t((request.prompt_tokens - 1) / draft.trace.block_tokens + 1);
   if (ids.size() != all && (tail_has_id || ids.size() != whole))
-    fail(where, "hash_ids: " + std::to_string(ids.size()) + " ids; a prompt of " +
+    fail(where, "hash_ids: " + std::to_string(ids.size()) + " ids, but a prompt of " +
                     std::to_string(request.prompt_tokens) + " tokens needs " + std::to_string(all) + ", one per " +
                     std::to_string(draft.trace.block_tokens) + " tokens");
   request.blocks.reserve(all);
@@ -224,17 +225,18 @@ void read_mooncake(const std::string& path, Draft& draft) {
       fail(where, "session_id: expected a text or a whole number");
     const bool delayed = fields.find("delay");
     if (!id) {
-      if (delayed) fail(where, "delay: it is of a session's later rows, and this row has no session_id");
+      if (delayed) fail(where, "delay: only later rows of a session have one, and this row has no session_id");
       return add_hashed(draft, fields, where, 1000, true);
     }
     const auto [session, is_first] = sessions.try_emplace(id->dump(), -1);
     const double delay_s = fields.number_or("delay", 0, kMaxSeconds, 0) / 1000;
     if (is_first) {
-      if (delay_s > 0) fail(where, "delay: a session's first row comes at its timestamp");
+      if (delay_s > 0) fail(where, "delay: not expected in a session's first row, which arrives at its timestamp");
       add_hashed(draft, fields, where, 1000, true);
       draft.follows(-1, 0);
     } else {
-      if (!delayed) fail(where, "delay: missing; a session's later row says how long after the answer before it comes");
+      if (!delayed)
+        fail(where, "delay: expected in a session's later row: the time between the last answer and this request");
       draft.trace.closed_loop = true;
       draft.row_timed = false;
       fields.find("timestamp");
@@ -269,7 +271,7 @@ void read_bailian(const std::string& path, Draft& draft) {
     chats[chat] = draft.last();
   };
   for_each_row(path, draft, &RecordReader::line, visit);
-  draft.note(orphans, " chats continue one that is not in the file: as if new");
+  draft.note(orphans, " chats continue one that is not in the file; they are treated as new");
 }
 
 // One agent of a session: its requests in order, and its sub-agents, which run in parallel while it waits. A
@@ -305,7 +307,7 @@ struct WekaAgent {
       const int64_t in = fields.integer("in", 1, kMaxTokens), out = fields.integer("out", 0, kMaxTokens);
       const double api_s = fields.number_or("api_time", 0, kMaxSeconds, 0);
       const double thought_s = fields.number_or("think_time", 0, kMaxSeconds, at_s - last_end_s);
-      if (at_s < last_s) fail(where, "t: an earlier time than the request before; expected requests sorted by time");
+      if (at_s < last_s) fail(where, "t: earlier than the request before; expected requests sorted by time");
       const bool joins = ended_last >= 0 && sub_end_s <= at_s;  // else the sub-agents run on beside it
       TraceRequest& request = draft.add(at_s, in, std::max<int64_t>(out, 1));
       request.session = session;
@@ -344,7 +346,7 @@ void read_weka(const std::string& path, Draft& draft) {
     empty_answers += agent.empty_answers;
     ++number;
   }
-  draft.note(empty_answers, " answers of 0 tokens: as if of 1");
+  draft.note(empty_answers, " answers of 0 tokens are treated as answers of 1 token");
 }
 
 // "2023-11-16 18:17:03.9799600", with or without "+00:00", in seconds. Its origin is late enough that a double keeps
@@ -396,7 +398,7 @@ void read_burstgpt(const std::string& path, Draft& draft) {
                  {"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
                   "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type"},
                  visit);
-  draft.note(failures, " rows of failures, without prompt or response tokens: dropped");
+  draft.note(failures, " rows without prompt or response tokens (failures) are dropped");
 }
 
 struct SpokenMessage {

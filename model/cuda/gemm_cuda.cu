@@ -370,7 +370,7 @@ Status CudaGemm::Impl::open() {
     if (status == CUBLAS_STATUS_ALLOC_FAILED || status == CUBLAS_STATUS_NOT_INITIALIZED) {
       handle = nullptr;
       return Error{ErrorCode::unavailable,
-                   std::string("cuBLASLt cannot start, most likely for lack of device memory: ") +
+                   std::string("cuBLASLt cannot be created, most likely for lack of device memory: ") +
                        cublasLtGetStatusString(status)};
     }
     XPYD_CUBLAS(status);
@@ -401,7 +401,7 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
     if (!best || o.before(*best)) best = &o;
   if (!best || best->covered < sizes.n())
     return Error{ErrorCode::unavailable,
-                 "cuBLASLt has no algorithms for " + p.shape() + " whose rows keep their bits for M = 1 to " +
+                 "cuBLASLt has no algorithms for " + p.shape() + " that keep the bits of rows for M = 1 to " +
                      std::to_string(sizes.largest) + " (best: " + std::to_string(best ? best->covered : 0) + " of " +
                      std::to_string(sizes.n()) + " sizes)"};
   p.notes = p.shape() + ", one of " + std::to_string(orders.size()) + " orders:";
@@ -508,8 +508,9 @@ bool CudaGemm::Impl::go_elsewhere(Product& p, const CudaGemmArgs& a) {
     }
     if (status != CUBLAS_STATUS_SUCCESS) continue;
     if (!std::exchange(p.went_elsewhere, true))
-      log_line(LogLevel::warning, "xpyd: gemm %d x %d, M = %d: none of the chosen algorithms starts; %s does%s", a.w.n,
-               a.w.k, a.m, name_of(others[i]).c_str(), i < n_of_order ? "" : ", and may add in another order");
+      log_line(LogLevel::warning, "xpyd: gemm %d x %d, M = %d: none of the chosen algorithms can run; it uses %s%s",
+               a.w.n, a.w.k, a.m, name_of(others[i]).c_str(),
+               i < n_of_order ? "" : ", which may change the order of additions");
     if (!others[i].own || a.m <= kGemvRows) {  // the next product of this size tries it first
       std::vector<Algo>& algos = p.chosen[size_t(bucket_of(a.m))];
       algos.insert(algos.begin(), others[i]);

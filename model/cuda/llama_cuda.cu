@@ -56,12 +56,12 @@ Result<const CudaAttentionVariant*> attention_row(CudaAttentionVariant::Phase ph
   const bool decode = phase == CudaAttentionVariant::decode;
   const CudaAttentionVariant* found = find_variant(name, phase);
   if (!found && decode) found = find_variant(name, CudaAttentionVariant::prefill);
-  const std::string option = decode ? "decode attention: " : "prefill attention: ";
+  const std::string option = decode ? "--cuda-decode-attention: " : "--cuda-prefill-attention: ";
   if (!found) {
     std::string names = "auto";
     for (const CudaAttentionVariant& v : cuda_attention_variants())
       if (v.phase == phase) names += std::string(", ") + v.name;
-    return invalid(option + "no variant \"" + name + "\"; expected one of " + names);
+    return invalid(option + "there is no variant \"" + name + "\"; expected one of " + names);
   }
   if (const char* why = found->refuses(args, card)) return invalid(option + name + " " + why);
   return found;
@@ -199,7 +199,7 @@ Status CudaLlama::allocate() {
   const size_t total = place(nullptr);
   Result<cuda::Memory> scratch = cuda::Memory::device(total);
   if (!scratch)
-    return Error{ErrorCode::unavailable, "model " + c_.name + ": no room on the card for " +
+    return Error{ErrorCode::unavailable, "model " + c_.name + ": the card has no room for " +
                                              std::to_string(total / 1000000) + " MB of activations (steps of " +
                                              std::to_string(rows) + " tokens): " + scratch.error().message};
   scratch_ = std::move(scratch).value();
@@ -389,7 +389,7 @@ void CudaLlama::run_graph(const Plan& plan) {
   if (!graph) {
     graph = cuda::Graph::capture(stream_, [&] { enqueue(plan, nullptr); });
     if (!graph) {
-      log_line(LogLevel::warning, "xpyd: no device memory for a CUDA graph: steps run without from now");
+      log_line(LogLevel::warning, "xpyd: no device memory for a CUDA graph; steps run without graphs from now on");
       options_.graphs = false;
       return enqueue(plan, nullptr);
     }
@@ -474,7 +474,7 @@ std::string CudaLlama::describe() const {
   std::string lines = gemm_.describe();
   if (is_quantised(weights_->matrix_dtype))
     lines += std::string("products of ") + dtype_name(weights_->matrix_dtype) +
-             " codes: made numbers where they are multiplied\n";
+             " quantised weights are dequantised inside the matrix products\n";
   lines += std::string("attention: prefill ") + (prefill_ ? prefill_->name : options_.prefill_attention.c_str()) +
            ", decode " + (decode_ ? decode_->name : options_.decode_attention.c_str()) + "\n";
   lines += "graphs: " + (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) + "\n";

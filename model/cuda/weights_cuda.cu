@@ -151,10 +151,10 @@ Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, c
   if (!memory) {
     Result<cuda::Card> card = cuda::open();
     if (!card) return card.error();
-    return Error{ErrorCode::unavailable, "model " + host.config.name + ": the card has " +
-                                             std::to_string(card.value().free_bytes / 1000000) +
-                                             " MB free, the weights need " + std::to_string(sizes.bytes() / 1000000) +
-                                             " MB in " + dtype_name(host.matrix_dtype)};
+    return Error{ErrorCode::unavailable,
+                 "model " + host.config.name + ": the card has " + std::to_string(card.value().free_bytes / 1000000) +
+                     " MB free, but the weights need " + std::to_string(sizes.bytes() / 1000000) + " MB in " +
+                     dtype_name(host.matrix_dtype)};
   }
   weights->memory = std::move(memory).value();
   Uploader upload(weights->memory.data(), stream);

@@ -408,19 +408,20 @@ void run_with(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team) {
 const GemmVariant kVariants[] = {
 #if defined(__x86_64__)
     {"avx512_bf16", run_with<kAvx512Kernels, &kAvx512Bf16Dot>, Isa::avx512_bf16, false,
-     "bf16_dot: bf16 times activations rounded to bf16 (VDPBF16PS); codes as avx512_vnni"},
+     "weights in bf16 times activations rounded to bf16 (VDPBF16PS); quantised weights as avx512_vnni"},
     {"avx512_vnni", run_with<kAvx512Kernels, &kAvx512VnniDot>, Isa::avx512_vnni, false,
-     "codes times activations of 16 bits (VPDPWSSD), with avx2_dot's bits"},
-    {"avx512_dot", run_with<kAvx512Kernels, &kAvx512Dot>, Isa::avx512, false, "the same by VPMADDWD"},
-    {"avx512", run_with<kAvx512Kernels, nullptr>, Isa::avx512, true, "12 x 16 register tiles, with avx2's bits"},
+     "quantised weights times activations rounded to 16 bits (VPDPWSSD); same bits as avx2_dot"},
+    {"avx512_dot", run_with<kAvx512Kernels, &kAvx512Dot>, Isa::avx512, false,
+     "quantised weights times activations rounded to 16 bits (VPMADDWD); same bits as avx2_dot"},
+    {"avx512", run_with<kAvx512Kernels, nullptr>, Isa::avx512, true, "register tiles of 12 x 16; same bits as avx2"},
     {"avx2_dot", run_with<kAvx2Kernels, &kAvx2Dot>, Isa::avx2, false,
-     "codes times activations of 16 bits, in whole numbers (VPMADDWD)"},
-    {"avx2", run_with<kAvx2Kernels, nullptr>, Isa::avx2, true, "6 x 16 register tiles over packed panels, f32 FMA"},
+     "quantised weights times activations rounded to 16 bits, in integers (VPMADDWD)"},
+    {"avx2", run_with<kAvx2Kernels, nullptr>, Isa::avx2, true, "register tiles of 6 x 16 over packed panels, f32 FMA"},
 #endif
     {"portable_dot", run_with<kPortableKernels, &kPortableDot>, Isa::portable, false,
-     "codes times activations of 16 bits, with avx2_dot's bits"},
+     "quantised weights times activations rounded to 16 bits; same bits as avx2_dot"},
     {"portable", run_with<kPortableKernels, nullptr>, Isa::portable, true,
-     "the same blocking, multiply and add in plain C++"},
+     "plain C++ with the same blocking; separate multiply and add"},
 };
 
 }  // namespace

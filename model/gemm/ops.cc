@@ -85,7 +85,8 @@ std::span<const Ops> ops_variants() {
     kAvx512Ops,
     kAvx2Ops,
 #endif
-    {"portable", rms_norm, add, rope, swiglu, exp_row, peak, sum, Isa::portable, "plain loops; multiply, then add"},
+    {"portable", rms_norm, add, rope, swiglu, exp_row, peak, sum, Isa::portable,
+     "plain loops; separate multiply and add"},
   };
   return variants;
 }

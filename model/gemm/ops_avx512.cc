@@ -4,6 +4,6 @@ namespace xpyd::model {
 
 extern const Ops XPYD_AVX512(kAvx512Ops);
 const Ops XPYD_AVX512(kAvx512Ops) = {"avx512", rms_norm, add, rope,        swiglu,
-                                     exp_row,  peak,     sum, Isa::avx512, "16 lanes, and the bits of avx2"};
+                                     exp_row,  peak,     sum, Isa::avx512, "16 lanes; same bits as avx2"};
 
 }  // namespace xpyd::model

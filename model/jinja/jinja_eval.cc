@@ -43,7 +43,7 @@ Text Evaluator::render(const Node& block) { return captured(block); }
 
 void Evaluator::charge(size_t units) {
   work_ += static_cast<int64_t>(std::min(units, size_t{1} << 40));
-  if (work_ > bounds_.work) throw Fault{"rendering takes too long or too much memory"};
+  if (work_ > bounds_.work) throw Fault{"rendering takes too much time or memory"};
 }
 
 // A comparison of two dicts makes a table of one.

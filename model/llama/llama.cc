@@ -108,7 +108,7 @@ Status check_model_shards(const ModelConfig& c, const KvShards& s, const std::st
     return invalid(tp + " does not divide the model's " + std::to_string(s.n_kv_heads) + " kv heads");
   if (s.n_ranks() > kMaxRanks)
     return invalid(tp + " and " + pp_name + " " + std::to_string(s.pp) + " are " + std::to_string(s.n_ranks()) +
-                   " ranks, a thread each: expected at most " + std::to_string(kMaxRanks));
+                   " ranks, each a thread: expected at most " + std::to_string(kMaxRanks));
   return ok();
 }
 

@@ -61,7 +61,7 @@ Value parts_of(Value words) {
 void ChatTemplate::set(const std::string& source, const std::string& where, bool tool_use) {
   auto made = jinja::Template::parse(source);
   if (!made.ok())
-    throw invalid(where + ": chat template, " + made.error().message + " (--chat-template names another)");
+    throw invalid(where + ": chat template, " + made.error().message + " (--chat-template gives another template)");
   (tool_use ? tool_use_ : default_) = std::make_unique<Source>(Source{std::move(made).value()});
   look_at_contents(*(tool_use ? tool_use_ : default_));
 }
@@ -94,7 +94,7 @@ void ChatTemplate::read_folder(const std::string& dir, bool with_template) {
     const std::string name = fields.string("name"), source = fields.string("template");
     if (name == "default" || name == "tool_use") set(source, path, name == "tool_use");
   }
-  if (!default_) throw invalid(path + ": field \"chat_template\": none of the templates is named \"default\"");
+  if (!default_) throw invalid(path + ": field \"chat_template\": no template in it has the name \"default\"");
 }
 
 Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string& wanted, const std::string& dir,
@@ -107,7 +107,8 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string
     chat->set(kPlain, "plain", false);
   } else if (wanted != "auto") {
     auto file = read_small_file(wanted, jinja::Template::kMaxBytes);
-    if (!file.ok()) return invalid("--chat-template: expected auto, plain, none or a file; " + file.error().message);
+    if (!file.ok())
+      return invalid("--chat-template: expected auto, plain, none or the path of a file; " + file.error().message);
     chat->set(file.value(), wanted, false);
   }
   if (!chat->default_) return std::unique_ptr<const ChatTemplate>();
@@ -186,7 +187,7 @@ Result<std::vector<PromptPiece>> ChatTemplate::render(const std::vector<ChatMess
   if (messages.empty()) return invalid("messages: expected at least one message");
   const bool has_tools = request.tools.list() != nullptr;
   auto made = run(has_tools && tool_use_ ? *tool_use_ : *default_, messages, request);
-  if (!made.ok()) return invalid("the model's chat template, " + made.error().message);
+  if (!made.ok()) return invalid("the model's chat template failed, " + made.error().message);
   std::vector<PromptPiece> pieces;
   size_t begin = 0;
   for (const jinja::Text::Run& run : made.value().runs) {

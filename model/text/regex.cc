@@ -116,13 +116,14 @@ class Translator {
   explicit Translator(std::string_view in) : in_(in) {}
 
   std::string run() {
-    if (in_.size() > kMaxRegexBytes) fail("a regex of more than " + std::to_string(kMaxRegexBytes) + " bytes");
+    if (in_.size() > kMaxRegexBytes)
+      fail("a regular expression of more than " + std::to_string(kMaxRegexBytes) + " bytes");
     while (at_ < in_.size()) {
       const char c = in_[at_];
       if (c == '(') {
         open();
       } else if (c == ')') {
-        if (groups_.empty()) fail("a ) without its (");
+        if (groups_.empty()) fail("a ) without a (");
         atom_ = groups_.back().begin;
         inside_ = groups_.back().inside;
         groups_.pop_back();
@@ -148,7 +149,7 @@ class Translator {
         quantifier();
       }
     }
-    if (!groups_.empty()) fail("a ( without its )");
+    if (!groups_.empty()) fail("a ( without a )");
     return std::move(out_);
   }
 
@@ -262,9 +263,9 @@ class Translator {
     const bool negated = take("^");
     std::string body, newer;
     for (bool first = true;; first = false) {
-      if (at_ >= in_.size()) fail("a [ without its ]");
+      if (at_ >= in_.size()) fail("a [ without a ]");
       if (rest().starts_with("]")) {
-        if (first) fail("an empty [] or a ] that comes first in it");
+        if (first) fail("an empty [], or a ] as first character in it");
         break;
       }
       if (rest().starts_with("[") || rest().starts_with("&&"))
@@ -481,7 +482,7 @@ Regex::Regex(std::string_view oniguruma, std::string where)
   if (!code_->compiled) {
     char text[256];
     pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(text), sizeof text);
-    throw invalid(where_ + ": not a regex: " + text);
+    throw invalid(where_ + ": this is not a valid regular expression: " + text);
   }
   code_->jit = pcre2_jit_compile(code_->compiled.get(), PCRE2_JIT_COMPLETE) == 0;  // else it is interpreted
 }
@@ -499,8 +500,8 @@ size_t Regex::match_at(std::string_view text, size_t at, Matching& matching) con
                         state.context.get());
   if (found == PCRE2_ERROR_NOMATCH && !state.deadline.passed()) return std::string_view::npos;
   if (found < 0 || state.deadline.passed())
-    throw invalid(where_ + ": the regex takes too much time or memory on a text of " + std::to_string(text.size()) +
-                  " bytes");
+    throw invalid(where_ + ": the regular expression takes too much time or memory on a text of " +
+                  std::to_string(text.size()) + " bytes");
   return pcre2_get_ovector_pointer(state.data.get())[1];
 }
 

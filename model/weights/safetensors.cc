@@ -57,15 +57,15 @@ Error io_error(const std::string& file, const std::string& what, int error) {
 TensorEntry parse_entry(const json& value, const std::string& name, const std::string& file,
                         const SafetensorsLimits& limits) {
   auto wrong = [&](const std::string& what) { return bad(file, "tensor " + name_in_quotes(name) + ": " + what); };
-  if (!value.is_object() || value.size() != 3) throw wrong("expected an object of dtype, shape and data_offsets");
+  if (!value.is_object() || value.size() != 3) throw wrong("expected an object with dtype, shape and data_offsets");
   const json* dtype = find_field(value, "dtype");
   const json* shape = find_field(value, "shape");
   const json* offsets = find_field(value, "data_offsets");
   if (!dtype || !dtype->is_string()) throw wrong("dtype: expected a string");
-  if (!shape || !shape->is_array()) throw wrong("shape: expected an array of whole numbers");
+  if (!shape || !shape->is_array()) throw wrong("shape: expected an array of non-negative integers");
   if (!offsets || !offsets->is_array() || offsets->size() != 2 || !(*offsets)[0].is_number_unsigned() ||
       !(*offsets)[1].is_number_unsigned())
-    throw wrong("data_offsets: expected two whole numbers");
+    throw wrong("data_offsets: expected two non-negative integers");
   TensorEntry entry;
   entry.dtype = dtype->get<std::string>();
   entry.begin = (*offsets)[0].get<uint64_t>();
@@ -73,15 +73,15 @@ TensorEntry parse_entry(const json& value, const std::string& name, const std::s
   uint64_t bytes = element_bytes(entry.dtype);
   if (bytes == 0) throw wrong("unknown dtype " + name_in_quotes(entry.dtype));
   if (shape->size() > limits.max_rank)
-    throw wrong("shape: more than " + std::to_string(limits.max_rank) + " dimensions");
+    throw wrong("shape: expected at most " + std::to_string(limits.max_rank) + " dimensions");
   for (const json& dim : *shape) {
-    if (!dim.is_number_unsigned()) throw wrong("shape: expected whole numbers");
+    if (!dim.is_number_unsigned()) throw wrong("shape: expected non-negative integers");
     uint64_t n = dim.get<uint64_t>();
     if (n > uint64_t(INT64_MAX) || __builtin_mul_overflow(bytes, n, &bytes))
       throw wrong("shape: the product overflows 64 bits");
     entry.shape.push_back(int64_t(n));
   }
-  if (entry.end < entry.begin) throw wrong("data_offsets: the end lies before the begin");
+  if (entry.end < entry.begin) throw wrong("data_offsets: the end is before the begin");
   if (entry.end - entry.begin != bytes)
     throw wrong("data_offsets span " + std::to_string(entry.end - entry.begin) + " bytes, but " + entry.dtype + " " +
                 shape_text(entry.shape) + " has " + std::to_string(bytes));
@@ -92,14 +92,14 @@ TensorEntry parse_entry(const json& value, const std::string& name, const std::s
 
 Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t data_bytes,
                                            const std::string& file_name, const SafetensorsLimits& limits) try {
-  if (json_text.empty() || json_text[0] != '{') return bad(file_name, "the header does not begin with {");
+  if (json_text.empty() || json_text[0] != '{') return bad(file_name, "the header does not begin with '{'");
   // A tensor has at most 5 + rank JSON values; an average of 10 is twice that of real checkpoints.
   const JsonLimits json_limits{
       .max_depth = 4, .max_bytes = limits.max_header_bytes, .max_values = 1000 + 10 * limits.max_tensors};
   const json root = need(parse_json(json_text, file_name + ": header", json_limits));
-  if (!root.is_object()) return bad(file_name, "the header is not an object");
+  if (!root.is_object()) return bad(file_name, "the header is not a JSON object");
   if (root.size() > limits.max_tensors + 1)
-    return bad(file_name, "more than " + std::to_string(limits.max_tensors) + " tensors");
+    return bad(file_name, "the header has more than " + std::to_string(limits.max_tensors) + " tensors");
 
   TensorMap tensors;
   std::vector<std::pair<const TensorEntry*, const std::string*>> by_offset;
@@ -123,14 +123,14 @@ Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t 
   uint64_t end = 0;
   for (const auto& [entry, name] : by_offset) {
     if (entry->begin != end)
-      return bad(file_name, "tensor " + name_in_quotes(*name) + ": begins at byte " + std::to_string(entry->begin) +
-                                " of the data, but the one before it ends at " + std::to_string(end) +
+      return bad(file_name, "tensor " + name_in_quotes(*name) + ": it begins at byte " + std::to_string(entry->begin) +
+                                " of the data, but the tensor before it ends at " + std::to_string(end) +
                                 (entry->begin < end ? " (overlap)" : " (hole)"));
     end = entry->end;
   }
   if (end != data_bytes)
     return bad(file_name, "the tensors end at byte " + std::to_string(end) + " of the data, but the file has " +
-                              std::to_string(data_bytes) + " (truncated, or bytes that belong to no tensor)");
+                              std::to_string(data_bytes) + " (the file is truncated, or has bytes of no tensor)");
   return tensors;
 } catch (const Error& error) {
   return error;
@@ -151,7 +151,7 @@ Result<std::map<std::string, std::string, std::less<>>> parse_safetensors_index(
                                 " is not the name of a file in the model's folder");
     shards.emplace(tensor, name);
   }
-  if (shards.empty()) return bad(file_name, "weight_map: names no tensor");
+  if (shards.empty()) return bad(file_name, "weight_map: it names no tensor");
   return shards;
 } catch (const Error& error) {
   return error;
@@ -173,7 +173,7 @@ Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string
     if (!S_ISREG(info.st_mode)) return bad(path, "not a regular file");
     file->file_bytes_ = uint64_t(info.st_size);
   }
-  if (file->file_bytes_ < 8) return bad(path, "shorter than 8 bytes: not a safetensors file");
+  if (file->file_bytes_ < 8) return bad(path, "the file is shorter than 8 bytes, so it is not a safetensors file");
 
   unsigned char length[8];
   need(file->read_exactly(length, 8, 0));
@@ -183,7 +183,7 @@ Result<std::unique_ptr<SafetensorsFile>> SafetensorsFile::open(const std::string
     return bad(path, "header length " + std::to_string(header_bytes) + " is above the limit of " +
                          std::to_string(limits.max_header_bytes));
   if (header_bytes > file->file_bytes_ - 8)
-    return bad(path, "header length " + std::to_string(header_bytes) + " is beyond the end of the file");
+    return bad(path, "header length " + std::to_string(header_bytes) + " exceeds the file");
   std::string header(header_bytes, '\0');
   need(file->read_exactly(header.data(), header_bytes, 8));
   file->data_start_ = 8 + header_bytes;
@@ -201,7 +201,7 @@ Status SafetensorsFile::read_exactly(void* out, size_t n, uint64_t at, std::stri
     const int error = errno;
     const std::string of = got > 0 || tensor.empty() ? "" : "tensor " + name_in_quotes(tensor) + ": ";
     if (got < 0) return io_error(path_, of + "cannot read" + (tensor.empty() ? " the header" : ""), error);
-    if (got == 0) return Error{ErrorCode::io, path_ + ": " + of + "truncated while it was read"};
+    if (got == 0) return Error{ErrorCode::io, path_ + ": " + of + "the file was truncated while it was read"};
     done += size_t(got);
   }
   return ok();
@@ -239,7 +239,7 @@ Status SafetensorsFile::check_unchanged() const {
   struct stat info;
   if (fstat(fd_.get(), &info) != 0) return io_error(path_, "cannot stat", errno);
   if (uint64_t(info.st_size) != file_bytes_)
-    return Error{ErrorCode::io, path_ + ": changed from " + std::to_string(file_bytes_) + " to " +
+    return Error{ErrorCode::io, path_ + ": the file changed from " + std::to_string(file_bytes_) + " to " +
                                     std::to_string(info.st_size) + " bytes while it was read"};
   return ok();
 }
@@ -269,8 +269,8 @@ Result<std::string> resolve(const std::string& dir, const std::string& name) {
       return std::string(file);
   }
   return bad(path,
-             "is a link out of the model's folder (only links inside it, or into the blobs folder of a "
-             "Hugging Face cache, are followed)");
+             "this link leads out of the model's folder (only links inside it, or into the blobs folder of a Hugging "
+             "Face cache, are followed)");
 }
 
 }  // namespace
@@ -298,12 +298,12 @@ Result<Checkpoint> Checkpoint::open(const std::string& dir) try {
   for (const auto& [tensor, shard] : need(parse_safetensors_index(text, checkpoint.source_))) {
     const SafetensorsFile*& file = shards[shard];
     if (!file) {
-      if (shards.size() > 4096) return bad(checkpoint.source_, "weight_map: more than 4096 shards");
+      if (shards.size() > 4096) return bad(checkpoint.source_, "weight_map: expected at most 4096 shards");
       file = add(shard);
     }
     if (file->tensors().find(tensor) == file->tensors().end())
       return bad(file->path(),
-                 "tensor " + name_in_quotes(tensor) + ": missing, although " + index_name + " places it here");
+                 "tensor " + name_in_quotes(tensor) + ": it is not in this file, although " + index_name + " says so");
     checkpoint.where_[tensor] = file;
   }
   return checkpoint;
@@ -331,7 +331,7 @@ Result<TensorHandle> Checkpoint::find(std::string_view name, const std::vector<i
   }
   if (entry.shape != shape)
     return bad(found->second->path(), "tensor " + name_in_quotes(name) + ": shape " + shape_text(entry.shape) +
-                                          " where config.json implies " + shape_text(shape));
+                                          ", but config.json implies " + shape_text(shape));
   return TensorHandle{found->second, tensor->first, &entry};
 }
 
@@ -342,8 +342,8 @@ std::vector<std::string_view> Checkpoint::names() const {
 }
 
 Error Checkpoint::unexpected(std::string_view name, const std::string& family) const {
-  return bad(where_.find(name)->second->path(),
-             "tensor " + name_in_quotes(name) + ": a " + family + " model of this config.json has no such tensor");
+  return bad(where_.find(name)->second->path(), "tensor " + name_in_quotes(name) + ": a " + family +
+                                                    " model with this config.json does not have this tensor");
 }
 
 Status Checkpoint::check_unchanged() const {

@@ -34,7 +34,7 @@ class Gptq {
                                    int rows, int columns, Names& used) {
     if (rows % 8 != 0 || columns % 8 != 0)
       return of_tensor(name + ".qweight", "of " + std::to_string(rows) + " x " + std::to_string(columns) +
-                                              ", which eights of 4 bits do not fill");
+                                              ": expected multiples of 8, because 8 values of 4 bits share a word");
     auto self = std::make_shared<Gptq>();
     self->rows_ = rows, self->columns_ = columns, self->less_one_ = form.zeros_less_one, self->name_ = name;
     auto codes = std::make_shared<CodeSource>();
@@ -53,7 +53,7 @@ class Gptq {
       need(find(".g_idx", {columns}, {"I32"}).read_bytes(0, size_t(columns) * 4, codes->groups.of.data()));
       for (int32_t g : codes->groups.of)
         if (g < 0 || g >= groups)
-          return of_tensor(name + ".g_idx", "names group " + std::to_string(g) + " of " + std::to_string(groups));
+          return of_tensor(name + ".g_idx", "it names group " + std::to_string(g) + " of " + std::to_string(groups));
     }
     codes->open = [self] { return self->open(); };
     codes->close = [self] { self->close(); };
@@ -69,7 +69,7 @@ class Gptq {
     };
     take(qweight_, words_), take(scales_, scale_), take(qzeros_, zeros_);
     for (uint16_t scale : scale_)
-      if (!std::isfinite(f16_to_f32(scale))) return of_tensor(name_ + ".scales", "not finite");
+      if (!std::isfinite(f16_to_f32(scale))) return of_tensor(name_ + ".scales", "a scale is not finite");
     return ok();
   } catch (const Error& error) {
     return error;
@@ -121,7 +121,8 @@ Result<WeightSource> make_fp8(const Checkpoint& checkpoint, const Quantization& 
   std::vector<float> scales(static_cast<size_t>(count));
   need(handle.read(0, int(count), scales.data()));
   for (float scale : scales)
-    if (!(std::abs(scale) <= 0x1p119f)) return of_tensor(scale_name, "not finite, or beyond 2^119");
+    if (!(std::abs(scale) <= 0x1p119f))
+      return of_tensor(scale_name, "a scale is not finite, or its magnitude exceeds 2^119");
   codes->read = [=, scales = std::move(scales), tensor = name + ".weight", &errors](int n, QuantRow& row) {
     if (Status status = weight.read_bytes(uint64_t(n) * uint64_t(columns), size_t(columns), row.codes.data());
         !status) {
@@ -129,7 +130,7 @@ Result<WeightSource> make_fp8(const Checkpoint& checkpoint, const Quantization& 
       errors.keep(status);
     }
     if (std::any_of(row.codes.begin(), row.codes.end(), [](uint8_t code) { return (code & 0x7f) == 0x7f; }))
-      errors.keep(of_tensor(tensor, "row " + std::to_string(n) + " has a weight that is no number"));
+      errors.keep(of_tensor(tensor, "row " + std::to_string(n) + " has a weight that is not a number"));
     const size_t first = scales.size() == 1 ? 0 : size_t(n / block_rows * groups);
     for (size_t g = 0; g < row.scale.size(); ++g) row.scale[g] = scales[first + (scales.size() == 1 ? 0 : g)];
   };

@@ -60,8 +60,9 @@ Result<Sources> checkpoint_sources(const Checkpoint& checkpoint, const ModelConf
   std::set<std::string, std::less<>> used;
   const bool meta = checkpoint.entry(kMetaEmbedding) != nullptr;
   if (meta && (config.quantization.method != Quantization::Method::none || config.qkv_bias || config.qk_norm))
-    return invalid("tensor \"" + std::string(kMetaEmbedding) +
-                   "\": Meta's names, of which Llama without codes, biases and norms of heads is read");
+    return invalid(
+        "tensor \"" + std::string(kMetaEmbedding) +
+        "\": a model with Meta's tensor names must be a Llama without quantised weights, biases or q/k norms");
   for (const TensorSpec& spec : specs) {
     constexpr std::string_view kWeight = ".weight";
     const std::string name = meta ? meta_name(spec.name) : spec.name;
@@ -173,8 +174,8 @@ class WeightLoader {
       for (size_t i = 0; i < parts.size(); ++i)
         if (!starts[i].second->codes)
           errors_.keep(invalid("tensor \"" + parts[i].name +
-                               ".weight\": dense beside codes, with which it is one matrix "
-                               "here (--weight-dtype f32 or bf16 reads them)"));
+                               ".weight\": it is not quantised, but other tensors of the same fused matrix are; use "
+                               "--weight-dtype f32 or bf16"));
     if (!errors_.first()) return {};
     PackedMatrix packed;
     if (as_it_is) {
@@ -191,14 +192,14 @@ class WeightLoader {
           [&](int row, float* out) {
             read(row, out);
             if (dtype == Dtype::f16 && std::any_of(out, out + cols, [](float x) { return std::abs(x) >= 65520; }))
-              errors_.keep(invalid("tensor \"" + name_of(row) + ".weight\": a weight is too large for f16"));
+              errors_.keep(invalid("tensor \"" + name_of(row) + ".weight\": a weight exceeds the range of f16"));
           },
           team_);
     } else if (all && codes[0]->dtype == dtype) {
       for (size_t i = 1; i < codes.size(); ++i)
         if (codes[i]->groups != codes[0]->groups)
-          errors_.keep(invalid("tensor \"" + parts[i].name + ".g_idx\": other groups than \"" + parts[0].name +
-                               ".g_idx\", with which it is one matrix here"));
+          errors_.keep(invalid("tensor \"" + parts[i].name + ".g_idx\": its groups differ from those of \"" +
+                               parts[0].name + ".g_idx\", which is part of the same fused matrix"));
       if (!errors_.first()) return {};
       packed = pack_codes(
           rows, cols, k_groups, dtype, codes[0]->groups,
@@ -216,7 +217,8 @@ class WeightLoader {
             read(row, values.data());
             if (!quantise_row(dtype, groups, values.data(), out))
               errors_.keep(invalid("tensor \"" + name_of(row) +
-                                   ".weight\": a weight is not finite, or too large, and has no " + dtype_name(dtype)));
+                                   ".weight\": a weight is not finite or too large, so it cannot be converted to " +
+                                   dtype_name(dtype)));
           },
           team_);
     }

@@ -40,7 +40,8 @@ nlohmann::json peak_of_host(int threads) {
   std::vector<int> cpus = usable_cpus();
   if (threads == 0) threads = cpus.empty() ? 1 : int(cpus.size());
   if (threads > int(cpus.size()) && !cpus.empty())
-    throw invalid("--threads: this machine has " + std::to_string(cpus.size()) + " usable cores");
+    throw invalid("--threads: this machine has " + std::to_string(cpus.size()) +
+                  " usable cores; expected at most as many");
   if (!cpus.empty()) cpus.resize(size_t(threads));
   ThreadTeam team(threads, cpus);
   const Peak peak = cached_peak(team, true);
@@ -97,7 +98,7 @@ Status write_result_file(const Options& options, nlohmann::json result) {
 
 // xpyd export DIR writes the demo model inside this binary as a folder, from which clients can load a tokenizer.
 int export_main(const Options& options) try {
-  if (options.positional().empty()) throw invalid("expected DIR, a new or an empty folder");
+  if (options.positional().empty()) throw invalid("expected DIR, a new or empty folder, as an argument");
   need(export_demo(options.positional()[0]));
   return 0;
 } catch (const Error& error) {
@@ -160,7 +161,7 @@ int worker_main(const Options& options) {
   }
   Worker worker(std::move(worker_options), build.clock);
   signals.handle([&worker](int count) {
-    log_line(LogLevel::info, "xpyd worker: %s", count > 1 ? "stopping" : "leaving; a second signal ends it at once");
+    log_line(LogLevel::info, "xpyd worker: %s", count > 1 ? "stopping" : "leaving; a second signal stops it at once");
     if (count > 1)
       worker.stop();
     else
@@ -183,7 +184,7 @@ int generate_main(const Options& options) {
   request->id = 1;
   const std::string& prompt = options.text("prompt");
   if (options.flag("chat")) {
-    if (!build.chat_template) throw invalid("--chat: the model has no chat template; --chat-template names one");
+    if (!build.chat_template) throw invalid("--chat: the model has no chat template; --chat-template gives one");
     request->prompt = build.chat_template->encode(*build.tokenizer,
                                                   need(build.chat_template->render({{"user", prompt}}, true)));
     request->prompt_is_text_prefix = false;
@@ -193,7 +194,7 @@ int generate_main(const Options& options) {
   if (request->prompt.empty()) throw invalid("--prompt is empty, and this model has no BOS token");
   int room = build.options.max_model_len - int(request->prompt.size());
   if (room < 1)
-    throw invalid("--prompt has " + std::to_string(request->prompt.size()) + " tokens, the context has " +
+    throw invalid("--prompt has " + std::to_string(request->prompt.size()) + " tokens, but the context has " +
                   std::to_string(build.options.max_model_len));
   options.fill(*request);
   request->max_tokens = std::min(room, request->max_tokens);

@@ -92,7 +92,7 @@ void print_variants(const char* title, const json& list) {
   std::printf("%s\n", title);
   for (const json& v : list)
     std::printf("  %c %-12s %-14s %s\n", v["chosen"].get<bool>() ? '*' : ' ', v["name"].get<std::string>().c_str(),
-                v["available"].get<bool>() ? "available" : "not used here", v["source"].get<std::string>().c_str());
+                v["available"].get<bool>() ? "available" : "not used", v["source"].get<std::string>().c_str());
 }
 
 // The inputs of info_main's parts.
@@ -111,7 +111,7 @@ json describe_model(const ModelConfig& c) {
   std::printf("  vocabulary %d, context %d tokens, sliding window %d%s\n", c.vocab, c.max_position, c.sliding_window,
               c.tied_embeddings ? ", tied embeddings" : "");
   std::printf("  parameters %ld%s\n\n", c.parameters(),
-              c.predict_names ? ", beside a multi-token head (--speculate mtp)" : "");
+              c.predict_names ? ", plus a multi-token prediction head (--speculate mtp)" : "");
   return {{"n_layers", c.n_layers},
           {"hidden", c.hidden},
           {"intermediate", c.intermediate},
@@ -126,7 +126,7 @@ json describe_model(const ModelConfig& c) {
 
 json describe_weights(const Subject& subject) {
   json out;
-  std::printf("weights in memory\n");
+  std::printf("memory for weights, by --weight-dtype (* chosen)\n");
   const LoadOptions& load = subject.backend.load;
   for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16, Dtype::fp8, Dtype::int8, Dtype::int4}) {
     bool chosen = dtype == matrix_dtype(subject.config, load);
@@ -144,7 +144,7 @@ json describe_scratch(const Subject& subject) {
   const int max_batch = subject.cluster.max_batch;
   const int threads = subject.backend.threads ? subject.backend.threads : usable_cores();
   json out;
-  std::printf("scratch of one instance (%d threads, --max-batch %d)\n", threads, max_batch);
+  std::printf("scratch memory of one instance (%d threads, --max-batch %d), by --batching\n", threads, max_batch);
   for (auto [batching, option] : {std::pair{"chunked", "chunk-tokens"}, {"other policies", "max-step-tokens"}}) {
     int step_tokens = std::max(int(subject.options.integer(option)), max_batch);
     // Asks the model itself; it does not need its weights for that.
@@ -177,21 +177,22 @@ json describe_scratch(const Subject& subject) {
 json describe_kv_tokens(const Subject& subject) {
   const ModelConfig& c = subject.config;
   json out;
-  std::printf("\nKV of one token\n");
+  std::printf("\nKV of one token, by --kv-dtype (* chosen)\n");
   const double f16 = double(kv_shape(c, Dtype::f16).token_bytes());
   for (Dtype dtype : kKvDtypes) {
     const KvShape shape = kv_shape(c, dtype);
     if (!kv_rows_supported(shape)) continue;  // int4 of an odd head_dim
     const size_t bytes = shape.token_bytes();
     bool chosen = dtype == subject.cluster.kv.shape.dtype;
-    std::printf("  %c %-8s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f x f16\n", chosen ? '*' : ' ',
-                dtype_name(dtype), bytes, bytes / size_t(c.n_layers), (size_t{1} << 30) / bytes, f16 / double(bytes));
+    std::printf("  %c %-8s %zu bytes, %zu per layer: %zu tokens per GiB, %.2f times as many as with f16\n",
+                chosen ? '*' : ' ', dtype_name(dtype), bytes, bytes / size_t(c.n_layers), (size_t{1} << 30) / bytes,
+                f16 / double(bytes));
     out[dtype_name(dtype)] = bytes;
   }
   // The xPyD notes' arithmetic: prompts of 10,000 tokens/s produce 3 GB of KV a second (LLaMA-2-70B in f16).
   const double rate = 1e4, made = rate * double(subject.cluster.kv.shape.token_bytes());
-  std::printf("  prompts of %.0f tokens/s make %.2f GB of it a second: %.1f Gb/s between P and D\n", rate, made / 1e9,
-              8 * made / 1e9);
+  std::printf("  a prefill of %.0f tokens/s makes %.2f GB of KV per second: %.1f Gb/s between P and D\n", rate,
+              made / 1e9, 8 * made / 1e9);
   return out;
 }
 
@@ -205,8 +206,9 @@ json describe_addresses(const ClusterOptions& cluster) {
     if (const KvShape own = rank_shape(cluster.kv.shape, shards, i); own.token_bytes() > rank.token_bytes()) rank = own;
   const double n = 2.0 * rank.n_layers, batch = double(cluster.max_batch);
   const double token = double(rank.token_bytes()) / n, buffer = batch * cluster.max_model_len * token;
-  std::printf("    addresses   %.0f buffers of %.0f x %d x %.0f = %.0f bytes, %.0f bytes in all%s\n", n, batch,
-              cluster.max_model_len, token, buffer, n * buffer, shards.n_ranks() > 1 ? ", of each rank" : "");
+  std::printf(
+      "    addresses   %.0f buffers of %.0f sequences x %d tokens x %.0f bytes = %.0f bytes, %.0f bytes in all%s\n", n,
+      batch, cluster.max_model_len, token, buffer, n * buffer, shards.n_ranks() > 1 ? ", on each rank" : "");
   return {{"buffers", n},
           {"sequences", batch},
           {"tokens", cluster.max_model_len},
@@ -221,7 +223,7 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   const KvOptions& kv = subject.cluster.kv;
   auto plan = plan_pool(scheme.name, kv);
   if (!plan) {
-    std::printf("  %-11s none: %s\n", scheme.name, plan.error().message.c_str());
+    std::printf("  %-11s not possible: %s\n", scheme.name, plan.error().message.c_str());
     json none = {{"scheme", scheme.name}, {"error", plan.error().message}};
     if (scheme.page_groups) none["addresses"] = describe_addresses(subject.cluster);
     return none;
@@ -233,10 +235,8 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   // A slot is never in a prefix cache.
   bool shares = scheme.prefix_index && layout.block_tokens < subject.cluster.max_model_len;
   size_t tables = pool_metadata_bytes(layout, shares);
-  std::printf(
-      "  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; "
-      "tables %zu bytes\n",
-      scheme.name, layout.n_blocks, layout.block_tokens, block_bytes, long(tokens), unused, tables);
+  std::printf("  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; block tables %zu bytes\n",
+              scheme.name, layout.n_blocks, layout.block_tokens, block_bytes, long(tokens), unused, tables);
   json out = {{"scheme", scheme.name},      {"blocks", layout.n_blocks}, {"block_tokens", layout.block_tokens},
               {"block_bytes", block_bytes}, {"tokens", tokens},          {"unused_bytes", unused},
               {"table_bytes", tables}};
@@ -245,8 +245,8 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
     const int run = scheme.page_groups ? kv.max_sequence_tokens : layout.block_tokens;  // contiguous, in tokens
     size_t copies = descriptors(kv.shape, order, run, subject.tokens);
     size_t bytes = size_t(subject.tokens) * kv.shape.token_bytes();
-    std::printf("    %-11s %zu descriptors for %d tokens, %zu bytes each on average\n", name, copies, subject.tokens,
-                bytes / copies);
+    std::printf("    %-11s %zu transfer descriptors for %d tokens, %zu bytes each on average\n", name, copies,
+                subject.tokens, bytes / copies);
     out["transfer"][name] = {{"tokens", subject.tokens}, {"descriptors", copies}, {"bytes", bytes}};
   }
   return out;
@@ -257,7 +257,7 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
 json describe_break_even(const Subject& subject, double tflops, double link_gbps) {
   const LoadOptions& load = subject.backend.load;
   const CostModel cost{subject.config, matrix_dtype(subject.config, load), load.dtype, subject.cluster.kv.shape.dtype};
-  std::printf("KV that is brought, or computed again at %g TFLOP/s\n", tflops);
+  std::printf("loading a prefix's KV, or computing it at %g TFLOP/s\n", tflops);
   std::vector<int> prefixes{subject.tokens};
   for (int64_t n = 256; n <= subject.cluster.max_model_len; n *= 4) prefixes.push_back(n);
   std::ranges::sort(prefixes);
@@ -268,8 +268,8 @@ json describe_break_even(const Subject& subject, double tflops, double link_gbps
                  computed_s = cost.prefill(prefix, 0, false).flops / (1e12 * tflops),
                  least = cost.break_even_bytes_per_s(prefix, 1e12 * tflops), brought_s = 8e-9 * bytes / link_gbps;
     std::printf(
-        "  %7d tokens: %.3g GB, computed in %.3g s: worth bringing from %.3g GB/s (%.3g Gb/s) on; %.3g s at %g "
-        "Gb/s, %.3g of it\n",
+        "  %7d tokens: %.3g GB, computed in %.3g s: loading is faster from %.3g GB/s (%.3g Gb/s) on; it takes %.3g s "
+        "at %g Gb/s, %.3g of the computing time\n",
         prefix, 1e-9 * bytes, computed_s, 1e-9 * least, 8e-9 * least, brought_s, link_gbps, brought_s / computed_s);
     out.push_back({{"tokens", prefix},
                    {"bytes", bytes},
@@ -303,7 +303,7 @@ Ranks read_ranks(const std::string& text, const ModelConfig& c) {
   ranks.n_prefill = int(std::ranges::count(roles.value(), Role::prefill));
   ranks.n_decode = int(std::ranges::count(roles.value(), Role::decode));
   if (ranks.n_prefill == 0 || ranks.n_decode == 0 || ranks.n_prefill + ranks.n_decode < int(roles.value().size()))
-    throw invalid("--ranks: expected a P and a D at least, and no C");
+    throw invalid("--ranks: expected at least one P and one D, and no C");
   need(check_model_shards(c, p, "--ranks: prefill tp", "prefill pp"));
   need(check_model_shards(c, d, "--ranks: decode tp", "decode pp"));
   return ranks;
@@ -315,14 +315,14 @@ std::vector<std::string> notes_errata(const Subject& subject, const KvShards& p,
   const auto n = [](auto number) { return std::to_string(number); };
   const int heads = p.n_kv_heads, tpm = d.tp / p.tp;
   std::vector<std::string> wrong;
-  if (p.pp > 1 || d.pp > 1) wrong.push_back("pp is asserted to be 1");
-  if (tpm == 0) wrong.push_back("D tp // P tp is 0, by which the ranks of D are then divided");
+  if (p.pp > 1 || d.pp > 1) wrong.push_back("pp is asserted to be 1, but it is not");
+  if (tpm == 0) wrong.push_back("D tp // P tp is 0, and the ranks of D are then divided by it");
   if (tpm > 0 && d.tp % p.tp != 0)
-    wrong.push_back("D tp // P tp drops a remainder: ranks of D are in groups that do not exist");
+    wrong.push_back("D tp // P tp drops a remainder: some ranks of D are in groups that do not exist");
   if (p.tp / d.tp != tpm)
     wrong.push_back("P tp // D tp, in the text, is " + n(p.tp / d.tp) + ": D tp // P tp is meant");
   if (tpm > 1)
-    wrong.push_back("2 * rank // TPM + 1 lacks its parentheses: the ports marked ! are nobody's of the group");
+    wrong.push_back("2 * rank // TPM + 1 lacks its parentheses: the ports marked ! belong to no rank of the group");
   if (const int sent = heads / p.tp / d.tp; sent * d.tp < heads)
     wrong.push_back(n(heads) + " // p_tp // d_tp is " + n(sent) + " heads for a rank of D: " + n(sent * d.tp) + " of " +
                     n(heads) + " arrive");
@@ -330,7 +330,7 @@ std::vector<std::string> notes_errata(const Subject& subject, const KvShards& p,
   wrong.push_back(n(heads * shape.head_dim) +
                   " per token are elements of K or V of one layer: " + n(shape.token_bytes()) + " bytes");
   if (d.tp > 1 && d.tp <= heads)
-    wrong.push_back("P's copy does not go to all ranks of D: only where these hold the same head (MLA)");
+    wrong.push_back("P's copy goes to all ranks of D only if these hold the same head (MLA)");
   return wrong;
 }
 
@@ -339,7 +339,7 @@ json describe_slices(const KvShards& p, int head_dim) {
   constexpr int kSlots = 10;
   const int heads = p.n_kv_heads, own = heads / p.tp;
   json out = json::array();
-  std::printf("\n[%d, %d, %d] for %d ranks, by slot: as the notes read it (! wrongly), and as it must be\n", kSlots,
+  std::printf("\n[%d, %d, %d] for %d ranks, by slot: as the notes index it (! wrong), and as it must be\n", kSlots,
               heads, head_dim, p.tp);
   std::printf("       row of [%d, %d, %d]          row of each rank's [%d, %d, %d]\n", kSlots * p.tp, own, head_dim,
               kSlots, own, head_dim);
@@ -358,7 +358,7 @@ json describe_slices(const KvShards& p, int head_dim) {
 json describe_ranks(const Subject& subject, const Ranks& ranks) {
   const auto& [n_prefill, n_decode, p, d] = ranks;
   json out = {{"moves", json::array()}, {"table", json::array()}};
-  std::printf("KV of one token from P, tp %d pp %d, to D, tp %d pp %d\n", p.tp, p.pp, d.tp, d.pp);
+  std::printf("KV of one token, from P (tp %d, pp %d) to D (tp %d, pp %d)\n", p.tp, p.pp, d.tp, d.pp);
   for (const ShardMove& move : map_shards(p, d).moves) {
     const auto [layers, heads] = move.rect;
     KvShape part = subject.cluster.kv.shape;
@@ -375,8 +375,8 @@ json describe_ranks(const Subject& subject, const Ranks& ranks) {
   const RankTable table(n_prefill, n_decode, p, d);
   const int tpm = d.tp / p.tp;
   std::printf(
-      "\nas %d NCCL groups, of %zu ranks of %d P and %d D (! as the notes print the port)\n"
-      "        rank  kv_rank  group  rank in it  kv_world_size  global rank  port\n",
+      "\n%d NCCL groups, with %zu ranks of %d P and %d D (! the port that the notes compute is wrong)\n        rank  "
+      "kv_rank  group  rank in it  kv_world_size  global rank  port\n",
       table.n_groups, table.rows.size(), n_prefill, n_decode);
   for (const RankTable::Row& row : table.rows) {
     const KvShards& side = row.prefill ? p : d;
@@ -398,7 +398,7 @@ json describe_ranks(const Subject& subject, const Ranks& ranks) {
                             {"printed_port", printed}});
   }
   out["errata"] = notes_errata(subject, p, d);
-  for (const std::string wrong : out["errata"]) std::printf("  notes: %s\n", wrong.c_str());
+  for (const std::string wrong : out["errata"]) std::printf("  error in the notes: %s\n", wrong.c_str());
   if (p.tp > 1 && p.n_kv_heads % p.tp == 0) out["slices"] = describe_slices(p, subject.config.head_dim);
   return out;
 }
@@ -417,12 +417,12 @@ int info_main(const Options& options) try {
   read_options(options, cluster, subject.backend);
   int& max_len = cluster.max_model_len;
   if (max_len > config.max_position)
-    throw invalid("--max-model-len: the model's context is " + std::to_string(config.max_position) + " tokens");
+    throw invalid("--max-model-len: exceeds the model's context of " + std::to_string(config.max_position) + " tokens");
   if (max_len == 0) max_len = config.max_position;
   const int tokens = int(options.integer("tokens"));
   subject.tokens = std::min(tokens, max_len);
   if (options.given("tokens") && tokens > max_len)
-    throw invalid("--tokens: the longest sequence is " + std::to_string(max_len) + " tokens");
+    throw invalid("--tokens: exceeds the longest sequence of " + std::to_string(max_len) + " tokens");
   cluster.kv.shape = kv_shape(config, cluster.kv.shape.dtype);
   cluster.kv.max_sequence_tokens = max_len;
   cluster.kv.vattention.max_sequences = max_sequences(cluster.max_batch);
@@ -447,18 +447,19 @@ int info_main(const Options& options) try {
   out["weight_bytes"] = describe_weights(subject);
   out["scratch"] = describe_scratch(subject);
   out["kv_bytes_per_token"] = describe_kv_tokens(subject);
-  std::printf("pool of --kv-bytes %s\n", mib(double(cluster.kv.pool_bytes)).c_str());
+  std::printf("pool of --kv-bytes %s, by --allocator\n", mib(double(cluster.kv.pool_bytes)).c_str());
   for (const KvScheme& scheme : kv_schemes()) out["pools"].push_back(describe_pool(subject, scheme));
   out["gemm"] = variant_list(gemm_variants(), subject.backend.kernels.gemm, default_gemm());
   out["attention"] = variant_list(attention_variants(), subject.backend.kernels.attention, default_attention());
   out["ops"] = variant_list(ops_variants(), static_cast<const Ops*>(nullptr), default_ops());
   out["cpu_kernels"] = best_row(kIsas).name;
-  std::printf("\ncpu kernels: %s\n", best_row(kIsas).name);
+  std::printf("\nCPU kernels: %s\n", best_row(kIsas).name);
   for (const IsaRow& row : kIsas)
-    if (const char* lacks = cpu_lacks(row.needs); *lacks) std::printf("  no %s: this CPU lacks %s\n", row.name, lacks);
-  print_variants("gemm (* chosen)", out["gemm"]);
-  print_variants("attention (* chosen)", out["attention"]);
-  print_variants("row operations (* chosen)", out["ops"]);
+    if (const char* lacks = cpu_lacks(row.needs); *lacks)
+      std::printf("  %s cannot be used: this CPU lacks %s\n", row.name, lacks);
+  print_variants("gemm variants (* chosen)", out["gemm"]);
+  print_variants("attention variants (* chosen)", out["attention"]);
+  print_variants("row operation variants (* chosen)", out["ops"]);
   std::fflush(stdout);
   need(write_result_file(options, std::move(out)));
   return 0;

@@ -56,7 +56,8 @@ int serve_main(const Options& options) {
       HttpServer::listen(http, *build.runtime, build.tokenizer.get(), build.chat_template.get(), build.clock));
   HttpServer& server = *listening;
   if (http.api_keys.empty() && !server.is_loopback())
-    log_line(LogLevel::warning, "xpyd serve: without a key, whoever reaches %s may use it", http.host.c_str());
+    log_line(LogLevel::warning, "xpyd serve: no API key is set, so everybody who can reach %s can use this server",
+             http.host.c_str());
 
   signals.handle([&](int count) {
     log_line(LogLevel::info, "xpyd serve: %s", count > 1 ? "stopping" : "draining; a second signal stops at once");
@@ -119,7 +120,8 @@ ServerOptions http_options(const Options& options, Build& build) {
   http.max_connections = connections_within(wanted, descriptor_limit());
   if (http.max_connections < wanted)
     log_line(LogLevel::warning,
-             "xpyd serve: this process may have %zu file descriptors: %d connections at once, not --max-connections %d",
+             "xpyd serve: this process may open %zu file descriptors, so it accepts %d connections instead of "
+             "--max-connections %d",
              descriptor_limit(), http.max_connections, wanted);
   http.name = http.names.empty() ? build.config.name : http.names.front();
   http.model_root = build.model_dir;
@@ -128,7 +130,7 @@ ServerOptions http_options(const Options& options, Build& build) {
   } else if (Result<std::string> folder = cached_demo(); folder) {
     http.model_root = folder.value();
   } else {
-    log_line(LogLevel::warning, "xpyd serve: clients find no tokenizer of the demo model: %s",
+    log_line(LogLevel::warning, "xpyd serve: clients cannot load the tokenizer of the demo model: %s",
              folder.error().message.c_str());
   }
   http.other_names = {build.model_dir, http.model_root};
@@ -141,12 +143,12 @@ ServerOptions http_options(const Options& options, Build& build) {
   if (options.text("generation-config") == "auto")
     http.sampling = need(load_generation_config(build.model_dir), "--generation-config auto: ");
   if (const std::string defaults = describe_defaults(http.sampling); !defaults.empty())
-    log_line(LogLevel::info,
-             "xpyd serve: requests that do not say have %s, as generation_config.json wants "
-             "(--generation-config none: not so)",
-             defaults.c_str());
+    log_line(
+        LogLevel::info,
+        "xpyd serve: sampling defaults from generation_config.json: %s (--generation-config none ignores that file)",
+        defaults.c_str());
   for (const std::string& key : http.api_keys)
-    if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII and no blank");
+    if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII without blanks");
   if (!http.api_key_file.empty()) {
     const std::vector<std::string> keys = need(read_api_keys(http.api_key_file), "--api-key-file: ");
     http.api_keys.insert(http.api_keys.end(), keys.begin(), keys.end());

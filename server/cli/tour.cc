@@ -156,15 +156,17 @@ int tour_main(const Options& options) {
   d.memory->unpin(lease);
   d.memory->commit(kv, prompt.subspan(size_t(cached)));
   const size_t token_bytes = d.memory->layout().shape.token_bytes();
-  std::printf("D has %ld bytes in %zu posts; %d tokens of %zu bytes are %zu\n", long(p.transport->stats().bytes),
-              sender.posts.size(), n - cached, token_bytes, size_t(n - cached) * token_bytes);
+  std::printf("D has received %ld bytes in %zu transfers; %d tokens of %zu bytes are %zu bytes\n",
+              long(p.transport->stats().bytes), sender.posts.size(), n - cached, token_bytes,
+              size_t(n - cached) * token_bytes);
 
   // The sequence continues on D from the token that P sampled and joins the batch (Orca, continuous batching).
   SequencePtr here = make_sequence(request, sender.state, output, nullptr, shared.tokenizer.get());
   here->kv = kv;
   here->computed = n;
   d.engine.adopt(std::move(here));
-  while (d.engine.step()) std::printf("D: \"%s\" and, beside it, \"%s\"\n", output->text.c_str(), other->text.c_str());
+  while (d.engine.step())
+    std::printf("D decodes \"%s\" and, in the same batch, \"%s\"\n", output->text.c_str(), other->text.c_str());
 
   // A single engine must produce the same bits in all logits. No batch, block, transport or chunk changes an order of
   // additions (README.md, decision D1).

@@ -49,7 +49,7 @@ std::vector<TourStep> vattention_steps() {
       step.event += " ends";
     } else {
       const std::vector<int32_t> tokens(size_t(event.tokens), event.who);
-      step.event += (one.kv == kNoKv ? " comes with " : " grows to ") + std::to_string(event.tokens) + " tokens";
+      step.event += (one.kv == kNoKv ? " starts with " : " grows to ") + std::to_string(event.tokens) + " tokens";
       if (one.kv == kNoKv)
         if (const auto reserved = memory->reserve(tokens, 0)) one.kv = reserved.value().handle;
       if (one.kv != kNoKv && memory->append(one.kv, event.tokens - one.tokens)) {
@@ -81,7 +81,7 @@ std::vector<TourStep> vattention_steps() {
     for (size_t slot = 0; slot < kSlots; ++slot)
       step.slots.push_back(owner[slot] + (" " + std::string(size_t(used[slot]), '#')) +
                            std::string(size_t(mapped[slot] - used[slot]), 'o'));
-    XPYD_CHECK(step.rows_in_use == stats.active, step.event + ": other rows are in use");
+    XPYD_CHECK(step.rows_in_use == stats.active, step.event + ": the number of rows in use is wrong");
     steps.push_back(std::move(step));
   }
   return steps;
@@ -89,8 +89,9 @@ std::vector<TourStep> vattention_steps() {
 
 int vattention_tour() {
   std::printf(
-      "Two layers, 2 x 2 tensors, page groups of 4 KiB: a row is a group in each, %d tokens. The pool has %d rows.\n"
-      "# a row in use, o a row that stays mapped behind its addresses\n\n%-34s%-8s%-8s%-8s%6s%8s\n",
+      "Two layers make 2 x 2 tensors, with page groups of 4 KiB. A page-group row has one page group in each tensor "
+      "and holds %d tokens. The pool has %d rows.\n# is a row in use; o is an idle row that stays "
+      "mapped\n\n%-34s%-8s%-8s%-8s%6s%8s\n",
       kRowTokens, kRows, "", "slot 0", "slot 1", "slot 2", "maps", "unmaps");
   for (const TourStep& step : vattention_steps())
     std::printf("%-34s%-8s%-8s%-8s%6ld%8ld\n", step.event.c_str(), step.slots[0].c_str(), step.slots[1].c_str(),

@@ -269,7 +269,7 @@ void HttpListener::Connection::arm(double s) {
 
 void HttpListener::Connection::on_timer() {
   bool began = !input_.empty() || parser_.state() != HttpParser::State::header;
-  if (phase_ == Phase::receiving && began) return refuse(408, "the request did not arrive in time");
+  if (phase_ == Phase::receiving && began) return refuse(408, "the request did not arrive within the time limit");
   close();  // the client is silent, or does not take its answer
 }
 
@@ -522,7 +522,7 @@ void HttpListener::Loop::shed_bodies() {
     for (const auto& c : connections)
       if (c->body_since_s() < (oldest ? oldest->body_since_s() : kNever)) oldest = c;
     if (!oldest) return;
-    oldest->refuse(503, "too many request bodies are being received");
+    oldest->refuse(503, "the server is receiving too many request bodies; try again later");
   }
 }
 
@@ -541,7 +541,7 @@ bool HttpListener::Loop::free_descriptor() {
   if (now_s() >= said_s + kQuietSeconds) {
     said_s = now_s();
     log_line(LogLevel::warning,
-             "xpyd: no file descriptor is left for a connection, with %zu open; idle ones are closed",
+             "xpyd: no file descriptor is left for a new connection (%zu are open); idle connections are closed",
              connections.size());
   }
   return close_idlest();
@@ -610,7 +610,7 @@ HttpListener::HttpListener(std::shared_ptr<Loop> loop) : loop_(std::move(loop)) 
 Result<std::unique_ptr<HttpListener>> HttpListener::open(const HttpListenOptions& options) {
   std::string name = options.host + ":" + std::to_string(options.port);
   if (options.port < 0 || options.port > 65535)
-    return invalid("port " + std::to_string(options.port) + ": expected 0 to 65535");
+    return invalid("port " + std::to_string(options.port) + ": expected a port from 0 to 65535");
   auto loop = std::make_shared<Loop>(options);
   auto failed_at = [&](const char* what, const error_code& why) {
     return Error{ErrorCode::io, "cannot " + std::string(what) + " " + name + ": " + why.message()};

@@ -64,21 +64,21 @@ std::string HttpUrl::authority() const {
 Result<HttpUrl> parse_http_url(const std::string& text) {
   auto bad = [&](const std::string& why) { return invalid("'" + text + "': " + why + "; expected http://HOST:PORT"); };
   const bool tls = text.rfind("https://", 0) == 0;
-  if (!tls && text.rfind("http://", 0) != 0) return bad("no http://");
+  if (!tls && text.rfind("http://", 0) != 0) return bad("it does not begin with http:// or https://");
   for (unsigned char c : text)
-    if (c <= ' ' || c == 0x7f) return bad("a blank or control character");
+    if (c <= ' ' || c == 0x7f) return bad("it has a blank or a control character");
   HttpUrl url{.port = tls ? 443 : 80, .tls = tls};
   std::string_view rest = std::string_view(text).substr(tls ? 8 : 7);
   size_t slash = std::min(rest.find_first_of("/?#"), rest.size());
   std::string_view place = rest.substr(0, slash), path = rest.substr(slash);
-  if (path.find_first_of("?#") != path.npos) return bad("a query or fragment");
+  if (path.find_first_of("?#") != path.npos) return bad("it has a query or a fragment");
   while (!path.empty() && path.back() == '/') path.remove_suffix(1);
   url.prefix = path;
-  if (place.find('@') != place.npos) return bad("user names are not supported");
+  if (place.find('@') != place.npos) return bad("a user name is not supported");
   std::string_view port;
   if (!place.empty() && place[0] == '[') {
     size_t close = place.find(']');
-    if (close == place.npos) return bad("'[' without ']'");
+    if (close == place.npos) return bad("it has '[' without ']'");
     url.host = place.substr(1, close - 1);
     port = place.substr(close + 1);
   } else {
@@ -86,10 +86,10 @@ Result<HttpUrl> parse_http_url(const std::string& text) {
     url.host = place.substr(0, colon);
     port = place.substr(colon);
   }
-  if (url.host.empty()) return bad("no host");
+  if (url.host.empty()) return bad("it has no host");
   if (port.empty()) return url;
   if (port[0] != ':' || !read_number(port.substr(1), url.port) || url.port < 1 || url.port > 65535)
-    return bad("a port is from 1 to 65535");
+    return bad("the port is not from 1 to 65535");
   return url;
 }
 
@@ -161,7 +161,7 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
 
   void end(const std::string& during, const error_code& why) {
     if (why == beast::error::timeout)
-      return end("no complete answer in time (" + std::to_string(int64_t(timeout_s * 1000)) + " ms)");
+      return end("the answer was not complete in time (" + std::to_string(int64_t(timeout_s * 1000)) + " ms)");
     end(during.empty() ? why.message() : during + ": " + why.message());
   }
   // The call is removed first, because on_done may start another.
@@ -203,7 +203,7 @@ Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpUrl& url, HttpH
   headers.insert(headers.begin(), {"Host", url.authority()});
   for (const auto& [name, value] : headers) {
     if ((name + value).find_first_of(std::string("\r\n\0", 3)) != std::string::npos)
-      return invalid("header " + name + ": a line break in its value");
+      return invalid("header " + name + ": its value has a line break");
     impl->fixed_headers += name + ": " + value + "\r\n";
   }
   error_code failed;
@@ -267,7 +267,7 @@ Result<std::string> HttpClient::fetch(const HttpCall& call) {
     ErrorCode code = outcome.status == 404 ? ErrorCode::not_found : ErrorCode::io;
     return Error{code, what + std::to_string(outcome.status) + " " + outcome.reason};
   }
-  if (too_long) return Error{ErrorCode::io, what + "an answer of more than 64 MiB"};
+  if (too_long) return Error{ErrorCode::io, what + "the answer is larger than 64 MiB"};
   return body;
 }
 

@@ -103,7 +103,7 @@ std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
                        [&](const std::string& one) { return one == "*" || lower(one) == name; });
   };
   if (!host.empty() && !is_own_name(host_name(host)) && !listed(host_name(host)))
-    return std::pair(403, "this server does not go by the name in the Host header; see --allowed-hosts");
+    return std::pair(403, "this server does not have the name in the Host header; --allowed-hosts sets its names");
   // A browser's Origin names the page that sends the request. Our own page has our own name.
   if (!origin.empty() && !allows_origin(request, allowed_origins)) {
     const size_t at = origin.find("://");
@@ -112,16 +112,19 @@ std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
         std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
                     [&](const std::string& one) { return lower(one) == lower(from); });
     if (from.empty() || (lower(from) != lower(host) && !named))
-      return std::pair(403, "requests from pages of another origin are not served");
+      return std::pair(403,
+                       "this server does not answer requests from web pages of another origin; --allowed-origins sets "
+                       "which it does");
   }
   // A form or script of another origin may send other content types without a preflight request.
   const std::string_view type = request.header("content-type"), length = request.header("content-length");
   const bool body = !request.header("transfer-encoding").empty() || length.find_first_not_of('0') != length.npos;
   if (request.method == "POST" && (body || !type.empty()) && !is_json(type))
-    return std::pair(415, "send the body as Content-Type: application/json");
+    return std::pair(415, "expected a body with Content-Type: application/json");
   const std::string encoding = lower(request.header("content-encoding"));
   if (!encoding.empty() && encoding != "identity")
-    return std::pair(415, "Content-Encoding: " + encoding.substr(0, 64) + " is not read: send the body as it is");
+    return std::pair(
+        415, "Content-Encoding: " + encoding.substr(0, 64) + " is not supported: send the body without encoding");
   return {};
 }
 
@@ -215,13 +218,13 @@ size_t HttpParser::feed_header(std::string_view input) {
       return 2;
     }
   }
-  if (!is_token_char(static_cast<unsigned char>(input[0]))) return fail(400, "not an HTTP request"), 0;
+  if (!is_token_char(static_cast<unsigned char>(input[0]))) return fail(400, "this is not an HTTP request"), 0;
   // Line ends are checked as they arrive, so that a client with bare LFs gets its error at once.
   for (size_t at = scanned_; at < input.size(); ++at) {
     if (at >= limits_.max_header_bytes)
-      return fail(431, "request header longer than " + std::to_string(limits_.max_header_bytes) + " bytes"), 0;
+      return fail(431, "the request header is longer than " + std::to_string(limits_.max_header_bytes) + " bytes"), 0;
     if (input[at] != '\n') continue;
-    if (at == 0 || input[at - 1] != '\r') return fail(400, "line ends with LF without CR"), 0;
+    if (at == 0 || input[at - 1] != '\r') return fail(400, "a header line ends with LF without CR"), 0;
     if (at >= 3 && input[at - 3] == '\r' && input[at - 2] == '\n') {
       size_t size = at + 1;
       if (!header_block_ok(input.substr(0, size))) return 0;
@@ -234,10 +237,10 @@ size_t HttpParser::feed_header(std::string_view input) {
       request_.version = beast_->version;
       request_.headers = std::move(beast_->headers);
       if (failed == http::error::body_limit)
-        return fail(413, "request body larger than " + std::to_string(limits_.max_body_bytes) + " bytes"), 0;
+        return fail(413, "the request body is larger than " + std::to_string(limits_.max_body_bytes) + " bytes"), 0;
       if (failed) {
         bool version = failed == http::error::bad_version && third_word_is_http(input);
-        return fail(version ? 505 : 400, version ? std::string("HTTP version must be 1.0 or 1.1")
+        return fail(version ? 505 : 400, version ? std::string("expected HTTP version 1.0 or 1.1")
                                                  : "malformed request: " + failed.message()),
                0;
       }
@@ -258,18 +261,18 @@ bool HttpParser::header_block_ok(std::string_view block) {
   size_t space = block.find(' ');
   size_t second = space < line_end ? block.find(' ', space + 1) : space;
   if (std::min(second, line_end) - std::min(space, line_end) > limits_.max_target_bytes + 1)
-    return fail(414, "request target longer than " + std::to_string(limits_.max_target_bytes) + " bytes");
+    return fail(414, "the request target is longer than " + std::to_string(limits_.max_target_bytes) + " bytes");
   int lines = -1;  // header lines: request line and empty line are not counted
   for (size_t at = 0; at + 2 < block.size(); ++lines) {
     size_t end = block.find("\r\n", at);
     std::string_view line = block.substr(at, end - at);
-    if (line.starts_with(' ') || line.starts_with('\t')) return fail(400, "folded header line");
+    if (line.starts_with(' ') || line.starts_with('\t')) return fail(400, "a header line is folded");
     for (unsigned char c : line)
-      if ((c < 0x20 && c != '\t') || c == 0x7f) return fail(400, "control character in the request header");
+      if ((c < 0x20 && c != '\t') || c == 0x7f) return fail(400, "the request header has a control character");
     at = end + 2;
   }
   if (lines > limits_.max_headers)
-    return fail(431, "more than " + std::to_string(limits_.max_headers) + " request headers");
+    return fail(431, "the request has more than " + std::to_string(limits_.max_headers) + " headers");
   return true;
 }
 
@@ -289,26 +292,26 @@ bool HttpParser::framing_ok() {
     }
     if (name == "host") ++n_hosts;
     if (name == "expect") {
-      if (lower(value) != "100-continue") return fail(417, "Expect other than 100-continue");
+      if (lower(value) != "100-continue") return fail(417, "Expect: only 100-continue is supported");
       continue_wanted_ = request_.version >= 11;
     }
   }
-  if (n_lengths > 1) return fail(400, "more than one Content-Length");
+  if (n_lengths > 1) return fail(400, "the request has more than one Content-Length header");
   if (n_encodings > 1 || (n_encodings == 1 && n_lengths == 1))
-    return fail(400, "more than one way to tell where the body ends");
-  if (n_encodings == 1 && request_.version < 11) return fail(400, "Transfer-Encoding in an HTTP/1.0 request");
+    return fail(400, "the request states the end of its body more than once (Content-Length, Transfer-Encoding)");
+  if (n_encodings == 1 && request_.version < 11) return fail(400, "an HTTP/1.0 request cannot have Transfer-Encoding");
   if (n_hosts > 1 || (n_hosts == 0 && request_.version >= 11))
-    return fail(400, n_hosts > 1 ? "more than one Host header" : "no Host header");
+    return fail(400, n_hosts > 1 ? "the request has more than one Host header" : "the request has no Host header");
 
   std::string_view target = beast_->target;
   if (target.starts_with("http://") || target.starts_with("https://")) {  // absolute form
     target.remove_prefix(target.find("//") + 2);
     size_t slash = target.find('/');
     if (n_hosts == 1 && host_name(target.substr(0, slash)) != host_name(request_.header("host")))
-      return fail(400, "the request target names another host than the Host header");
+      return fail(400, "the request target and the Host header name different hosts");
     target = slash == target.npos ? std::string_view("/") : target.substr(slash);
   }
-  if (!target.starts_with('/') && target != "*") return fail(400, "request target is not a path");
+  if (!target.starts_with('/') && target != "*") return fail(400, "the request target is not a path");
   size_t mark = target.find('?');
   request_.path = std::string(target.substr(0, mark));
   if (mark != target.npos) request_.query = std::string(target.substr(mark + 1));
@@ -324,11 +327,11 @@ size_t HttpParser::feed_body(std::string_view input) {
   if (beast_->is_done()) {
     state_ = State::done;
   } else if (failed == http::error::body_limit) {
-    fail(413, "request body larger than " + std::to_string(limits_.max_body_bytes) + " bytes");
+    fail(413, "the request body is larger than " + std::to_string(limits_.max_body_bytes) + " bytes");
   } else if (failed) {
     fail(400, "malformed request body: " + failed.message());
   } else if (input.size() - used > kMaxChunkHeaderBytes) {
-    fail(400, "chunk header or trailer longer than " + std::to_string(kMaxChunkHeaderBytes) + " bytes");
+    fail(400, "a chunk header or trailer is longer than " + std::to_string(kMaxChunkHeaderBytes) + " bytes");
   }
   return used;
 }
@@ -366,7 +369,7 @@ Status HttpResponseParser::feed(std::string_view bytes, const std::function<void
     const size_t end = bytes.find('\n'), n = end == bytes.npos ? bytes.size() : end + 1;
     line_ += bytes.substr(0, n);
     bytes.remove_prefix(n);
-    if (head_.size() + line_.size() > kMaxHeadBytes) return malformed("more than 64 KiB of headers");
+    if (head_.size() + line_.size() > kMaxHeadBytes) return malformed("the headers are larger than 64 KiB");
     if (end == bytes.npos) return ok();
     line_.erase(line_.find_last_not_of("\r\n") + 1);
     if (head_.empty())  // Beast refuses a reason with such bytes, and the answer would be lost
@@ -377,17 +380,17 @@ Status HttpResponseParser::feed(std::string_view bytes, const std::function<void
     if (Status status = head_complete(); !status) return status;
   }
   if (bytes.empty()) return ok();
-  if (complete()) return malformed("bytes after its end");
+  if (complete()) return malformed("bytes follow its end");
   beast_->on_body = body;
   rest_ += bytes;
   error_code failed;
   rest_.erase(0, beast_->take(rest_, failed));
   if (failed) return malformed(failed.message());
   if (rest_.empty()) return ok();
-  if (complete()) return malformed("bytes after its end");
-  if (beast_->after_chunk() && rest_[0] != '\r') return malformed("a chunk is longer than its size");
+  if (complete()) return malformed("bytes follow its end");
+  if (beast_->after_chunk() && rest_[0] != '\r') return malformed("a chunk is longer than its stated size");
   if (rest_.size() > (rest_.find('\n') == rest_.npos ? kMaxChunkSizeBytes : kMaxHeadBytes))
-    return malformed("a chunk size of more than 256 bytes, or more than 64 KiB of trailer");
+    return malformed("a chunk size is longer than 256 bytes, or the trailer is larger than 64 KiB");
   return ok();
 }
 
@@ -396,8 +399,8 @@ Status HttpResponseParser::head_complete() {
   error_code failed;
   beast_->take(head_ + "\r\n", failed);
   if (failed || beast_->status < 100 || beast_->status > 599)
-    return malformed("its head, '" + head_.substr(0, std::min<size_t>(80, head_.find('\r'))) +
-                     "': " + (failed ? failed.message() : "no such status"));
+    return malformed("its header, '" + head_.substr(0, std::min<size_t>(80, head_.find('\r'))) +
+                     "': " + (failed ? failed.message() : "the status code is not valid"));
   head_.clear();
   if (beast_->status < 200) beast_.reset();  // 100 Continue: another head follows
   return ok();
@@ -407,8 +410,8 @@ Status HttpResponseParser::finish() {
   error_code failed;
   if (beast_ && !beast_->is_done()) beast_->put_eof(failed);
   if (complete() && !failed) return ok();
-  if (!beast_) return Error{ErrorCode::io, "the server closed before it answered"};
-  return Error{ErrorCode::io, "the server closed in the middle of its answer"};
+  if (!beast_) return Error{ErrorCode::io, "the server closed the connection before it answered"};
+  return Error{ErrorCode::io, "the server closed the connection in the middle of its answer"};
 }
 
 }  // namespace xpyd::server

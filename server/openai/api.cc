@@ -127,7 +127,7 @@ std::span<const Api::Row> Api::table() {
   };
   static constexpr auto reset_prefix_cache = [](Api& api, const In& in) {
     if (!api.options_.reset_prefix_cache)
-      return api.fail(*in, {.status = 501, .message = "this memory scheme has no prefix cache"});
+      return api.fail(*in, {.status = 501, .message = "this server's allocator has no prefix cache"});
     api.options_.reset_prefix_cache();
     api.answer(*in, json_response("{}"));
   };
@@ -227,18 +227,19 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
     metrics_.rejected(RejectReason::unauthorized);
     HttpResponse response = error_response(
         {.status = 401,
-         .message = "this server needs Authorization: Bearer KEY, with one of its keys",
+         .message = "expected the header Authorization: Bearer KEY with a key of this server",
          .code = "invalid_api_key"});
     response.headers.emplace_back("WWW-Authenticate", "Bearer");
     return response;
   }
   if (const auto objection = object_to(request, options_.allowed_hosts, options_.allowed_origins))
     return error_response({.status = objection->first, .message = objection->second});
-  if (row == nullptr) return error_response({.status = 404, .message = "there is no such path"});
+  if (row == nullptr) return error_response({.status = 404, .message = "this path does not exist"});
   std::string_view methods = row->methods;
   std::string_view method = request.method == "HEAD" ? "GET" : std::string_view(request.method);
   if ((method != "GET" && method != "POST") || methods.find(method) == methods.npos) {
-    HttpResponse response = error_response({.status = 405, .message = std::string("this path takes ") + row->methods});
+    HttpResponse response = error_response(
+        {.status = 405, .message = std::string("this path accepts ") + row->methods});
     std::string allow = methods == "POST" ? "POST" : "GET, HEAD";
     if (methods == "GET POST") allow += ", POST";
     response.headers.emplace_back("Allow", allow);
@@ -368,7 +369,7 @@ bool is_api_key(const std::string& text) {
 Result<std::vector<std::string>> read_api_keys(const std::string& path) {
   struct stat about {};
   if (stat(path.c_str(), &about) == 0 && (about.st_mode & 077) != 0)
-    return invalid(path + ": others than its owner can read it: chmod 600");
+    return invalid(path + ": other users can read this file; run chmod 600 on it");
   auto text = read_small_file(path, kMaxKeyFileBytes);
   if (!text) return text.error();
   std::vector<std::string> keys;
@@ -376,10 +377,10 @@ Result<std::vector<std::string>> read_api_keys(const std::string& path) {
   for (std::string line; std::getline(lines, line);) {
     line.erase(line.find_last_not_of(" \t\r") + 1);
     if (line.empty() || line[0] == '#') continue;
-    if (!is_api_key(line)) return invalid(path + ": a key has printable ASCII and no blank");
+    if (!is_api_key(line)) return invalid(path + ": a key must be printable ASCII without blanks");
     keys.push_back(std::move(line));
   }
-  if (keys.empty()) return invalid(path + ": expected a key on each line, found none");
+  if (keys.empty()) return invalid(path + ": expected one key per line, found none");
   return keys;
 }
 
@@ -500,8 +501,8 @@ Result<std::unique_ptr<HttpServer>> HttpServer::listen(const ServerOptions& opti
   if (!listener.ok()) return listener.error();
   if (options.api_keys.empty() && !options.insecure && !listener.value()->is_loopback())
     return invalid("--host " + options.host +
-                   ": others can reach this address: expected --api-key-file, or --insecure where "
-                   "all of them may use the server");
+                   ": other machines can reach this address: expected --api-key-file, or --insecure if everybody may "
+                   "use the server");
   auto server = std::unique_ptr<HttpServer>(new HttpServer());
   server->listener_ = std::move(listener).value();
   server->api_ = std::make_unique<Api>(options, service, tokenizer, chat_template, clock, server->listener_->post());

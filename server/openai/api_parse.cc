@@ -39,7 +39,7 @@ struct RefusedField {
   const char* instead = "";
   bool completions = true, chat = true;
 };
-constexpr const char* kTemplateKwargs = "; chat_template_kwargs has what the model's template reads";
+constexpr const char* kTemplateKwargs = "; pass it in chat_template_kwargs, which the model's template reads";
 constexpr RefusedField kRefusedFields[] = {
     // Shape of the output.
     {"guided_json", R"([false,"",[]])"},
@@ -55,7 +55,7 @@ constexpr RefusedField kRefusedFields[] = {
     {"ebnf"},
     {"grammar"},
     {"stop_regex"},
-    {"no_stop_trim", R"([false])", "; include_stop_str_in_output is"},
+    {"no_stop_trim", R"([false])", "; use include_stop_str_in_output"},
     {"logits_processors"},
     {"custom_logit_processor"},
     {"custom_params"},
@@ -76,13 +76,13 @@ constexpr RefusedField kRefusedFields[] = {
     {"routed_experts_start_len", "[0]"},
     {"return_cached_tokens_details"},
     {"return_prompt_text"},
-    {"return_prompt_token_ids", "[false]", "; return_token_ids is", false, true},
+    {"return_prompt_token_ids", "[false]", "; use return_token_ids", false, true},
     {"return_meta_info", "[false]", "", false, true},
     // Source of the prompt, and place of its KV.
     {"prompt_embeds"},
     {"truncate_prompt_tokens", "[]"},
     {"session_params"},
-    {"extra_key", R"([""])", "; cache_salt is"},
+    {"extra_key", R"([""])", "; use cache_salt"},
     {"kv_transfer_params"},
     {"ec_transfer_params"},
     {"bootstrap_host"},
@@ -90,11 +90,11 @@ constexpr RefusedField kRefusedFields[] = {
     {"bootstrap_room"},
     {"echo", "[false]", "", false, true},
     {"best_of", "[1]", "", false, true},
-    {"input_ids", "[[]]", "; /v1/completions takes token ids", false, true},
+    {"input_ids", "[[]]", "; use /v1/completions, which takes token ids", false, true},
     {"continue_final_message", "[false]", "", false, true},
     {"chat_template", "[]", "", false, true},
     {"documents", "[[]]", "", false, true},
-    {"add_special_tokens", "[false]", "; the chat template begins the prompt", false, true},
+    {"add_special_tokens", "[false]", "; the chat template adds the special tokens", false, true},
     {"task", R"([""])", "", false, true},
     {"enable_thinking", "[]", kTemplateKwargs, false, true},
     {"thinking", R"([{}])", kTemplateKwargs, false, true},
@@ -102,7 +102,7 @@ constexpr RefusedField kRefusedFields[] = {
     {"reasoning", R"([{}])", kTemplateKwargs, false, true},
     {"include_reasoning", "[true]", "", false, true},
     {"verbosity", R"(["","medium"])", "", false, true},
-    {"functions", "[[],{}]", "; tools are", false, true},
+    {"functions", "[[],{}]", "; use tools", false, true},
     {"function_call", R"(["none","auto"])", "", false, true},
     {"modalities", R"([[],["text"]])", "", false, true},
     {"audio", "[]", "", false, true},
@@ -158,7 +158,7 @@ class Fields {
   }
   // Refuses a feature that is absent here. To ignore the request for it would mislead the client.
   void unsupported(const std::string& name, bool asked, const std::string& instead = "") {
-    if (asked) throw bad(name, "field \"" + name + "\": not supported by this server" + instead);
+    if (asked) throw bad(name, "field \"" + name + "\": this server does not support it" + instead);
   }
   void known(const std::string& name) { known_.push_back(name); }
 
@@ -209,7 +209,7 @@ std::vector<int32_t> encoded(const std::string& param, Encode encode) try {
 }
 
 std::vector<int32_t> encode_text(const std::string& text, const ServedModel& model, bool add_special_tokens) {
-  if (model.tokenizer == nullptr) throw bad("prompt", "this model has no tokenizer: send the prompt as token ids");
+  if (model.tokenizer == nullptr) throw bad("prompt", "this model has no tokenizer; send the prompt as token ids");
   if (text.size() > model.max_prompt_bytes)
     throw too_long("prompt", "your prompt is " + std::to_string(text.size()) + " bytes long", model);
   return encoded("prompt", [&] { return model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens}); });
@@ -234,8 +234,8 @@ struct Prompt {
 
 // Accepts a string, a list of strings, a list of ids, or a list of lists of ids.
 std::vector<Prompt> read_prompts(const json* prompt, const ServedModel& model, bool add_special_tokens) {
-  const ApiError wrong = field_error("prompt",
-                                     "a string, a list of strings, a list of token ids or a list of such lists");
+  const ApiError wrong = field_error(
+      "prompt", "a string, a list of strings, a list of token ids or a list of lists of token ids");
   auto read = [&](const json& one) {
     Prompt p;
     if (one.is_string()) {
@@ -269,13 +269,14 @@ std::vector<Prompt> read_prompts(const json* prompt, const ServedModel& model, b
 std::string read_content(const json* content) {
   if (content == nullptr) return "";
   if (content->is_string()) return content->get<std::string>();
-  if (!content->is_array()) throw field_error("messages", "each content to be a string or a list of text parts");
+  if (!content->is_array())
+    throw field_error("messages", "the content of each message to be a string or a list of text parts");
   std::string text;
   for (const auto& part : *content) {
     const json* type = part.is_object() ? find_field(part, "type") : nullptr;
     const json* words = part.is_object() ? find_field(part, "text") : nullptr;
     if (type == nullptr || *type != "text" || words == nullptr || !words->is_string())
-      throw field_error("messages", "content parts of type \"text\"; this model reads text only");
+      throw field_error("messages", "content parts to have type \"text\"; this model reads text only");
     text += words->get_ref<const std::string&>();
   }
   return text;
@@ -310,10 +311,10 @@ void read_tool_calls(jinja::Value& calls, size_t& values_left) {
 // `ordered` is the message with its fields in the client's order.
 ChatMessage read_message(const json& item, const jinja::Value& ordered, size_t& values_left) {
   auto role = item.is_object() ? get_string(item, "role") : Result<std::string>(invalid(""));
-  if (!role.ok()) throw field_error("messages", "each message to be an object with a role and a content");
+  if (!role.ok()) throw field_error("messages", "each message to be an object with fields \"role\" and \"content\"");
   static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
   if (std::find(std::begin(kRoles), std::end(kRoles), role.value()) == std::end(kRoles))
-    throw field_error("messages", "a role of system, developer, user, assistant or tool");
+    throw field_error("messages", "each role to be system, developer, user, assistant or tool");
   const json* content = find_field(item, "content");
   ChatMessage message{std::move(role).value(), read_content(content)};
   if (item.size() == 2 && content != nullptr && content->is_string()) return message;
@@ -344,7 +345,8 @@ void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedM
   if (!kwargs->is_object() || kwargs->size() > 64)
     throw field_error("chat_template_kwargs", "an object of at most 64 fields");
   for (const char* name : {"messages", "tools", "documents", "add_generation_prompt"})
-    if (kwargs->contains(name)) throw field_error("chat_template_kwargs", std::string("no \"") + name + "\" in it");
+    if (kwargs->contains(name))
+      throw field_error("chat_template_kwargs", std::string("no field \"") + name + "\" in it");
   request.kwargs = *ordered.find("chat_template_kwargs");
 }
 
@@ -355,7 +357,7 @@ std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& orde
       list.size() + messages->size() > kMaxMessages)
     throw field_error("messages", "a list of 1 to " + std::to_string(kMaxMessages) + " messages");
   if (model.tokenizer == nullptr || model.chat_template == nullptr)
-    throw bad("messages", "this model has no chat template: use /v1/completions");
+    throw bad("messages", "this model has no chat template; use /v1/completions");
   size_t bytes = 0;
   for (const ChatMessage& message : list) bytes += message.content.size();
   const std::vector<jinja::Value>& as_sent = ordered.find("messages")->list()->items;
@@ -371,10 +373,10 @@ std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& orde
   bytes = 0;
   for (const PromptPiece& piece : pieces.value()) bytes += piece.text.size();
   if (bytes > model.max_prompt_bytes)
-    throw too_long("messages", "your messages as a prompt are " + std::to_string(bytes) + " bytes long", model);
+    throw too_long("messages", "the prompt made from your messages is " + std::to_string(bytes) + " bytes long", model);
   std::vector<int32_t> ids = encoded("messages",
                                      [&] { return model.chat_template->encode(*model.tokenizer, pieces.value()); });
-  if (ids.empty()) throw field_error("messages", "at least one token of prompt");
+  if (ids.empty()) throw field_error("messages", "messages that make a prompt of at least one token");
   return ids;
 }
 
@@ -409,8 +411,9 @@ void sort_ids(std::vector<int32_t>& ids) {
 
 // OpenAI's logit_bias: an object that maps token ids, as text, to a number that is added to their logits.
 std::vector<TokenBias> read_biases(const json& object, const ServedModel& model) {
-  const std::string expected = "an object of at most " + std::to_string(kMaxBiases) + " token ids from 0 to " +
-                               std::to_string(model.vocab_size - 1) + ", each with a number from -100 to 100";
+  const std::string expected = "an object of at most " + std::to_string(kMaxBiases) +
+                               " fields, which are token ids from 0 to " + std::to_string(model.vocab_size - 1) +
+                               ", each with a number from -100 to 100";
   std::vector<TokenBias> biases;
   if (object.is_array() && object.empty()) return biases;
   if (!object.is_object() || object.size() > kMaxBiases) throw field_error("logit_bias", expected);
@@ -426,7 +429,7 @@ std::vector<TokenBias> read_biases(const json& object, const ServedModel& model)
 
 // vLLM's bad_words: each text as given, and with a blank before it if that makes another first token.
 std::vector<BadWord> read_bad_words(const json& list, const ServedModel& model) {
-  const std::string expected = "a list of at most " + std::to_string(kMaxBadWords) + " texts of 1 to " +
+  const std::string expected = "a list of at most " + std::to_string(kMaxBadWords) + " strings of 1 to " +
                                std::to_string(kMaxStopBytes) + " bytes";
   if (!list.is_array() || list.size() > kMaxBadWords) throw field_error("bad_words", expected);
   std::vector<BadWord> words;
@@ -437,7 +440,7 @@ std::vector<BadWord> read_bad_words(const json& list, const ServedModel& model) 
     text.erase(0, std::min(text.find_first_not_of(' '), text.size() - 1));
     const auto plain = model.tokenizer->encode(text, {.add_special_tokens = false});
     const auto after_blank = model.tokenizer->encode(" " + text, {.add_special_tokens = false});
-    if (plain.empty()) throw field_error("bad_words", "texts of at least one token");
+    if (plain.empty()) throw field_error("bad_words", "strings of at least one token each");
     words.push_back({plain});
     if (after_blank.size() == plain.size() && after_blank[0] != plain[0]) words.push_back({after_blank});
   }
@@ -469,7 +472,7 @@ void read_rules(Fields& fields, const ServedModel& model, Request& request) {
     if (word.tokens.size() == 1) forbidden.push_back(word.tokens[0]);
   sort_ids(forbidden);
   if (!rules.allowed.empty() && std::ranges::includes(forbidden, rules.allowed))
-    throw bad("allowed_token_ids", "allowed_token_ids: bad_words and min_tokens forbid every one of them");
+    throw bad("allowed_token_ids", "allowed_token_ids: bad_words and min_tokens forbid all of them");
   request.sampling.rules = std::make_shared<const TokenRules>(std::move(rules));
 }
 
@@ -491,7 +494,7 @@ void read_sampling(Fields& fields, bool chat, const ServedModel& model, Request&
   if (chat) {
     bool wanted = fields.boolean("logprobs", false);
     int64_t top = fields.integer("top_logprobs", 0);
-    if (top > 0 && !wanted) throw bad("top_logprobs", "top_logprobs needs logprobs: true");
+    if (top > 0 && !wanted) throw bad("top_logprobs", "top_logprobs: needs logprobs: true");
     s.top_logprobs = wanted ? static_cast<int>(top) : -1;
   } else {
     s.top_logprobs = static_cast<int>(fields.integer("logprobs", -1));
@@ -502,7 +505,7 @@ void read_stream(Fields& fields, GenerationCall& call) {
   call.stream = fields.boolean("stream", false);
   const json* options = fields.find("stream_options");
   if (options == nullptr) return;
-  if (!call.stream) throw bad("stream_options", "stream_options needs stream: true");
+  if (!call.stream) throw bad("stream_options", "stream_options: needs stream: true");
   if (!options->is_object()) throw field_error("stream_options", "an object");
   try {
     Fields inner(*options);
@@ -518,12 +521,12 @@ void read_speculative(Fields& fields, const ServedModel& model, Request& request
   const json* options = fields.find("speculative");
   if (options == nullptr) return;
   if (!options->is_object() || options->size() != 1 || !options->contains("tokens"))
-    throw field_error("speculative", "an object with \"tokens\"");
+    throw field_error("speculative", "an object with the field \"tokens\" only");
   const Result<int64_t> tokens = get_int(*options, "tokens", 0, batch::kMostDrafts);
   if (!tokens) throw bad("speculative", "speculative: " + tokens.error().message);
   request.most_drafts = static_cast<int>(tokens.value());
   if (request.most_drafts > 0 && !model.speculates)
-    throw bad("speculative", "speculative: this server drafts nothing (--speculate off)");
+    throw bad("speculative", "speculative: this server does not speculate (it runs with --speculate off)");
 }
 
 void refuse_unsupported(Fields& fields, bool chat) {
@@ -553,11 +556,11 @@ void read_echo(Fields& fields, bool chat, Request& request, GenerationCall& out)
   request.prompt_logprobs = static_cast<int>(fields.integer("prompt_logprobs", -1));
   out.prompt_logprobs = request.prompt_logprobs >= 0;
   if (out.prompt_logprobs && out.stream)
-    throw bad("prompt_logprobs", "prompt_logprobs are not part of a stream; echo with logprobs is");
+    throw bad("prompt_logprobs", "prompt_logprobs: cannot be streamed; use echo with logprobs");
   if (out.echo) request.prompt_logprobs = std::max(request.prompt_logprobs, request.sampling.top_logprobs);
   if (request.prompt_logprobs >= 0 && !request.session_id.empty())
     throw bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
-              "logprobs of a prompt and a session_id do not go together: the prompt is more than this turn");
+              "prompt logprobs cannot be combined with session_id, because the prompt also has earlier turns");
 }
 
 // Does all remaining cheap checks, before tokenization, which may take long.
@@ -570,14 +573,14 @@ void check_the_rest(Fields& fields, bool chat, bool prompt_only) {
 
 // Checks the bounds of the whole call.
 void check_sizes(const std::vector<Prompt>& prompts, const Request& request, const GenerationCall& out) {
-  if (out.turn && prompts.size() > 1) throw field_error("prompt", "one prompt: a session is one conversation");
+  if (out.turn && prompts.size() > 1) throw field_error("prompt", "one prompt, because session_id is given");
   if (prompts.size() * static_cast<size_t>(request.n) > kMaxChoicesPerCall)
-    throw field_error("n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in all, prompts times n");
+    throw field_error("n", "at most " + std::to_string(kMaxChoicesPerCall) + " choices in one call, prompts times n");
   size_t judged = 0;
   for (const auto& p : prompts) judged += p.ids.size() * static_cast<size_t>(request.prompt_logprobs + 1);
   if (judged > kMaxPromptLogprobs)
-    throw bad("prompt", "logprobs of " + std::to_string(judged) + " prompt tokens and alternatives: expected at most " +
-                            std::to_string(kMaxPromptLogprobs) + " in a call");
+    throw bad("prompt", "the call asks for " + std::to_string(judged) +
+                            " logprobs of prompt tokens; expected at most " + std::to_string(kMaxPromptLogprobs));
 }
 
 // Sets the number of output tokens: as requested or the default, within the context.
@@ -606,16 +609,16 @@ void take_session(Request& request, const std::string& salt, const std::string& 
                   Sessions* sessions, GenerationCall& out) {
   const std::string& id = request.session_id;
   if (id.empty()) {
-    if (out.session_end) throw bad("session_end", "session_end needs a session_id");
-    if (!generation.empty()) throw bad("session_generation", "session_generation needs a session_id");
+    if (out.session_end) throw bad("session_end", "session_end: needs a session_id");
+    if (!generation.empty()) throw bad("session_generation", "session_generation: needs a session_id");
     return;
   }
-  if (sessions == nullptr) throw bad("session_id", "field \"session_id\": no sessions here");
-  if (request.n > 1) throw bad("n", "a session has one reply per turn: n must be 1 with a session_id");
+  if (sessions == nullptr) throw bad("session_id", "field \"session_id\": this server keeps no sessions");
+  if (request.n > 1) throw bad("n", "n: must be 1 with a session_id, because a session has one reply per turn");
   if (generation.empty())
     throw bad("session_generation",
-              "session_generation: expected \"new\" in the first turn of a session, and in each later one that of the "
-              "answer before it");
+              "session_generation: expected \"new\" in the first turn of a session, and the session_generation of the "
+              "last answer in later turns");
   const std::string name = "session `" + id + "`";
   auto refused = [&](int status, const std::string& why, const char* code, const char* param = "session_id") {
     return ApiError{.status = status, .message = why, .param = param, .code = code};
@@ -625,22 +628,22 @@ void take_session(Request& request, const std::string& salt, const std::string& 
       request.cache_salt = out.turn.salt();  // a session's KV is shared with no other
       break;
     case Sessions::State::busy:
-      throw refused(409, name + " is in the middle of a turn: wait for its answer", "session_busy");
+      throw refused(409, name + " is busy with another turn: wait for its answer", "session_busy");
     case Sessions::State::dropped:
-      throw refused(410, name + " is not here any more: send the whole conversation with session_generation \"new\"",
+      throw refused(410, name + " was dropped: send the whole conversation with session_generation \"new\"",
                     "session_expired");
     case Sessions::State::stale:
-      throw refused(409, name + " is at another turn than the session_generation says", "session_stale",
+      throw refused(409, name + ": session_generation is not that of its last answer", "session_stale",
                     "session_generation");
     case Sessions::State::full:
-      ApiError full = refused(503, "every session that this server can keep is in use", "sessions_full");
+      ApiError full = refused(503, "all sessions that this server can keep are busy; try again later", "sessions_full");
       full.reason = RejectReason::overloaded;
       throw full;
   }
   const Conversation& so_far = out.turn.so_far();
   if (chat ? !so_far.tokens.empty() : !so_far.messages.empty())
-    throw bad("session_id",
-              name + " was begun with " + (chat ? "/v1/completions" : "/v1/chat/completions") + ": go on there");
+    throw bad("session_id", name + " was started with " + (chat ? "/v1/completions" : "/v1/chat/completions") +
+                                ": continue it there");
 }
 
 }  // namespace
@@ -731,7 +734,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
 } catch (ApiError& error) {
   // The history, which is not in the request, may be the reason why it does not fit.
   if (out.turn && error.reason == RejectReason::too_long)
-    error.message += " The conversation so far, session `" + out.session_id + "`, counts too.";
+    error.message += " The conversation so far, session `" + out.session_id + "`, counts as part of the prompt.";
   return error;
 }
 
@@ -747,7 +750,7 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
   const json* messages = fields.find("messages");
   const json* prompt = fields.find("prompt");
   if (messages == nullptr && (prompt == nullptr || !prompt->is_string()))
-    throw field_error("prompt", "a string (or a field \"messages\")");
+    throw field_error("prompt", "a string, or a field \"messages\"");
   std::vector<ChatMessage> list;
   const std::vector<int32_t> ids = messages != nullptr
                                        ? read_messages(messages, *ordered.dict(), model, request, list)

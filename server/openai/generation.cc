@@ -12,8 +12,9 @@ namespace {
 // The cluster ends late requests itself. The frontend waits this much longer for it.
 constexpr double kDeadlineGraceSeconds = 5;
 
-const ApiError kTookTooLong = {
-    .status = 504, .message = "the request took longer than this server allows", .code = "request_timeout"};
+const ApiError kTookTooLong = {.status = 504,
+                               .message = "the request exceeded the server's time limit (--request-timeout)",
+                               .code = "request_timeout"};
 
 // One server-sent event with a single data line.
 std::string sse_event(std::string_view event) { return "data: " + std::string(event) + "\n\n"; }

@@ -224,15 +224,17 @@ using I = const InstanceStats&;  // an instance's value is a function of its sta
 
 void render_queues(MetricsText& text) {
   using S = InstanceStats;
-  text.each("num_requests_running", "Sequences in the running batch.", &S::running);
-  text.each("num_requests_waiting", "Requests waiting for their first step.", &S::waiting);
+  text.each("num_requests_running", "Number of sequences in the running batch.", &S::running);
+  text.each("num_requests_waiting", "Number of requests that wait for their first step.", &S::waiting);
   text.labelled<int S::*>("num_requests_waiting_by_reason",
-                          "capacity: those of num_requests_waiting; deferred: those of num_requests_remote_prefilling.",
+                          "Waiting requests by reason; capacity: the same as num_requests_waiting; deferred: the same "
+                          "as num_requests_remote_prefilling.",
                           "reason", std::identity(),
                           {{"capacity", &S::waiting}, {"deferred", &S::queue_remote_prefilling}});
-  text.each("num_requests_remote_prefilling", "Requests whose prefill runs elsewhere and will come here.",
+  text.each("num_requests_remote_prefilling",
+            "Number of requests whose prompt is computed on another instance and whose KV will come here.",
             &S::queue_remote_prefilling);
-  text.each("num_requests_sending", "Prefilled requests whose KV is being sent.", &S::queue_prefill_sending);
+  text.each("num_requests_sending", "Number of prefilled requests whose KV is being sent.", &S::queue_prefill_sending);
 }
 
 // The KV memory and its prefix cache.
@@ -241,30 +243,31 @@ void render_kv(MetricsText& text, const PoolRows& pool) {
   const auto& [holders, users, pools] = pool;
   const auto kv = [](auto field) { return [field](I i) { return i.kv.*field; }; };
   auto usage = [](I i) { return i.kv.capacity == 0 ? 0.0 : double(i.kv.active + i.kv.in_transfer) / i.kv.capacity; };
-  text.each("kv_cache_usage_perc", "KV blocks in use, 0 to 1.", users, usage);
+  text.each("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", users, usage);
   text.each("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
 
   text.each("kv_escrowed_blocks",
-            "KV blocks, free or cached, that are set aside for prompts that are to begin (--reservation escrow).",
+            "Number of KV blocks, free or cached, that are reserved for prompts that are about to start (--reservation "
+            "escrow).",
             holders, [](I i) { return double(i.kv.reserved_blocks); });
   text.labelled<int KvStats::*>(
       "kv_blocks",
-      "KV blocks by state; the states sum to the capacity. Where processes share a pool (engine "
-      "pool) each tells what it holds, and what only others hold is elsewhere, as of its last "
-      "report; what nobody holds is the pool's free, as of now, which belongs to every engine's "
-      "sum: that is the capacity when nothing has changed since the reports.",
+      "Number of KV blocks by state; the states sum to the capacity. If processes share a pool (engine pool), each "
+      "reports the blocks that it holds, and blocks that only others hold are in state elsewhere, as of the last "
+      "report. Blocks that nobody holds are the pool's free blocks and belong to every engine's sum, which equals the "
+      "capacity if nothing has changed since the reports.",
       holders, "state", &S::kv,
       {{"free", &KvStats::free},
        {"active", &KvStats::active},
        {"cached", &KvStats::cached},
        {"in_transfer", &KvStats::in_transfer},
        {"elsewhere", &KvStats::elsewhere}});
-  text.each("kv_blocks_capacity", "KV blocks in all.", pools, kv(&KvStats::capacity));
+  text.each("kv_blocks_capacity", "Number of KV blocks in the pool.", pools, kv(&KvStats::capacity));
   text.labelled<int64_t KvStats::*>(
       "kv_bytes",
-      "KV pool by use: written holds KV, reserved is kept for tokens to come (slots), internal is "
-      "the rest of blocks in use, idle anybody can have, external is in no block. Of a pool that "
-      "processes share, a block that two hold counts for both.",
+      "Bytes of the KV pool by use; written: holds KV; reserved: kept for tokens to come (slots); internal: the rest "
+      "of blocks in use; idle: free for any sequence; external: in no block. In a pool that processes share, a block "
+      "that two of them hold counts for both.",
       holders, "state", &S::kv,
       {{"written", &KvStats::written_bytes},
        {"reserved", &KvStats::reserved_bytes},
@@ -272,106 +275,130 @@ void render_kv(MetricsText& text, const PoolRows& pool) {
        {"idle", &KvStats::idle_bytes},
        {"external", &KvStats::external_bytes}});
   text.each("kv_capacity_bytes",
-            "Bytes of the KV pool: the sum of kv_bytes, in which a block that two processes "
-            "of one pool hold is there twice.",
+            "Bytes of the KV pool. If processes share a pool, the sum of kv_bytes is larger, because a block that two "
+            "of them hold counts twice there.",
             pools, kv(&KvStats::capacity_bytes));
-  text.each("kv_mapped_bytes", "Of them, behind addresses (vattention, slots with --slot-prealloc; else all).", pools,
-            kv(&KvStats::mapped_bytes));
+  text.each(
+      "kv_mapped_bytes",
+      "Bytes of the KV pool that are mapped to addresses (vattention, slots with --slot-prealloc; otherwise all).",
+      pools, kv(&KvStats::mapped_bytes));
   text.each("kv_mappings",
-            "Mappings of the system that this takes (vattention; else one for each rank, or 1 "
-            "of a pool that processes share); its limit is vm.max_map_count.",
+            "Number of memory mappings that the KV pool takes (vattention; otherwise one per rank, or 1 for a shared "
+            "pool); vm.max_map_count limits it.",
             kv(&KvStats::mappings));
-  text.family("cache_config_info", "gauge", "Shape of the KV memory.");
+  text.family("cache_config_info", "gauge", "Shape of the KV memory, in labels.");
   for (I i : pools)
     text.sample(text.engine(i.name, "block_size=\"" + std::to_string(i.kv.block_tokens) + "\",num_gpu_blocks=\"" +
                                         std::to_string(i.kv.capacity) + "\""),
                 1);
-  text.each("kv_evictions_total", "Cached blocks given to other tokens.", kv(&KvStats::evictions));
+  text.each("kv_evictions_total", "Number of cached blocks that were evicted and given to other tokens.",
+            kv(&KvStats::evictions));
 
-  text.each("prefix_cache_queries_total", "Prompt tokens looked up, in tokens.", kv(&KvStats::prefix_query_tokens));
-  text.each("prefix_cache_hits_total", "Prompt tokens found, in tokens.", kv(&KvStats::prefix_hit_tokens));
-  text.each("num_preemptions_total", "Sequences sent back to the queue.", &S::preemptions);
+  text.each("prefix_cache_queries_total", "Number of prompt tokens looked up in the prefix cache.",
+            kv(&KvStats::prefix_query_tokens));
+  text.each("prefix_cache_hits_total", "Number of prompt tokens found in the prefix cache.",
+            kv(&KvStats::prefix_hit_tokens));
+  text.each("num_preemptions_total", "Number of preemptions: sequences sent back to the queue.", &S::preemptions);
 }
 
 // KV transfers: from prefill to decode, and prefixes fetched from another instance.
 void render_transfers(MetricsText& text) {
   using S = InstanceStats;
-  text.each("kv_transfer_bytes_total", "KV bytes that this instance posted: sent, or pulled.", &S::transfer_bytes);
-  text.each("kv_transfer_seconds_total", "Time in KV transfers.", &S::transfer_seconds);
-  text.each("kv_transfer_descriptors_total", "Contiguous copies in KV transfers.", &S::transfer_descriptors);
-  text.each("kv_transfers_total", "KV transfers.", &S::transfers);
-  text.totals("nixl_bytes_transferred", "KV bytes of a transfer, by who posted it.", &S::transfer_bytes);
-  text.totals("nixl_num_descriptors", "Contiguous copies of a transfer.", &S::transfer_descriptors);
-  text.totals("nixl_post_time_seconds", "Planning and posting a transfer.", &S::transfer_seconds);
-  text.each("nixl_num_failed_transfers_total", "kv_refused_total.", &S::kv_refused);
-  text.each("nixl_num_kv_expired_reqs_total", "kv_leases_expired_total.", &S::leases_expired);
-  text.each("kv_refused_total", "Prompts computed again because their KV came short or changed.", &S::kv_refused);
-  text.each("kv_leases_expired_total", "Promises of room given up because the peer was silent.", &S::leases_expired);
+  text.each("kv_transfer_bytes_total", "KV bytes that this instance transferred: sent, or pulled.", &S::transfer_bytes);
+  text.each("kv_transfer_seconds_total", "Seconds spent in KV transfers.", &S::transfer_seconds);
+  text.each("kv_transfer_descriptors_total", "Number of contiguous copies in KV transfers.", &S::transfer_descriptors);
+  text.each("kv_transfers_total", "Number of KV transfers.", &S::transfers);
+  text.totals("nixl_bytes_transferred", "KV bytes per transfer, on the instance that started it.", &S::transfer_bytes);
+  text.totals("nixl_num_descriptors", "Number of contiguous copies per transfer.", &S::transfer_descriptors);
+  text.totals("nixl_post_time_seconds", "Seconds to plan and start a transfer.", &S::transfer_seconds);
+  text.each("nixl_num_failed_transfers_total", "Same as kv_refused_total.", &S::kv_refused);
+  text.each("nixl_num_kv_expired_reqs_total", "Same as kv_leases_expired_total.", &S::leases_expired);
+  text.each("kv_refused_total", "Number of prompts computed again because their KV was incomplete or corrupt.",
+            &S::kv_refused);
+  text.each("kv_leases_expired_total", "Number of reservations given up because the peer stopped responding.",
+            &S::leases_expired);
   const auto fetch = [](auto field) { return [field](I i) { return i.fetch.*field; }; };
-  text.each("kv_fetches_total", "Prefixes that came from another instance (--kv-fetch).", fetch(&FetchStats::fetches));
-  text.each("kv_fetched_tokens_total", "Tokens of them.", fetch(&FetchStats::tokens));
-  text.each("kv_fetches_failed_total", "Parts of them that did not come, came late, or came changed.",
+  text.each("kv_fetches_total", "Number of prefixes fetched from another instance (--kv-fetch).",
+            fetch(&FetchStats::fetches));
+  text.each("kv_fetched_tokens_total", "Number of tokens in fetched prefixes.", fetch(&FetchStats::tokens));
+  text.each("kv_fetches_failed_total",
+            "Number of parts of fetched prefixes that did not arrive, arrived late, or were corrupt.",
             fetch(&FetchStats::failed));
-  text.each("kv_fetch_seconds_total", "From asking for them to their end.", fetch(&FetchStats::seconds));
-  text.each("kv_fetch_wait_seconds_total", "That steps stood still for a layer of them.", fetch(&FetchStats::wait_s));
-  text.each("kv_fetch_regret_seconds_total", "Of these, more than computing what came was said to take.",
+  text.each("kv_fetch_seconds_total", "Seconds from the request of a prefix to the end of its fetch.",
+            fetch(&FetchStats::seconds));
+  text.each("kv_fetch_wait_seconds_total", "Seconds for which steps waited for a layer of a fetched prefix.",
+            fetch(&FetchStats::wait_s));
+  text.each("kv_fetch_regret_seconds_total",
+            "Seconds that fetches took beyond the predicted time to compute the same tokens.",
             fetch(&FetchStats::regret_s));
-  text.each("kv_lent_total", "Prefixes that others could read here.", fetch(&FetchStats::lent));
-  text.each("kv_lent_tokens_total", "Tokens of them.", fetch(&FetchStats::lent_tokens));
-  text.each("kv_lent_expired_total", "Of them, given up because the reader was silent.", fetch(&FetchStats::expired));
+  text.each("kv_lent_total", "Number of prefixes lent to other instances.", fetch(&FetchStats::lent));
+  text.each("kv_lent_tokens_total", "Number of tokens in lent prefixes.", fetch(&FetchStats::lent_tokens));
+  text.each("kv_lent_expired_total", "Number of lent prefixes given up because the reader stopped responding.",
+            fetch(&FetchStats::expired));
 }
 
 // The conductor: attempts, SLOs of --admission, predictions and their outcomes, members.
 void render_conductor(MetricsText& text, const ConductorStats& c) {
   using S = InstanceStats;
   text.family("global_prefill_queue_length", "gauge",
-              "Prompts that no prefill instance has taken yet (--disagg decode_first).");
+              "Number of prompts that no prefill instance has taken yet (--disagg decode_first).");
   text.sample(text.engine("all"), c.prefill_jobs);
-  text.counter("attempts_total", "Tries at serving a request's choices.", c.attempts);
-  text.family("attempts_failed_total", "counter", "Tries that an instance's failure ended.");
+  text.counter("attempts_total", "Number of attempts to serve choices of requests.", c.attempts);
+  text.family("attempts_failed_total", "counter", "Number of attempts that failed because of an instance, by reason.");
   for (int i = 0; i < kAttemptFailures; ++i)
     text.sample(text.engine("all", "reason=\"" + std::string(failure_name(AttemptFailure(i))) + "\""),
                 c.failed_by[size_t(i)]);
-  text.counter("choices_replaced_total", "Choices that went on at another place.", c.replaced_choices);
-  text.family("requests_refused_total", "counter", "By --admission: when they came, and when their prompt was done.");
+  text.counter("choices_replaced_total", "Number of choices that continued on another instance.", c.replaced_choices);
+  text.family("requests_refused_total", "counter",
+              "Number of requests refused by --admission; early: on arrival; late: after their prompt was computed.");
   text.sample(text.engine("all", "when=\"early\""), c.refused_early);
   text.sample(text.engine("all", "when=\"late\""), c.refused_late);
-  text.family("requests_refused_by_total", "counter", "By --admission: what would have been missed.");
+  text.family("requests_refused_by_total", "counter",
+              "Number of requests refused by --admission, by the objective that would have been missed.");
   for (int i = 1; i < kRefusals; ++i)
     text.sample(text.engine("all", "objective=\"" + std::string(refusal_name(Refusal::Why(i))) + "\""),
                 c.refused_by[size_t(i)]);
-  text.counter("prefill_wasted_seconds_total", "Predicted, of prompts refused when they were done.",
-               c.wasted_prefill_s);
-  text.counter("choices_ended_total", "That ended by stop or length.", c.ended);
-  text.counter("choices_kept_total", "Of them, within both objectives (goodput).", c.kept);
-  text.each("chunk_decisions_total", "Steps with prompts of which --chunk-policy said how many tokens they have.",
+  text.counter("prefill_wasted_seconds_total",
+               "Predicted seconds of prefill wasted on requests that were refused after it.", c.wasted_prefill_s);
+  text.counter("choices_ended_total", "Number of choices that ended by stop or length.", c.ended);
+  text.counter("choices_kept_total",
+               "Number of choices that ended by stop or length and met both objectives (goodput).", c.kept);
+  text.each("chunk_decisions_total", "Number of steps with prompts whose number of tokens --chunk-policy decided.",
             &S::chunk_decisions);
   text.each("chunk_extrapolations_total",
-            "Of these, by a cost that has seen fewer than 8 steps, or none half as long or half as far.",
+            "Number of chunk decisions outside of measured data: fewer than 8 steps were measured, or none half as "
+            "long or half as far.",
             &S::chunk_extrapolations);
-  text.each("step_prediction_error", "Mean of |predicted - seen| / seen, of seconds of a step.",
+  text.each("step_prediction_error", "Mean relative error of predicted step times: |predicted - measured| / measured.",
             [](I i) { return i.cost_error.mape(); });
-  text.each("step_prediction_bias", "Mean of (predicted - seen) / seen.", [](I i) { return i.cost_error.bias(); });
+  text.each("step_prediction_bias",
+            "Mean signed relative error of predicted step times: (predicted - measured) / measured.",
+            [](I i) { return i.cost_error.bias(); });
   const auto prediction = [&](const std::string& of, const PredictionError& error) {
-    text.family(of + "_prediction_error", "gauge", "Mean of |predicted - seen| / seen; predicted by placement.");
+    text.family(of + "_prediction_error", "gauge",
+                "Mean relative error of the placement's predictions: |predicted - measured| / measured.");
     text.sample(text.engine("all"), error.mape());
-    text.family(of + "_prediction_bias", "gauge", "Mean of (predicted - seen) / seen.");
+    text.family(of + "_prediction_bias", "gauge",
+                "Mean signed relative error of the placement's predictions: (predicted - measured) / measured.");
     text.sample(text.engine("all"), error.bias());
   };
   prediction("ttft", c.ttft_error);
   prediction("tbt", c.tbt_error);
-  text.counter("placement_regret_total", "Tokens that a choice of instance computes and another had: their shares.",
+  text.counter("placement_regret_total",
+               "Sum over placements of the share of the tokens to be computed that another instance had cached.",
                c.regret);
-  text.counter("tokens_late_total", "Tokens of tries that had been given up, dropped.", c.late_tokens);
-  text.counter("instances_joined_total", "Instances that came.", c.joined);
-  text.counter("instances_left_total", "Instances that left or were lost.", c.left);
+  text.counter("tokens_late_total", "Number of tokens dropped because their attempt had been given up.", c.late_tokens);
+  text.counter("instances_joined_total", "Number of instances that joined.", c.joined);
+  text.counter("instances_left_total", "Number of instances that left or were lost.", c.left);
 }
 
 void render_page_groups(MetricsText& text) {
   const auto mapping = [](auto field) { return [field](I i) { return i.kv.vattention.*field; }; };
-  text.each("kv_map_calls_total", "Page groups mapped (vattention): calls.", mapping(&VattentionStats::map_calls));
-  text.each("kv_unmap_calls_total", "Page groups unmapped: calls.", mapping(&VattentionStats::unmap_calls));
-  text.each("kv_map_wait_seconds_total", "Time in which the engine waited for page groups.",
+  text.each("kv_map_calls_total", "Number of calls that mapped page groups (vattention).",
+            mapping(&VattentionStats::map_calls));
+  text.each("kv_unmap_calls_total", "Number of calls that unmapped page groups (vattention).",
+            mapping(&VattentionStats::unmap_calls));
+  text.each("kv_map_wait_seconds_total", "Seconds for which the engine waited for page groups to be mapped.",
             mapping(&VattentionStats::map_wait_seconds));
 }
 
@@ -380,38 +407,40 @@ void render_tiers(MetricsText& text) {
   using T = OffloadStats;
   const auto tier = [](auto field) { return [field](I i) { return i.kv.tiers.*field; }; };
   const auto tiers = [](I i) -> const T& { return i.kv.tiers; };
-  text.labelled<int64_t T::*>("kv_tier_blocks", "KV blocks kept below the pool, by tier.", "tier", tiers,
+  text.labelled<int64_t T::*>("kv_tier_blocks", "Number of KV blocks in the offload tiers, by tier.", "tier", tiers,
                               {{"host", &T::host_blocks}, {"disk", &T::disk_blocks}});
-  text.labelled<int64_t T::*>("kv_tier_blocks_capacity", "Room for KV blocks, by tier.", "tier", tiers,
-                              {{"host", &T::host_capacity}, {"disk", &T::disk_capacity}});
-  text.labelled<int64_t T::*>("kv_tier_hit_tokens_total", "Prompt tokens whose KV came from a tier.", "tier", tiers,
-                              {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
-  text.each("external_prefix_cache_queries_total", "Prompt tokens that the pool's prefix cache did not have.",
+  text.labelled<int64_t T::*>("kv_tier_blocks_capacity", "Capacity of the offload tiers in KV blocks, by tier.", "tier",
+                              tiers, {{"host", &T::host_capacity}, {"disk", &T::disk_capacity}});
+  text.labelled<int64_t T::*>("kv_tier_hit_tokens_total",
+                              "Number of prompt tokens whose KV was loaded from an offload tier, by tier.", "tier",
+                              tiers, {{"host", &T::host_hit_tokens}, {"disk", &T::disk_hit_tokens}});
+  text.each("external_prefix_cache_queries_total", "Number of prompt tokens that the pool's prefix cache did not have.",
             [](I i) { return i.kv.prefix_query_tokens - i.kv.prefix_hit_tokens; });
-  text.each("external_prefix_cache_hits_total", "Of these, those that a tier had.",
+  text.each("external_prefix_cache_hits_total", "Number of prompt tokens that only an offload tier had.",
             [](I i) { return i.kv.tiers.host_hit_tokens + i.kv.tiers.disk_hit_tokens; });
-  text.each("kv_offload_store_bytes_total", "KV bytes copied pool to host.", tier(&T::bytes_out));
-  text.each("kv_offload_load_bytes_total", "KV bytes copied host to pool.", tier(&T::bytes_in));
-  text.each("kv_offload_cpu_cache_usage_perc", "Host blocks in use, 0 to 1.", [](I i) {
+  text.each("kv_offload_store_bytes_total", "KV bytes copied from pool to host.", tier(&T::bytes_out));
+  text.each("kv_offload_load_bytes_total", "KV bytes copied from host to pool.", tier(&T::bytes_in));
+  text.each("kv_offload_cpu_cache_usage_perc", "Share of host blocks in use, from 0 to 1.", [](I i) {
     return double(i.kv.tiers.host_blocks) / double(std::max<int64_t>(1, i.kv.tiers.host_capacity));
   });
-  text.labelled<int64_t T::*>("kv_tier_evictions_total", "Blocks that left a tier for others.", "tier", tiers,
-                              {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
-  text.each("kv_tier_relieved_blocks_total", "Blocks that the host gave up to have room (--host-high-watermark).",
-            tier(&T::host_relieved));
-  text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers.", "way", tiers,
+  text.labelled<int64_t T::*>("kv_tier_evictions_total", "Number of blocks evicted from a tier, by tier.", "tier",
+                              tiers, {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
+  text.each("kv_tier_relieved_blocks_total",
+            "Number of blocks that the host evicted in advance (--host-high-watermark).", tier(&T::host_relieved));
+  text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers, by direction.", "way", tiers,
                               {{"pool_to_host", &T::bytes_out},
                                {"host_to_pool", &T::bytes_in},
                                {"host_to_disk", &T::disk_bytes_written},
                                {"disk_to_host", &T::disk_bytes_read}});
-  text.labelled<int64_t T::*>("kv_tier_copies_total", "Contiguous copies between pool and host.", "way", tiers,
+  text.labelled<int64_t T::*>("kv_tier_copies_total",
+                              "Number of contiguous copies between pool and host, by direction.", "way", tiers,
                               {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
   text.labelled<int64_t T::*>(
-      "kv_tier_failures_total", "Disk operations that failed; each costs a recompute at most.", "what", tiers,
+      "kv_tier_failures_total", "Number of failed disk operations; each costs at most a recomputation.", "what", tiers,
       {{"write", &T::failed_writes}, {"read", &T::failed_reads}, {"corrupt", &T::corrupt_reads}});
-  text.each("kv_tier_dropped_blocks_total", "Full blocks that the tiers had no room or time for.",
+  text.each("kv_tier_dropped_blocks_total", "Number of full blocks that were not offloaded, for lack of room or time.",
             tier(&T::dropped_out));
-  text.each("kv_tier_load_seconds_total", "Time that sequences waited for their KV to come back.",
+  text.each("kv_tier_load_seconds_total", "Seconds for which sequences waited for their KV to be loaded.",
             tier(&T::load_wait_seconds));
 }
 
@@ -420,81 +449,84 @@ void render_engines(MetricsText& text, std::span<const InstanceStats> all) {
   using S = InstanceStats;
   text.labelled<double Spent::*>(
       "kv_occupation_gb_seconds_total",
-      "VRAM occupation cost: the integral of the KV held here over time, in GB s, a block that several hold for each "
-      "of them; of prompts that are computed (prefill), of sequences that decode, and held for KV that comes or goes "
-      "(transfer). Over requests ended it is the cost of one.",
+      "VRAM occupation cost: the integral of the KV held here over time, in GB s; a block that several sequences hold "
+      "counts for each of them. Phases: prompts being computed (prefill), sequences that decode (decode), KV held for "
+      "a transfer (transfer). Divided by the number of ended requests it is the cost of one.",
       "phase", &S::spent,
       {{"prefill", &Spent::prefill_gb_s}, {"decode", &Spent::decode_gb_s}, {"transfer", &Spent::transfer_gb_s}});
-  text.each("model_flops_total", "FLOPs of forward passes, as the model counts them: products and attention.",
+  text.each("model_flops_total", "FLOPs of forward passes as the model counts them: matrix products and attention.",
             [](I i) { return 1e12 * i.spent.tflop; });
   std::vector<InstanceStats> rated(all.begin(), all.end());
   std::erase_if(rated, [](I i) { return i.spent.peak_tflops == 0 || i.step_seconds == 0; });
   if (!rated.empty())
     text.each("mfu",
-              "model_flops_total / engine_step_seconds_total / what the instance's threads can do: f32 "
-              "multiply-adds in registers, two operations each, as measured by `xpyd peak` on this machine. Absent "
-              "where nobody has measured it.",
+              "Model FLOPs utilization: model_flops_total / engine_step_seconds_total / peak, where the peak counts "
+              "f32 multiply-adds in registers of the instance's threads, two operations each, as measured by `xpyd "
+              "peak` on this machine. Absent without such a measurement.",
               rated, [](I i) { return i.spent.tflop / i.step_seconds / i.spent.peak_tflops; });
-  text.each("engine_steps_total", "Forward passes.", &S::steps);
-  text.each("engine_step_seconds_total", "Time in forward passes and sampling.", &S::step_seconds);
+  text.each("engine_steps_total", "Number of forward passes.", &S::steps);
+  text.each("engine_step_seconds_total", "Seconds in forward passes and sampling.", &S::step_seconds);
   text.each("engine_wait_seconds_total",
-            "Of engine_step_seconds_total, waiting for the model; the rest is the CPU's work.", &S::wait_seconds);
-  text.each("scheduler_step_seconds_total", "Time in planning.", &S::schedule_seconds);
+            "Seconds of engine_step_seconds_total spent waiting for the model; the rest is work on the CPU.",
+            &S::wait_seconds);
+  text.each("scheduler_step_seconds_total", "Seconds spent planning steps.", &S::schedule_seconds);
   text.each("engine_prompt_tokens_total",
-            "Prompt tokens computed in steps: none whose KV was reused, and each time those that were computed again. "
-            "Where nothing is computed again, the sum over instances is prompt_tokens_total - "
+            "Number of prompt tokens computed in steps; tokens whose KV was reused do not count, and tokens computed "
+            "again count each time. If nothing is computed again, the sum over instances is prompt_tokens_total - "
             "prompt_tokens_cached_total, once requests have their first token.",
             &S::prompt_tokens);
-  text.each("engine_generation_tokens_total", "Tokens sampled.", &S::generated_tokens);
-  text.each("spec_decode_num_draft_tokens_total", "--speculate: tokens computed before they were known.",
+  text.each("engine_generation_tokens_total", "Number of tokens sampled.", &S::generated_tokens);
+  text.each("spec_decode_num_draft_tokens_total", "Number of draft tokens that were verified (--speculate).",
             &S::draft_tokens);
-  text.each("spec_decode_num_accepted_tokens_total", "… and found to be right.", &S::accepted_tokens);
+  text.each("spec_decode_num_accepted_tokens_total", "Number of draft tokens that were accepted (--speculate).",
+            &S::accepted_tokens);
 }
 
 }  // namespace
 
 void Metrics::render_requests(MetricsText& text) const {
-  text.counter("prompt_tokens_total", "Prompt tokens of requests that got a first token, computed and reused ones.",
-               prompt_tokens_);
-  text.counter("generation_tokens_total", "Output tokens.", generation_tokens_);
-  text.counter("prompt_tokens_cached_total", "Of prompt_tokens_total, those whose KV was reused.",
+  text.counter("prompt_tokens_total",
+               "Number of prompt tokens, computed or reused, of requests that got a first token.", prompt_tokens_);
+  text.counter("generation_tokens_total", "Number of output tokens.", generation_tokens_);
+  text.counter("prompt_tokens_cached_total", "Number of tokens of prompt_tokens_total whose KV was reused.",
                cached_prompt_tokens_);
-  text.family("request_success_total", "counter", "Ended choices by reason.");
+  text.family("request_success_total", "counter", "Number of ended choices, by reason.");
   constexpr std::pair<FinishReason, const char*> kReasons[] = {
       {FinishReason::stop, "stop"},       {FinishReason::length, "length"}, {FinishReason::abort, "abort"},
       {FinishReason::timeout, "timeout"}, {FinishReason::error, "error"},   {FinishReason::refused, "refused"}};
   for (auto [reason, name] : kReasons)
     text.sample(text.engine("all", std::string("finished_reason=\"") + name + "\""),
                 finishes_[static_cast<size_t>(reason)]);
-  text.family("requests_rejected_total", "counter", "Requests refused before they ran.");
+  text.family("requests_rejected_total", "counter", "Number of requests rejected before they ran, by reason.");
   for (size_t i = 0; i < rejected_.size(); ++i)
     text.sample(text.engine("all", std::string("reason=\"") + kRejectNames[i] + "\""), rejected_[i]);
 }
 
 void Metrics::render_histograms(MetricsText& text) const {
-  text.histogram("time_to_first_token_seconds", "Arrival at the frontend to first token.", ttft_);
-  text.histogram("inter_token_latency_seconds", "Token to next token of a choice.", inter_token_);
+  text.histogram("time_to_first_token_seconds", "Seconds from arrival at the frontend to the first token.", ttft_);
+  text.histogram("inter_token_latency_seconds", "Seconds from one token of a choice to the next.", inter_token_);
   text.histogram("time_per_output_token_seconds", "Old name of inter_token_latency_seconds.", inter_token_);
   text.histogram("request_time_per_output_token_seconds",
-                 "First to last token by the tokens after the first, of a request's longest choice.", time_per_token_);
-  text.histogram("request_num_preemptions", "Times that a request was sent back to the queue.", preemptions_);
-  text.histogram("e2e_request_latency_seconds", "Arrival to last token.", e2e_);
-  text.histogram("request_queue_time_seconds", "Arrival at the engine to first step.", queue_);
-  text.histogram("request_prefill_time_seconds", "First step to first token.", prefill_);
-  text.histogram("request_decode_time_seconds", "First token to last token.", decode_);
-  text.histogram("request_inference_time_seconds", "First step to last token.", inference_);
-  text.histogram("request_prompt_tokens", "Prompt tokens of a request.", prompt_tokens_per_request_);
-  text.histogram("request_generation_tokens", "Output tokens of a choice.", generation_tokens_per_request_);
-  text.histogram("request_max_num_generation_tokens", "Output tokens of a request's longest choice.", max_generated_);
-  text.histogram("request_params_max_tokens", "max_tokens asked for.", max_tokens_);
-  text.histogram("request_params_n", "Choices asked for.", n_);
+                 "Mean seconds per output token after the first, of a request's longest choice.", time_per_token_);
+  text.histogram("request_num_preemptions", "Number of preemptions of a request.", preemptions_);
+  text.histogram("e2e_request_latency_seconds", "Seconds from arrival to the last token.", e2e_);
+  text.histogram("request_queue_time_seconds", "Seconds from arrival at the engine to the first step.", queue_);
+  text.histogram("request_prefill_time_seconds", "Seconds from the first step to the first token.", prefill_);
+  text.histogram("request_decode_time_seconds", "Seconds from the first token to the last token.", decode_);
+  text.histogram("request_inference_time_seconds", "Seconds from the first step to the last token.", inference_);
+  text.histogram("request_prompt_tokens", "Number of prompt tokens of a request.", prompt_tokens_per_request_);
+  text.histogram("request_generation_tokens", "Number of output tokens of a choice.", generation_tokens_per_request_);
+  text.histogram("request_max_num_generation_tokens", "Number of output tokens of a request's longest choice.",
+                 max_generated_);
+  text.histogram("request_params_max_tokens", "Value of max_tokens in a request.", max_tokens_);
+  text.histogram("request_params_n", "Value of n in a request.", n_);
 }
 
 void Metrics::render_process(MetricsText& text) const {
-  text.family("http_requests_total", "counter", "Answers by route, method and status class.", false);
+  text.family("http_requests_total", "counter", "Number of HTTP answers, by route, method and status class.", false);
   for (const auto& [key, count] : http_)
     text.sample("handler=\"" + label_value(key[0]) + "\",method=\"" + key[1] + "\",status=\"" + key[2] + "\"", count);
-  text.family("process_resident_memory_bytes", "gauge", "Resident memory.", false);
+  text.family("process_resident_memory_bytes", "gauge", "Resident memory in bytes.", false);
   text.sample("", resident_bytes());
 }
 

@@ -112,7 +112,7 @@ class EtcdRegistry final : public Registry {
         for (auto& [prefix, on_change] : std::exchange(new_watches_, {}))
           watches_.push_back({prefix, std::move(on_change)});
       }
-      if (std::exchange(odd_stream_, false)) lost("/v3/watch: an odd stream");
+      if (std::exchange(odd_stream_, false)) lost("/v3/watch: the stream is not valid");
       if (!calling_ && clock_.now() >= pause_until_s_) next_call();
       http_->poll(0.1);
     }
@@ -206,7 +206,7 @@ class EtcdRegistry final : public Registry {
            }
            taken_until_s_[name] = clock_.now() + kPauseSeconds;
            std::lock_guard lock(mutex_);
-           state_.trouble = "somebody else holds the name '" + name + "'";
+           state_.trouble = "another process holds the name '" + name + "'";
          });
   }
 
@@ -297,7 +297,7 @@ class EtcdRegistry final : public Registry {
             return lost(std::string(target) + ": " + std::to_string(outcome.status) + " " + why);
           }
           if (!answer) return lost(answer.error().message);
-          if (!answer.value().is_object()) return lost(std::string(target) + ": not an object");
+          if (!answer.value().is_object()) return lost(std::string(target) + ": the answer is not an object");
           {
             std::lock_guard lock(mutex_);
             state_.reachable = true;
@@ -357,10 +357,10 @@ Result<std::unique_ptr<Registry>> open_etcd(const std::string& url, double ttl_s
   auto bad = [&](const std::string& why) {
     return invalid("registry '" + url + "': " + why + "; expected etcd://HOST:PORT[/prefix]");
   };
-  if (!url.starts_with("etcd://")) return bad("no etcd://");
-  if (ttl_s < 2) return bad("a time to live below 2 s");
+  if (!url.starts_with("etcd://")) return bad("it does not begin with etcd://");
+  if (ttl_s < 2) return bad("the time to live is below 2 s");
   Result<HttpUrl> http_url = parse_http_url("http://" + url.substr(7));
-  if (!http_url) return bad("not an address");
+  if (!http_url) return bad("the address is not valid");
   HttpUrl place = http_url.value();
   std::string prefix = place.prefix.empty() ? "/xpyd/" : place.prefix + "/";
   place.prefix.clear();

@@ -85,7 +85,7 @@ class Children {
     std::unique_lock lock(mutex_);
     thread_ = std::thread([this] { keep(); });
     while (!all_serve()) {
-      if (told_to_end) return Error{ErrorCode::cancelled, "told to end while the workers started"};
+      if (told_to_end) return Error{ErrorCode::cancelled, "the server was told to end while the workers started"};
       if (!failed_start_.empty()) return Error{ErrorCode::unavailable, failed_start_};
       wake_.wait_for(lock, std::chrono::milliseconds(20));
     }
@@ -117,7 +117,7 @@ class Children {
   Status spawn(size_t i) {
     int said[2];
     if (pipe2(said, O_CLOEXEC | O_NONBLOCK) != 0)
-      return Error{ErrorCode::io, std::string("it cannot be started: ") + std::strerror(errno)};
+      return Error{ErrorCode::io, std::string("the worker cannot be started: ") + std::strerror(errno)};
     if (said_[i].pipe >= 0) close(said_[i].pipe);
     said_[i] = {.pipe = said[0]};
     const Result<pid_t> pid = spawn_self(commands_[i], said[1]);
@@ -176,7 +176,7 @@ class Children {
     }
     const Supervisor::Orders orders = supervisor_.look(seen, clock_.now());
     for (size_t i : orders.kill) {
-      log_line(LogLevel::warning, "xpyd: worker %zu does not answer: it is killed", i);
+      log_line(LogLevel::warning, "xpyd: worker %zu does not respond and is killed", i);
       kill(pids_[i], SIGKILL);
     }
     for (size_t i : orders.start)
@@ -236,9 +236,9 @@ class LocalWorkers final : public Runtime {
     for (int turn = 0; registry_; ++turn) {
       const RegistryState now = registry_->state();
       if (now.held.contains(kConductorName)) break;
-      if (draining_) return Error{ErrorCode::cancelled, "told to end while another conductor served"};
+      if (draining_) return Error{ErrorCode::cancelled, "the server was told to end while another conductor served"};
       if (turn == kQuiet)
-        log_line(LogLevel::info, "xpyd serve: it stands by, without an HTTP port: %s",
+        log_line(LogLevel::info, "xpyd serve: this conductor stands by, without an HTTP port: %s",
                  now.trouble.empty() ? "the registry has not answered" : now.trouble.c_str());
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
@@ -247,7 +247,7 @@ class LocalWorkers final : public Runtime {
     return ok();
   }
   Status start() override {
-    if (draining_) return Error{ErrorCode::cancelled, "told to end before it served"};
+    if (draining_) return Error{ErrorCode::cancelled, "the server was told to end before it served"};
     return children_.start([this] { return cluster_->wait_members(n_, 0); }, draining_);
   }
   void drain() override {
@@ -293,7 +293,7 @@ class LocalWorkers final : public Runtime {
           looks_ = false;
           return;
         }
-      log_line(LogLevel::warning, "xpyd serve: the conductor at %s has taken its place", by.c_str());
+      log_line(LogLevel::warning, "xpyd serve: the conductor at %s has taken over", by.c_str());
       kill(getpid(), SIGTERM);
     });
   }
@@ -360,7 +360,7 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Build& build, const Options&
   SignalThread::hold();  // from here on there is a folder with a key to remove, and workers to end
   auto folder = std::make_unique<PrivateFolder>();
   if (folder->path().empty())
-    return Error{ErrorCode::io, std::string("no temporary folder can be made: ") + std::strerror(errno)};
+    return Error{ErrorCode::io, std::string("a temporary folder cannot be created: ") + std::strerror(errno)};
   ProcessOptions own;
   options.fill(own);
   if (own.key_file.empty()) {

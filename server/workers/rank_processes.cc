@@ -53,22 +53,24 @@ Status check_rank_processes(const Options& options, const Build& build) {
   const std::string what = "--ranks " + ranks + ": ";
   const bool worker = options.values().contains("role");  // a worker gets the options of the whole cluster
   if (!worker && std::ranges::none_of(cluster.topology, [&](Role role) { return cluster.shards(role).pp > 1; }))
-    return invalid(what + "no instance has several stages: expected --prefill-pp or --decode-pp");
+    return invalid(what + "no instance has several pipeline stages: expected --prefill-pp or --decode-pp");
   const std::string transport = cluster.transport->name;
   if (transport != "shm" && transport != "tcp")
-    return invalid(what + "--transport " + transport + " does not carry activations: expected shm or tcp");
+    return invalid(what + "--transport " + transport + " cannot carry activations: expected shm or tcp");
   if (ranks == "remote") {
-    if (transport != "tcp") return invalid(what + "--transport " + transport + " stays on one host: expected tcp");
+    if (transport != "tcp") return invalid(what + "--transport " + transport + " works on one host only: expected tcp");
     if (cluster.topology[0] == Role::decode)
-      return invalid(what + "--role decode: KV does not come to ranks on other hosts: expected prefill or colocated");
+      return invalid(
+          what +
+          "--role decode: other instances cannot send KV to stages on other hosts: expected prefill or colocated");
     if (cluster.kv.tiers.on() || !cluster.kv.tiers.disk_dir.empty())
-      return invalid(what + "--host-kv-bytes: the KV of other hosts' ranks goes to no tier here");
+      return invalid(what + "--host-kv-bytes: KV of stages on other hosts cannot be offloaded: expected 0");
   }
   if (cluster.kv.slot_chunk > 0)
-    return invalid(what + "--slot-prealloc: the memory of their slots is theirs from the start: expected all");
+    return invalid(what + "--slot-prealloc: stages that are processes allocate all slots at the start: expected all");
   if (cluster.kv_scheme->page_groups)
     return invalid(what + "--allocator " + cluster.kv_scheme->name +
-                   ": its page groups are mapped by one process: expected paged, token, contiguous or slots");
+                   ": its page groups are mapped by one process only: expected paged, token, contiguous or slots");
   return ok();
 }
 
@@ -129,7 +131,7 @@ Status serve_stage(const Options& options, const Build& build, const WorkerOptio
     const int threads = std::max(1, (backend.threads > 0 ? backend.threads : cores) / shards.n_ranks());
     const int total = threads * shards.n_ranks();
     if (backend.pin && total > cores)
-      return invalid("--pin on: " + std::to_string(total) + " threads, more than the " + std::to_string(cores) +
+      return invalid("--pin on: " + std::to_string(total) + " threads are more than the " + std::to_string(cores) +
                      " cores here");
     ShardOptions o{.shards = shards, .threads_per_rank = threads};
     for (int cpu = 0; backend.pin && cpu < total; ++cpu) o.cpus.push_back(cpu);

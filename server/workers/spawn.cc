@@ -60,7 +60,7 @@ Result<pid_t> spawn_self(Command command, int said) {
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&attributes);
   if (error == 0) return pid;
-  return Error{ErrorCode::io, std::string("it cannot be started: ") + std::strerror(error)};
+  return Error{ErrorCode::io, std::string("the process cannot be started: ") + std::strerror(error)};
 }
 
 void end_all(std::vector<pid_t>& pids, double seconds, const std::function<void()>& look) {

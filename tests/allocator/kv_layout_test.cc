@@ -87,7 +87,7 @@ TEST_CASE("plan_pool: it returns the layout, or names the wrong option", "[alloc
       {"slots", [](auto& c) { c.prefix_cache = false, c.slot_chunk = 1; },
        "--slot-prealloc: it needs --prefix-cache blocks"},
       {"vattention", [](auto& c) { c.vattention.page_group_bytes = 5000; }, "multiple of the page"},
-      {"vattention", [](auto& c) { c.pool_bytes = 4096; }, "too small for one row of page groups"},
+      {"vattention", [](auto& c) { c.pool_bytes = 4096; }, "too small for one page-group row"},
       {"vattention", [](auto& c) { c.vattention.max_sequences = 100000, c.pool_bytes = size_t(1) << 31; },
        "vm.max_map_count"},
       // Each of eight instances may have an eighth of what one may have.
@@ -111,7 +111,7 @@ TEST_CASE("plan_pool: it returns the layout, or names the wrong option", "[alloc
          c.max_sequence_tokens = 64;
        },
        ""},
-      {"vattention", [](auto& c) { c.shape.n_kv_heads = 1024; }, "less than one token"},
+      {"vattention", [](auto& c) { c.shape.n_kv_heads = 1024; }, "at least the bytes of one token"},
   };
   for (const auto& [scheme, change, part] : cases) {
     KvOptions changed = scheme == std::string("vattention") ? rows : o;

@@ -89,7 +89,7 @@ TEST_CASE("json: text that is not strict JSON is refused, with the byte of the e
 TEST_CASE("json: depth, bytes and values are bounded", "[base]") {
   auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   CHECK(error_of(nested(64)).starts_with("parsed"));
-  contains(error_of(nested(65)), "byte 65: nested deeper than 64");
+  contains(error_of(nested(65)), "byte 65: it is nested deeper than 64");
   contains(error_of(std::string(1'000'000, '[')), "nested deeper than 64");
   std::string objects;
   for (int i = 0; i < 100; ++i) objects += "{\"a\":";
@@ -98,7 +98,7 @@ TEST_CASE("json: depth, bytes and values are bounded", "[base]") {
   contains(error_of("[[[1]]]", {.max_depth = 2}), "nested deeper than 2");
 
   CHECK(error_of("[1,2]", {.max_bytes = 5}).starts_with("parsed"));
-  contains(error_of("[1,2]", {.max_bytes = 4}), "f.json: 5 bytes of JSON, at most 4");
+  contains(error_of("[1,2]", {.max_bytes = 4}), "f.json: 5 bytes of JSON; expected at most 4");
   CHECK(error_of("[1,2]", {.max_values = 3}).starts_with("parsed"));
   contains(error_of("[1,2]", {.max_values = 2}), "more than 2 values");
   contains(error_of("{\"a\":{},\"b\":{}}", {.max_values = 2}), "more than 2 values");
@@ -189,7 +189,8 @@ TEST_CASE("json: a file that is absent, too long or not regular is an error", "[
   CHECK(parse_json_file(dir.path + "/none").error().code == ErrorCode::not_found);
   CHECK(parse_json_file(dir.path + "/a.json/b").error().code == ErrorCode::not_found);
   contains(parse_json_file(dir.path).error().message, "not a regular file");
-  contains(parse_json_file(dir.path + "/a.json", {.max_bytes = 5}).error().message, "/a.json: 6 bytes, at most 5");
+  contains(parse_json_file(dir.path + "/a.json", {.max_bytes = 5}).error().message,
+           "/a.json: 6 bytes; expected at most 5");
   REQUIRE(mkfifo((dir.path + "/fifo").c_str(), 0600) == 0);
   contains(parse_json_file(dir.path + "/fifo").error().message, "not a regular file");
 }

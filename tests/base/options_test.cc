@@ -107,7 +107,7 @@ TEST_CASE("options: each kind of value is read in each way of writing it", "[opt
 TEST_CASE("options: an error names what is wrong, and what was expected or is nearest", "[options]") {
   for (const char* bad : {"abc", "", "65536", "-1", "1.5", "0x10", "1 ", "99999999999999999999"})
     contains(error({"--port", bad}),
-             "--port: '" + std::string(bad) + "' does not fit: expected a whole number from 0 to 65535");
+             "--port: '" + std::string(bad) + "' is not valid: expected a whole number from 0 to 65535");
   for (const char* bad : {"nan", "x", "0.4", "-inf", ""})
     contains(error({"--rate", bad}), "expected a number at least 0.5 1/s");
   for (const char* bad : {"inf", "1.01", "-0.1"}) contains(error({"--top-p", bad}), "expected a number from 0 to 1");
@@ -115,7 +115,7 @@ TEST_CASE("options: an error names what is wrong, and what was expected or is ne
     std::vector<std::string> words;
     const char* says;
   } cases[] = {
-      {{"--kv-bytes", "12XB"}, "unknown unit"},
+      {{"--kv-bytes", "12XB"}, "the unit is unknown"},
       {{"--kv-bytes", "2GiB"}, "from 1 to 1073741824 bytes"},
       {{"--allocator", "pagd"}, "expected contiguous|paged; nearest: 'paged'"},
       {{"--chat=maybe"}, "expected on|off"},
@@ -136,7 +136,7 @@ TEST_CASE("options: an error names what is wrong, and what was expected or is ne
   CHECK(secret.find("hunter2") == secret.npos);
   auto bench = Options::parse(kRows, "bench", {"--port", "3"}, 0);
   REQUIRE_FALSE(bench);
-  contains(bench.error().message, "unknown option '--port' of bench (it is one of: serve)");
+  contains(bench.error().message, "unknown option '--port' of bench (it is an option of: serve)");
 }
 
 TEST_CASE("options: a file gives values, and the command line overrides them", "[options]") {
@@ -164,11 +164,11 @@ TEST_CASE("options: an error in a file names the file", "[options]") {
     const char* expected;
   } cases[] = {
       {"prot = 3\n", "unknown option '--prot'; nearest: '--port'"},
-      {"port = 70000\n", "port: '70000' does not fit: expected a whole number from 0 to 65535"},
+      {"port = 70000\n", "port: '70000' is not valid: expected a whole number from 0 to 65535"},
       {"port = 1\nport = 2\n", "port is given twice"},
-      {"port\n", "expected lines `name = value`"},
-      {"[serve]\nport = 1\n", "options stand without a [section]"},
-      {"config = other.ini\n", "cannot name another one"},
+      {"port\n", "expected lines of the form `name = value`"},
+      {"[serve]\nport = 1\n", "expected options without a [section]"},
+      {"config = other.ini\n", "cannot include another one"},
       {"= 3\n", "options.ini"},
       {"allocator = pagd\n", "nearest: 'paged'"},
   };

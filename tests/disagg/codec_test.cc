@@ -100,7 +100,7 @@ TEST_CASE("a message that is cut, extended or of an unknown type is refused", "[
   for (int type : {0, 15, 16 + int(std::variant_size_v<Message>), 65535}) {
     auto got = decode(uint16_t(type), bytes, 0);
     REQUIRE(!got.ok());
-    CHECK(got.error().message.find("unknown type") != std::string::npos);
+    CHECK(got.error().message.find("unknown message type") != std::string::npos);
   }
 }
 
@@ -130,7 +130,7 @@ TEST_CASE("a message that no honest peer sends is refused, and the error names t
       {start({.prompt = {1}}, {.choice = 5, .stands_for = 4}), "stands_for"},
       {start({.prompt = {1}}, {.stands_for = 0}), "stands_for: 0"},
       {ruled({.allowed = {1}, .bad_words = {{{2}}}}), ""},
-      {ruled({.bad_words = {{}}}), "bad_words: a word without tokens"},
+      {ruled({.bad_words = {{}}}), "bad_words: a word has no tokens"},
       {KvReserved{.destination = {.blocks = {4, -1}}}, "blocks: -1"},
       {KvOffered{1, start({.prompt = {1}}).request, {{}, {.stands_for = 9}}, {}}, "stands_for: 9"},
       {PeerJoined{{.id = 1, .layout = {{4096, 4096, 4096, Dtype::f32}, KvOrder::layer_major, 1 << 29, 1 << 29}}},

@@ -189,10 +189,10 @@ TEST_CASE("a channel accepts members alone", "[disagg][control]") {
   ControlEndpoint other = rig.client;
   other.key = ClusterKey::random();
   std::string error = rig.connect_error(other);
-  CHECK(error.find("probably it has another cluster key") != std::string::npos);
+  CHECK(error.find("it probably has a different cluster key") != std::string::npos);
   CHECK(error.find(rig.client.address) != std::string::npos);
   other.key = ClusterKey();
-  CHECK(rig.connect_error(other).find("another cluster key") != std::string::npos);
+  CHECK(rig.connect_error(other).find("a different cluster key") != std::string::npos);
   CHECK(rig.far.opens == 0);
   CHECK(rig.far_loop->stats().refused == 2);
   for (std::string words : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(1 << 20, '\x01')}) {
@@ -381,7 +381,7 @@ TEST_CASE("too many channels are refused with a reason", "[disagg][control]") {
   REQUIRE(third.connect(rig.client, 30, b.on_open()).ok());
   REQUIRE(third.connect(rig.client, 30, c.on_open()).ok());
   c.wait_closed();
-  CHECK(c.closed == "the peer left: too many channels: 2");
+  CHECK(c.closed == "the peer left: there are too many channels: 2");
   CHECK(a.closes + b.closes == 0);
 }
 

@@ -85,7 +85,7 @@ TEST_CASE("a claimed length allocates no memory", "[disagg][control]") {
   uint32_t length = uint32_t(kMaxFramePayloadBytes) + 1;
   std::string bytes(kFrameHeaderBytes, '\0');
   std::memcpy(bytes.data(), &length, 4);
-  CHECK(error_of(bytes).find("16777217 bytes, at most 16777216") != std::string::npos);
+  CHECK(error_of(bytes).find("16777217 bytes; expected at most 16777216") != std::string::npos);
   --length;
   std::memcpy(bytes.data(), &length, 4);
   FrameReader reader(kKey);
@@ -146,9 +146,9 @@ TEST_CASE("a handshake refuses another key, version or protocol, and a replay", 
   NodeIdentity old = pair.worker;
   old.schema = 7;
   for (const auto& [key, worker, says] :
-       {std::tuple(ClusterKey::random(), pair.worker, "the peer has another cluster key"),
-        {ClusterKey(), pair.worker, "the peer has another cluster key"},
-        {pair.key, old, "the peer is another build of this program, with other messages"}}) {
+       {std::tuple(ClusterKey::random(), pair.worker, "the peer has a different cluster key"),
+        {ClusterKey(), pair.worker, "the peer has a different cluster key"},
+        {pair.key, old, "the peer is a different build of this program, with other messages"}}) {
     Handshake i(Handshake::Side::initiator, key, worker), a = acceptor();
     CHECK(shake(i, a) == std::string("acceptor: handshake: ") + says);
   }
@@ -159,7 +159,7 @@ TEST_CASE("a handshake refuses another key, version or protocol, and a replay", 
   const auto changed = [&](size_t at, char to) { return hello.substr(0, at) + to + hello.substr(at + 1); };
   for (const auto& [bytes, says] :
        {std::pair<std::string, const char*>{"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "not speak"},
-        {changed(10, 2), "the peer speaks version 2, this is version 1"},
+        {changed(10, 2), "the peer speaks version 2, but this is version 1"},
         {changed(44, 9), "role: 9"},
         {changed(hello.size() - 1, ' '), "printable"}}) {
     Handshake a = acceptor();
@@ -179,7 +179,7 @@ TEST_CASE("a handshake refuses another key, version or protocol, and a replay", 
   view = recorded;
   const Status status = again.feed(view, out);
   REQUIRE(!status.ok());
-  CHECK(status.error().message == "handshake: the peer has another cluster key");
+  CHECK(status.error().message == "handshake: the peer has a different cluster key");
 }
 
 // A peer without the key that mirrors all it receives cannot pass for a member.
@@ -264,14 +264,14 @@ TEST_CASE("a ByteReader refuses a value that does not fit, and names the field",
       {"abc", [](ByteReader& r) { CHECK(r.number<uint32_t>("x") == 0); }, "x: needs 4 bytes, 3 are left"},
       {"", [](ByteReader& r) { r.number<uint8_t>("x"); }, "x: needs 1 bytes, 0 are left"},
       {"\2", [](ByteReader& r) { CHECK(!r.boolean("flag")); }, "flag: 2"},
-      {"\x09", [](ByteReader& r) { r.number<uint8_t>("role", 0, 8); }, "role: 9, expected from 0 to 8"},
+      {"\x09", [](ByteReader& r) { r.number<uint8_t>("role", 0, 8); }, "role: 9; expected from 0 to 8"},
       // The largest count, with four bytes behind it, allocates nothing.
       {count(0xffffffff, "abcd"), [](ByteReader& r) { CHECK(r.numbers<int64_t>("ids", 0xffffffff).capacity() == 0); },
        "ids: 4294967295 elements in 4 bytes"},
       {count(2, "abcdefg"), [](ByteReader& r) { r.numbers<int32_t>("ids", 9); }, "ids: 2 elements in 7 bytes"},
-      {count(3, "abc"), [](ByteReader& r) { r.text("name", 2); }, "name: 3 elements, at most 2 are expected"},
-      {count(2, "\xc3\x28"), [](ByteReader& r) { CHECK(r.utf8("name", 9).empty()); }, "name: not UTF-8"},
-      {"ab", [](ByteReader& r) { r.number<uint8_t>("x"); }, "message: 1 bytes too many"},
+      {count(3, "abc"), [](ByteReader& r) { r.text("name", 2); }, "name: 3 elements; expected at most 2"},
+      {count(2, "\xc3\x28"), [](ByteReader& r) { CHECK(r.utf8("name", 9).empty()); }, "name: the text is not UTF-8"},
+      {"ab", [](ByteReader& r) { r.number<uint8_t>("x"); }, "message: 1 bytes are left over"},
       {nan.bytes(), [](ByteReader& r) { r.number<float>("p", 0.0f, 1.0f); }, "p: "},
       // The first error stays, and later reads give zeros.
       {std::string(1, 5),

@@ -58,7 +58,8 @@ class Misled final : public Scene {
       std::exchange(wrong, nullptr)(reserved->destination);
     if (auto* offered = std::get_if<KvOffered>(&message); offered && wrong)
       std::exchange(wrong, nullptr)(offered->source);
-    if (auto* failed = std::get_if<AttemptFailed>(&message)) refused += failed->why.starts_with("its place for KV");
+    if (auto* failed = std::get_if<AttemptFailed>(&message))
+      refused += failed->why.starts_with("the peer's place for KV");
     const auto* start = std::get_if<StartRequest>(&message);
     const auto* offered = std::get_if<KvOffered>(&message);
     std::optional<Envelope> early;

@@ -161,7 +161,7 @@ TEST_CASE("event log: a changed decision differs in the replay, and a broken lin
   log.write(lines);
   CHECK(log.try_replay().value().at("place").differ == 1);
   for (auto [n, text, says] :
-       {std::tuple{0, R"({"xpyd_event_log":2})", ":1: not an event log of version 1"},
+       {std::tuple{0, R"({"xpyd_event_log":2})", ":1: this is not an event log of version 1"},
         {0, "hello", ":1: "},
         {2, R"({"t":1,"e":"place")", ":3: "},
         {2, R"({"t":1,"e":"place","policy":"nobodys"})", "nobodys"},

@@ -186,24 +186,25 @@ TEST_CASE("--transport: a transport or faults around one are parsed, and an erro
   CHECK(f.truncate == 0.5);
   CHECK(f.corrupt == 1e-3);
   CHECK(parse_transport("fault:local").ok());
-  for (const auto& [text, part] : {std::pair{"pigeon", "no wire is called \"pigeon\"; there are local handoff"},
-                                   {"", "no wire is called \"\""},
-                                   {"fault", "no wire is called \"\""},
-                                   {"fault:", "no wire is called \"\""},
-                                   {"fault:pigeon,drop=1", "no wire is called \"pigeon\""},
-                                   {"fault:fault:tcp", "no wire is called \"fault:tcp\""},
-                                   {"fault:handoff,drop=1", "moves no bytes"},
-                                   {"fault:tcp,dorp=1", "no fault is called \"dorp\"; expected fault:WIRE,KEY=VALUE"},
-                                   {"fault:tcp,", "no fault is called \"\""},
-                                   {"fault:tcp,drop", "drop is not a probability"},
-                                   {"fault:tcp,drop=2", "drop is not a probability"},
-                                   {"fault:tcp,drop=-1", "drop is not a probability"},
-                                   {"fault:tcp,drop=nan", "drop is not a probability"},
-                                   {"fault:tcp,drop=0.1x", "drop is not a probability"},
-                                   {"fault:tcp,delay=2", "delay needs a unit"},
-                                   {"fault:tcp,delay=ms", "delay is not a time"},
-                                   {"fault:tcp,seed=1.5", "seed is not a whole number"},
-                                   {"fault:tcp,seed=", "seed is not a whole number"}}) {
+  for (const auto& [text, part] :
+       {std::pair{"pigeon", "there is no transport named \"pigeon\"; expected one of local handoff"},
+        {"", "there is no transport named \"\""},
+        {"fault", "there is no transport named \"\""},
+        {"fault:", "there is no transport named \"\""},
+        {"fault:pigeon,drop=1", "there is no transport named \"pigeon\""},
+        {"fault:fault:tcp", "there is no transport named \"fault:tcp\""},
+        {"fault:handoff,drop=1", "moves no bytes"},
+        {"fault:tcp,dorp=1", "there is no fault named \"dorp\"; expected fault:TRANSPORT,KEY=VALUE"},
+        {"fault:tcp,", "there is no fault named \"\""},
+        {"fault:tcp,drop", "drop is not a probability"},
+        {"fault:tcp,drop=2", "drop is not a probability"},
+        {"fault:tcp,drop=-1", "drop is not a probability"},
+        {"fault:tcp,drop=nan", "drop is not a probability"},
+        {"fault:tcp,drop=0.1x", "drop is not a probability"},
+        {"fault:tcp,delay=2", "delay needs a unit"},
+        {"fault:tcp,delay=ms", "delay is not a time"},
+        {"fault:tcp,seed=1.5", "seed is not a whole number"},
+        {"fault:tcp,seed=", "seed is not a whole number"}}) {
     INFO(text);
     const auto parsed = parse_transport(text);
     REQUIRE(!parsed.ok());

@@ -97,7 +97,7 @@ TEST_CASE("kv_events: an address that cannot be had is an error that names the o
       {{.endpoint = "ipc:///tmp/x"}, "--kv-events ipc:///tmp/x: expected tcp://HOST:PORT"},
       {{.endpoint = "tcp://127.0.0.1:x"}, "a port from 0 to 65535"},
       {{.endpoint = "tcp://127.0.0.1:65536"}, "a port from 0 to 65535"},
-      {{.endpoint = "tcp://127.0.0.1:65535", .rank = 1}, "a port that, with 1 added, is one"},
+      {{.endpoint = "tcp://127.0.0.1:65535", .rank = 1}, "a port that, with 1 added, is at most 65535"},
       {{.endpoint = kAny, .replay = "tcp://127.0.0.1:-1"}, "--kv-events-replay tcp://127.0.0.1:-1: expected"},
       {{.replay = kAny}, "--kv-events-replay: needs --kv-events"},
       {{.endpoint = taken->endpoint()}, "Address already in use", false},

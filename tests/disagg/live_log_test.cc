@@ -138,7 +138,8 @@ TEST_CASE("explain: phases and held KV of a request trace are those computed by 
   CHECK(held_kv(trace).prefill == Approx(2e9));
   CHECK(held_kv(trace).decode == Approx(4.04e9));
   CHECK(attribution_line(trace) ==
-        "request 7: first token after 5.001000 s, second after 5.400000 s: schedule 0.500000 queue 1.500000 prefill "
+        "request 7: first token after 5.001000 s, second token after 5.400000 s: schedule 0.500000 queue 1.500000 "
+        "prefill "
         "3.000000 grant 0.150000 transfer 0.050000 wait 0.100000 first_decode 0.100000; KV on P 2 GB s, KV on D 4.04 "
         "GB s");
   CHECK(attribution_row(trace) ==

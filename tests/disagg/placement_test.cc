@@ -18,7 +18,7 @@ TEST_CASE("a topology is parsed, and a wrong one is an error that says what is e
     INFO(bad);
     Result<std::vector<Role>> roles = parse_topology(bad);
     REQUIRE_FALSE(roles.ok());
-    CHECK(roles.error().message.find("expected a form like") != std::string::npos);
+    CHECK(roles.error().message.find("expected a form such as") != std::string::npos);
   }
 }
 

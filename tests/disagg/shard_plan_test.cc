@@ -132,8 +132,9 @@ TEST_CASE("shards: an impossible number is an error that names its option", "[sh
   for (const auto& [s, says] :
        {std::pair{shards(4, 8, 0), "--decode-tp 0: expected at least 1"},
         {shards(4, 8, 1, -1), "--decode-pp -1: expected at least 1"},
-        {shards(4, 8, 1, 5), "--decode-pp 5: more stages than the 4 layers"},
-        {shards(4, 8, 12), "--decode-tp 12: more than the 8 kv heads, expected a multiple of them"},
+        {shards(4, 8, 1, 5), "--decode-pp 5: there are more stages than the 4 layers"},
+        {shards(4, 8, 12),
+         "--decode-tp 12: there are more ranks than the 8 kv heads; expected a multiple of their number"},
         {with(2, {3, 2}), "add up to 4"},
         {with(2, {4, 0}), "positive"},
         {with(2, {4}), "2 positive numbers"},

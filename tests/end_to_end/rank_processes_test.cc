@@ -89,7 +89,7 @@ TEST_CASE("ranks: activations that are corrupted on their way are detected", "[p
   CHECK(bed.cluster().stats().conductor.left > 0);
   const std::string said = read_all(bed.log(head));
   INFO(said);
-  CHECK((has(said, "are not what the stage before has sent") || has(said, "are not what the last stage has sent")));
+  CHECK((has(said, "the previous stage sent wrong activations") || has(said, "the last stage sent wrong logits")));
 }
 
 // The head does not map the stages' memory, so the stages themselves copy blocks and send KV.
@@ -202,14 +202,14 @@ TEST_CASE("ranks: configurations that cannot be separate processes are refused b
     const char* said;
   };
   for (const Case& c :
-       {Case{{"--transport", "handoff"}, "--transport handoff does not carry activations: expected shm or tcp"},
+       {Case{{"--transport", "handoff"}, "--transport handoff cannot carry activations: expected shm or tcp"},
         Case{{"--allocator", "vattention"}, "--allocator vattention: its page groups are mapped by one process"},
         Case{{"--allocator", "slots", "--slot-prealloc", "1"},
-             "--slot-prealloc: --transport shm makes the pool as a whole"},
+             "--slot-prealloc: --transport shm allocates the pool as a whole"},
         Case{{"--allocator", "slots", "--slot-prealloc", "1", "--transport", "tcp"},
-             "the memory of their slots is theirs"},
-        Case{{"--prefill-pp", "1"}, "no instance has several stages: expected --prefill-pp or --decode-pp"},
-        Case{{"--transport", "local"}, "--transport local stays within one process"}}) {
+             "stages that are processes allocate all slots"},
+        Case{{"--prefill-pp", "1"}, "no instance has several pipeline stages: expected --prefill-pp or --decode-pp"},
+        Case{{"--transport", "local"}, "--transport local works within one process only"}}) {
     Words words = {"--ranks", "processes"};
     if (c.words[0] != "--prefill-pp") words.insert(words.end(), {"--prefill-pp", "2", "--decode-pp", "2"});
     words.insert(words.end(), c.words.begin(), c.words.end());
@@ -230,7 +230,7 @@ TEST_CASE("ranks: a stage that cannot start reports why, and ends its head", "[p
   CHECK(WEXITSTATUS(status) == 2);
   const std::string said = read_all(bed.log(head));
   INFO(said);
-  CHECK(has(said, "--pin on: 1000 threads, more than the "));
+  CHECK(has(said, "--pin on: 1000 threads are more than the "));
 }
 
 TEST_CASE("ranks: a wave that is not a valid step of the model is refused", "[rank-processes]") {

@@ -230,7 +230,7 @@ TEST_CASE("of several conductors one serves, and the next takes over its workers
   CHECK(cached(after) > 0);
   second.signal(SIGCONT);
   CHECK(second.end() == 0);
-  CHECK(has(second.log(), "has taken its place"));
+  CHECK(has(second.log(), "has taken over"));
   CHECK_FALSE(worker.ended());
   CHECK(cached(third.ask(prompt)) > 0);
 
@@ -249,7 +249,7 @@ TEST_CASE("of several conductors one serves, and the next takes over its workers
   std::this_thread::sleep_for(std::chrono::duration<double>(kRegistryTtlSeconds + 2));
   third.signal(SIGCONT);
   CHECK(cached(third.ask(prompt)) > 0);
-  CHECK(!has(third.log(), "has taken its place"));
+  CHECK(!has(third.log(), "has taken over"));
   third.end(SIGTERM);
   CHECK(worker.end(SIGTERM) >= 0);
 }

@@ -217,12 +217,12 @@ TEST_CASE("serve: a worker that is stopped, while serving or starting, is killed
     }
     REQUIRE(kill(stopped, SIGSTOP) == 0);
     CHECK(until(60, [&] { return get(port, "/health").status == 503; }));
-    CHECK(has(get(port, "/health").body, "no instance is there for prefill"));
+    CHECK(has(get(port, "/health").body, "there is no instance for prefill"));
     CHECK(until(60, [&] { return get(port, "/health").status == 200; }));
     CHECK(kill(stopped, 0) != 0);
     CHECK(server.worker("prefill") != stopped);
     CHECK(server.worker("decode") == decode);
-    CHECK(count(server.log(), "does not answer: it is killed") == 1);
+    CHECK(count(server.log(), "does not respond and is killed") == 1);
     CHECK(post(port, "/v1/completions", R"({"prompt":[1,2,3],"ignore_eos":true,"max_tokens":5})").status == 200);
     CHECK(server.end(SIGTERM) == 0);
     CHECK(server.files_left() == 0);

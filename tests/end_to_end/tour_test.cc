@@ -33,7 +33,7 @@ TEST_CASE("tour: it has one engine's bits, and the text and hash of `xpyd genera
   INFO(text);
   REQUIRE(tour.code == 0);
   const auto prompt = last_match(text, "prompt, \\d+ tokens: \"(.*)\"");
-  const auto answer = last_match(text, "D: \"(.*)\" and, beside it, \" .*\"");
+  const auto answer = last_match(text, "D decodes \"(.*)\" and, in the same batch, \" .*\"");
   const auto hash = last_match(text, "logits hash ([0-9a-f]{16}) equals that of one engine alone");
   REQUIRE((prompt.size() == 2 && answer.size() == 2 && hash.size() == 2));
   CHECK(answer[1] == " The key of box 17 is amber.");
@@ -87,7 +87,7 @@ TEST_CASE("tour: every layer of every block is sent once, with no byte beyond th
   CHECK(lines == posts);
   CHECK(crossed.size() == posts);
   CHECK(kib * 1024 == bytes);
-  const auto said = last_match(text, "D has (\\d+) bytes in (\\d+) posts; .* are (\\d+)");
+  const auto said = last_match(text, "D has received (\\d+) bytes in (\\d+) transfers; .* are (\\d+) bytes");
   REQUIRE(said.size() == 4);
   CHECK(std::stoul(said[1]) == bytes);
   CHECK(std::stoul(said[2]) == posts);
@@ -136,13 +136,13 @@ TEST_CASE("tour: over vattention, page groups of two sequences appear and stay a
   CHECK(steps[1].rows_in_use == 2);
   CHECK(steps[4].event == "A ends");
   CHECK(steps[4].rows_mapped - steps[4].rows_in_use == 2);
-  CHECK(steps[5].event == "C comes with 12 tokens");
+  CHECK(steps[5].event == "C starts with 12 tokens");
   CHECK(maps(6) == 0);
   CHECK(steps[5].slot == steps[2].slot);  // of A
   CHECK(maps(7) == 4);                    // B's third row
-  CHECK(steps[7].event == "D comes with 20 tokens: no room");
+  CHECK(steps[7].event == "D starts with 20 tokens: no room");
   CHECK(maps(10) == 4);  // D has C's two rows and the free one
-  CHECK(steps[11].event == "E comes with 28 tokens: no room");
+  CHECK(steps[11].event == "E starts with 28 tokens: no room");
   CHECK(maps(14) == 4);  // E has D's rows and one of B's
   CHECK(steps[13].unmaps - steps[12].unmaps == 4);
   CHECK(steps[13].slots[size_t(steps[13].slot)] == "E ####");

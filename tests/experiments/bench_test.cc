@@ -182,7 +182,7 @@ TEST_CASE("bench: chunks, usage and errors in a stream are counted as documented
   CHECK(r.chunk_s == std::vector<double>{4});  // when its last byte arrived
 
   CHECK(answer({{1, a}}).error == "the stream ended without [DONE]");
-  CHECK(answer({{1, done}}).error == "an answer without any chunk");
+  CHECK(answer({{1, done}}).error == "the stream ended without any chunk");
   CHECK(answer({{1, a}, {2, done}}, 200, "cut").error == "cut");
   CHECK(answer({}, 0, "connect: refused").error == "connect: refused");
   CHECK(answer({{1, "{\"error\":{\"message\":\"full\"}}"}}, 503).error == "HTTP 503 Reason: full");
@@ -195,7 +195,7 @@ TEST_CASE("bench: chunks, usage and errors in a stream are counted as documented
   CHECK(answer({{1, "{\"object\":\"error\",\"message\":\"flat\"}"}}, 400).error == "HTTP 400 Reason: flat");
   CHECK(answer({{1, "<html>"}}, 502).error == "HTTP 502 Reason");
   CHECK(answer({{1, std::string(100000, 'x')}}, 500).error == "HTTP 500 Reason");
-  CHECK(answer({{1, a + "data: {\"error\":{\"message\":\"died\"}}\n\n" + done}}).error == "in the stream: died");
+  CHECK(answer({{1, a + "data: {\"error\":{\"message\":\"died\"}}\n\n" + done}}).error == "error in the stream: died");
   CHECK(answer({{1, "data: {\"error\":{\"message\":\"ttft\",\"code\":\"objective_missed\"}}\n\n" + done}}).refused);
   CHECK_FALSE(answer({{1, "data: {\"error\":{\"message\":\"died\",\"code\":null}}\n\n" + done}}).refused);
   CHECK(answer({{1, ": waiting\n\n" + a}, {2, ": waiting\n\n" + done}}).ok());

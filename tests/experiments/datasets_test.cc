@@ -199,7 +199,7 @@ TEST_CASE("datasets: odd rows of ShareGPT are skipped and counted, in arrays and
     CHECK(talks[1].prompt == "Be kind.\ntwo");
     CHECK(talks[1].reply == "r2");
     REQUIRE(read.value().notes.size() == 1);
-    CHECK(read.value().notes[0].starts_with("9 rows are no conversations and are skipped; the first: "));
+    CHECK(read.value().notes[0].starts_with("9 rows are not conversations and are skipped; the first: "));
     check_error(invalid(read.value().notes[0]), ":1: expected an object");
   }
 }

@@ -207,7 +207,8 @@ TEST_CASE("traces: bailian's chats continue each other", "[traces]") {
         "60.5: 33+9, blocks 0 3 4, session 0, 60.5 after 0\n"
         "69: 16+9, blocks 5, session 2\n"
         "79: 32+9, blocks 0 3, session 0, 18.5 after 2\n");
-  CHECK(trace.notes == std::vector<std::string>{"1 chats continue one that is not in the file: as if new"});
+  CHECK(trace.notes ==
+        std::vector<std::string>{"1 chats continue one that is not in the file; they are treated as new"});
 }
 
 TEST_CASE("traces: mooncake's sessions are closed loops, and the tokens of an id can be set", "[traces]") {
@@ -260,7 +261,7 @@ TEST_CASE("traces: a weka session includes its sub-agents", "[traces]") {
         "12: 192+4, blocks 4 6 8, session 2, 5 after 2\n"
         "33: 300+5, blocks 0 1 2 9 10, session 0, 3 after 3\n"
         "50: 20+5, blocks 11, session 0, 13 after 4\n");
-  CHECK(one.notes == std::vector<std::string>{"1 answers of 0 tokens: as if of 1"});
+  CHECK(one.notes == std::vector<std::string>{"1 answers of 0 tokens are treated as answers of 1 token"});
   const Trace both = loaded("weka", dir.path, {.seed = 3, .rate = 0.01});
   REQUIRE(both.requests.size() == 12);
   CHECK(std::ranges::count(both.requests, -1, &TraceRequest::after) == 2);
@@ -286,7 +287,7 @@ TEST_CASE("traces: tables of lengths and times are read", "[traces]") {
                     "Conversation log\n6,GPT-4,300,0,300,API log\n45.5,ChatGPT,10,230,240,Conversation log\n");
   const Trace burst = loaded("burstgpt", path);
   CHECK(shape(burst) == "0: 472+18, blocks 0 1 2 3 4 5 6 7\n40.5: 10+230, blocks 8\n");
-  CHECK(burst.notes == std::vector<std::string>{"1 rows of failures, without prompt or response tokens: dropped"});
+  CHECK(burst.notes == std::vector<std::string>{"1 rows without prompt or response tokens (failures) are dropped"});
 
   path = write_file(dir,
                     "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

@@ -32,7 +32,7 @@ TEST_CASE("llm-d#2433: a client hears of a failure that nobody can repair", "[is
   const Recorder::Choice choice = scene.recorder->choice(1);
   CHECK(choice.ends == 1);
   CHECK(choice.finish == FinishReason::error);
-  CHECK(choice.error == "no instance came to take its place");
+  CHECK(choice.error == "no instance came to replace the one that was lost");
 }
 
 // A burst of remote prefills, which cost D nothing, starved D's decodes.

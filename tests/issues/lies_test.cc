@@ -144,7 +144,8 @@ TEST_CASE("lies: messages of the conductor are accepted from the conductor alone
   CHECK(heard[1] == 9);
   CHECK(heard[2] == 10);
   for (const Message& message : {Message(PeerGone{3}), Message(Retire{}), Message(AbortAttempt{1})})
-    CHECK(refusal(message, {kBetweenInstances, kLimits}).find("not for this one to say") != std::string::npos);
+    CHECK(refusal(message, {kBetweenInstances, kLimits}).find("this peer may not send this message") !=
+          std::string::npos);
 }
 
 TEST_CASE("lies: fields that contradict each other are refused", "[lies][codec]") {
@@ -253,7 +254,7 @@ void check_log(const std::string& log, const std::vector<Lie>& said) {
   size_t at = 0;
   for (const Lie& lie : said) {
     INFO(message_name(lie.message) << ", " << lie.what);
-    at = log.find(std::string("is refused: it said ") + message_name(lie.message) + ": ", at);
+    at = log.find(std::string("is refused, because of its message: ") + message_name(lie.message) + ": ", at);
     REQUIRE(at != std::string::npos);
     ++at;
   }
@@ -359,12 +360,12 @@ TEST_CASE("lies: a member cannot take the channel of another one, nor a name tha
   for (const char* foreign : {"i99", "i99.", "i99.0123456789abcdef"}) {  // of another conductor
     End& other = call(foreign);
     other.wait_closed();
-    CHECK(other.closed.find("it is another conductor's") != std::string::npos);
+    CHECK(other.closed.find("the peer belongs to another conductor") != std::string::npos);
   }
   End& honest = dial("i99");
   End& liar = dial("i99");
   liar.wait_closed();
-  CHECK(liar.closed.find("that instance has a channel here") != std::string::npos);
+  CHECK(liar.closed.find("this instance already has a channel here") != std::string::npos);
   CHECK(honest.channel->is_open());
   honest.channel->close("it broke");
   honest.wait_closed();
@@ -379,13 +380,13 @@ TEST_CASE("lies: a member cannot take the channel of another one, nor a name tha
     INFO(name);
     End& none = dial(name);
     none.wait_closed();
-    CHECK(none.closed.find("only later instances are expected here") != std::string::npos);
+    CHECK(none.closed.find("an instance only accepts peers that joined after it") != std::string::npos);
   }
   // Few instances may come before the conductor has told of them.
   for (int id = 1000; id < 1063; ++id) dial("i" + std::to_string(id));
   const std::string& why = dial("i5000").closed;
   ends.back()->wait_closed();
-  CHECK(why.find("has not told of") != std::string::npos);
+  CHECK(why.find("has not announced") != std::string::npos);
   for (size_t i = ends.size() - 64; i + 1 < ends.size(); ++i) CHECK(ends[i]->channel->is_open());
   bed.add_worker();  // an instance that it tells of is not one of them
   REQUIRE(bed.cluster().wait_members(2, 30));

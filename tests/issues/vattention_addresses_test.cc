@@ -25,7 +25,7 @@ TEST_CASE("a card's kernels accept the paper's Yi-34B example, because they coun
   o.vattention.max_sequences = 2000;
   const auto more = plan_pool("vattention", o);
   REQUIRE(!more);
-  CHECK(more.error().message.find(" rows of addresses of a layer, ") != std::string::npos);
+  CHECK(more.error().message.find(" rows of addresses in a layer; ") != std::string::npos);
 }
 
 TEST_CASE("vattention serves the paper's Yi-34B example: KV in the last of a thousand slots is right",

@@ -229,7 +229,7 @@ TEST_CASE("chat template: a folder's template is found in the files where Huggin
   CHECK(joined(load().value()->render({{"user", "hi"}}, other)) == "<mine>hi</s><pad><img>");
   write("mine.jinja", "mine {{ messages[0].content }}{{ eos_token }}\n");
   CHECK(hello(dir.path + "/mine.jinja") == "mine hi</s>");
-  CHECK(has(hello(dir.path + "/no.jinja"), "--chat-template: expected auto, plain, none or a file"));
+  CHECK(has(hello(dir.path + "/no.jinja"), "--chat-template: expected auto, plain, none or the path of a file"));
 
   write("tokenizer_config.json", R"({"chat_template": [
     {"name": "tool_use", "template": "tools {{ tools|length }}"}, {"name": "default", "template": "default"}]})");

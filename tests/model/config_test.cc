@@ -168,7 +168,7 @@ TEST_CASE("config: Mistral, Qwen2 and Qwen3 get their own defaults", "[model][co
   CHECK_THAT(error_of(qwen2), Contains("layer_types: expected an array of 5"));
   qwen2["use_sliding_window"] = false;
   qwen2["layer_types"] = {full, full, sliding, sliding, sliding};
-  CHECK_THAT(error_of(qwen2), Contains("layer_types: names sliding_attention"));
+  CHECK_THAT(error_of(qwen2), Contains("layer_types: has sliding_attention"));
 
   json qwen3 = of_family("qwen3", "Qwen3ForCausalLM");
   CHECK(config_of(qwen3).qk_norm);
@@ -195,10 +195,10 @@ TEST_CASE("config: each wrong field is named", "[model][config]") {
   huge["hidden_size"] = 1 << 19;
   huge["vocab_size"] = (1 << 24);
   huge["num_attention_heads"] = 1 << 9;
-  CHECK_THAT(error_of(huge), Contains("vocab_size * hidden_size: beyond 2^40"));
+  CHECK_THAT(error_of(huge), Contains("vocab_size * hidden_size: exceeds 2^40"));
   huge["vocab_size"] = 512;
   huge["intermediate_size"] = 1 << 20;
-  CHECK_THAT(error_of(huge), Contains("num_hidden_layers: parameters beyond 2^40"));
+  CHECK_THAT(error_of(huge), Contains("num_hidden_layers: the number of parameters exceeds 2^40"));
 
   for (const char* text : {"", "{", "[]", "3", "nul", "{\"model_type\":\"llama\",\"model_type\":\"llama\"}",
                            "{\"rms_norm_eps\": NaN}", "{\"rope_theta\": 1e999}", "\xff"}) {

@@ -164,7 +164,7 @@ TEST_CASE("cuda llama: a full GPU is an error that names the size needed", "[cud
   auto refused = upload_weights(*host.weights, stream);
   REQUIRE_FALSE(refused.ok());
   CHECK(refused.error().code == ErrorCode::unavailable);
-  CHECK(refused.error().message.find("MB free, the weights need") != std::string::npos);
+  CHECK(refused.error().message.find("MB free, but the weights need") != std::string::npos);
   auto no_model = make_cuda_llama(weights, card, stream, {.max_step_tokens = 8192});
   REQUIRE_FALSE(no_model.ok());
   CHECK(no_model.error().code == ErrorCode::unavailable);
@@ -182,7 +182,8 @@ TEST_CASE("cuda llama: attention is chosen by name, and refused with a reason", 
   CHECK(check("auto", "auto").ok());
   CHECK(check("naive", "split_kv").ok());
   CHECK(check("split_kv", "auto").error().message.find("expected one of auto, naive") != std::string::npos);
-  CHECK(check("auto", "flash_mma").error().message.find("decode attention: flash_mma needs") != std::string::npos);
+  CHECK(check("auto", "flash_mma").error().message.find("--cuda-decode-attention: flash_mma needs") !=
+        std::string::npos);
 }
 
 TEST_CASE("cuda codes: a quantised model agrees with the CPU's, with the same bits in one step and in chunks",

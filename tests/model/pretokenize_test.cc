@@ -102,8 +102,8 @@ TEST_CASE("pretokenize: a regex that takes for ever ends with an error", "[model
     } catch (const Error& error) {
       says = error.message;
     }
-    CHECK(says ==
-          "T.json: the regex takes too much time or memory on a text of " + std::to_string(text.size()) + " bytes");
+    CHECK(says == "T.json: the regular expression takes too much time or memory on a text of " +
+                      std::to_string(text.size()) + " bytes");
   }
   // A long text alone is harmless: backing up from the end of a run takes one step for each character.
   for (const char* regex : {kLlama3, kGpt2}) {

@@ -394,7 +394,7 @@ TEST_CASE("quantised: what is wrong with a quantised folder is named", "[quantis
          const int rows = Folder::kHeads * Folder::kHeadDim;
          f.add(q + ".weight", {rows, Folder::kHidden}, std::vector<float>(size_t(rows * Folder::kHidden), 0.1f));
        },
-       {q + ".weight", "dense beside codes"}},
+       {q + ".weight", "it is not quantised, but other tensors"}},
       {[](Folder& f) { f.config["quantization_config"]["bits"] = 3; }, {"bits", "3"}},
       {[](Folder& f) { f.config["quantization_config"]["quant_method"] = "awq"; }, {"quant_method", "awq"}},
       {[](Folder& f) { f.config["quantization_config"].erase("group_size"); }, {"group_size"}},
@@ -402,7 +402,7 @@ TEST_CASE("quantised: what is wrong with a quantised folder is named", "[quantis
       {[](Folder& f) { f.config["quantization_config"] = 7; }, {"quantization_config"}}};
   const Wrong of_fp8[] = {
       {[&](Folder& f) { f.tensors.erase(o + ".weight_scale_inv"); }, {o + ".weight_scale_inv", "missing"}},
-      {[&](Folder& f) { f.tensors[o + ".weight"].data[100] = char(0x7f); }, {o + ".weight", "row 1", "no number"}},
+      {[&](Folder& f) { f.tensors[o + ".weight"].data[100] = char(0x7f); }, {o + ".weight", "row 1", "not a number"}},
       {[&](Folder& f) {
          f.tensors[o + ".weight"].shape = {32, 128};
        },
@@ -412,7 +412,7 @@ TEST_CASE("quantised: what is wrong with a quantised folder is named", "[quantis
        },
        {"weight_block_size"}},
       {[&](Folder& f) { f.tensors[o + ".weight_scale_inv"].data.replace(0, 4, std::string("\xec\x78\x60\x7b", 4)); },
-       {o + ".weight_scale_inv", "beyond 2^119"}},
+       {o + ".weight_scale_inv", "exceeds 2^119"}},
       {[](Folder& f) { f.config["quantization_config"]["fmt"] = "e5m2"; }, {"e5m2"}}};
   const auto check = [](auto& cases, const std::function<void(Folder&, Folder&)>& make) {
     for (const Wrong& wrong : cases) {

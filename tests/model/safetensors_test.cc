@@ -84,9 +84,9 @@ TEST_CASE("safetensors: files that lie about their header are refused", "[model]
   } cases[] = {
       {"", "shorter than 8 bytes"},
       {"1234567", "shorter than 8 bytes"},
-      {length_prefix(0), "does not begin with {"},
+      {length_prefix(0), "does not begin with '{'"},
       {length_prefix(1) + "{", "header"},
-      {length_prefix(3) + "{}", "beyond the end of the file"},
+      {length_prefix(3) + "{}", "exceeds the file"},
       {length_prefix(100'000'001) + "{}", "above the limit"},
       {length_prefix(uint64_t{1} << 63) + "{}", "above the limit"},
       {length_prefix(~uint64_t{0}) + "{}", "above the limit"},
@@ -175,7 +175,7 @@ TEST_CASE("safetensors: links out of the folder are not followed", "[model][safe
   fs::create_symlink("../../../elsewhere/file", link);
   auto outside = Checkpoint::open(snapshot);
   REQUIRE_FALSE(outside);
-  CHECK_THAT(outside.error().message, Contains(link) && Contains("link out of the model's folder"));
+  CHECK_THAT(outside.error().message, Contains(link) && Contains("link leads out of the model's folder"));
   fs::remove(link);
   write_safetensors(snapshot + "/real", header, data);
   fs::create_symlink("real", link);
@@ -258,7 +258,8 @@ TEST_CASE("safetensors: a shard that is truncated while it is read is an error",
   CHECK(handle.value().read(0, 40, row.data()));
   Status status = handle.value().read(222 * 40, 40, row.data());
   REQUIRE_FALSE(status);
-  CHECK_THAT(status.error().message, Contains(shard) && Contains("\"lm_head.weight\": truncated while it was read"));
+  CHECK_THAT(status.error().message,
+             Contains(shard) && Contains("\"lm_head.weight\": the file was truncated while it was read"));
   CHECK_FALSE(checkpoint.value().check_unchanged());
 }
 

@@ -257,7 +257,7 @@ TEST_CASE("sharded llama: impossible shapes are refused by name", "[shards][mode
   CHECK(message(8, 3) == "");
   CHECK(message(3, 1) == "--prefill-tp 3 does not divide the model's 8 attention heads");
   CHECK(message(16, 1) == "--prefill-tp 16 does not divide the model's 8 attention heads");
-  CHECK(message(1, 4) == "--prefill-pp 4: more stages than the 3 layers");
+  CHECK(message(1, 4) == "--prefill-pp 4: there are more stages than the 3 layers");
   CHECK(message(0, 1) == "--prefill-tp 0: expected at least 1");
   ModelConfig many = loaded.config;
   many.n_heads = many.n_kv_heads = 128;

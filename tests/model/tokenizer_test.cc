@@ -321,7 +321,7 @@ TEST_CASE("tokenizer.json: a single wrong field is an error that names it", "[mo
   std::swap(late["pre_tokenizer"]["pretokenizers"][0], late["pre_tokenizer"]["pretokenizers"][1]);
   check(late, "a step after ByteLevel");
   regex["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = std::string(20000, 'a');
-  check(regex, "a regex of more than 16384 bytes");
+  check(regex, "a regular expression of more than 16384 bytes");
 }
 
 TEST_CASE("tokenizer.json: a file truncated anywhere, or not JSON, is an error", "[model][tokenizer]") {
@@ -481,7 +481,8 @@ TEST_CASE("tokenizer.json: a regex that takes for ever is an error that names th
     says = error.message;
   }
   CHECK(says ==
-        "T.json: field \"pre_tokenizer.pretokenizers[0]\": the regex takes too much time or memory on a text of "
+        "T.json: field \"pre_tokenizer.pretokenizers[0]\": the regular expression takes too much time or memory on a "
+        "text of "
         "1000 bytes");
 }
 

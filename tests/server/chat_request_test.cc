@@ -102,7 +102,7 @@ TEST_CASE("chat request: what the template or the API cannot take is refused", "
            {"function": {"name": "f", "arguments": "{"}}]}])",
        "400 messages: messages: arguments of a tool call: byte"},
       {R"("messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])",
-       "400 messages: field \"messages\": expected content parts of type \"text\""},
+       "400 messages: field \"messages\": expected content parts to have type \"text\""},
   };
   for (const auto& [body, expected] : cases) {
     INFO(body);
@@ -111,9 +111,9 @@ TEST_CASE("chat request: what the template or the API cannot take is refused", "
   CHECK(has(prompt_of("{{ messages[0].content }}", user + R"(, "tools": [{"a": 1}])"),
             "this model's chat template does not read them"));
   CHECK(has(prompt_of("{{ raise_exception('Only two turns') }}", user),
-            "400 messages: the model's chat template, line 1: Only two turns"));
+            "400 messages: the model's chat template failed, line 1: Only two turns"));
   CHECK(has(prompt_of("{% for i in range(9999) %}{% for j in range(9999) %}{{ i }}{% endfor %}{% endfor %}", user),
-            "takes too long"));
+            "takes too much time"));
   CHECK(has(prompt_of("{{ 'x' * 200000 }}", user), "context length"));
 }
 
@@ -133,7 +133,8 @@ TEST_CASE("chat request: a text on which the tokenizer's regex takes too long is
     REQUIRE(error);
     CHECK(error->status == 400);
     CHECK(error->param == (chat ? "messages" : "prompt"));
-    CHECK(has(error->message, "T.json: field \"pre_tokenizer.pretokenizers[0]\": the regex takes too much time"));
+    CHECK(has(error->message,
+              "T.json: field \"pre_tokenizer.pretokenizers[0]\": the regular expression takes too much time"));
   }
   std::string answer;
   CHECK(tokenize("{\"prompt\": \"" + words + "\"}", model, answer));

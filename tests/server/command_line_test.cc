@@ -42,7 +42,7 @@ TEST_CASE("command line: --cpu-kernels limits every kernel table, and names the 
       continue;
     }
     CHECK(ran.code == 0);
-    CHECK(ran.out.find(std::string("cpu kernels: ") + row.name + "\n") != std::string::npos);
+    CHECK(ran.out.find(std::string("CPU kernels: ") + row.name + "\n") != std::string::npos);
     if (row.needs > Isa::avx2) continue;  // a table need not have its own kernel for both of these rows
     size_t chosen = 0;
     for (const char* kind : {" ", "_dot "})  // gemm has two rows for each instruction set
@@ -84,34 +84,35 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--port", "x"}, "expected a whole number from 0 to 65535"},
       {{"serve", "--device", "gpu"}, "expected cpu|cuda"},
       {{"serve", "--allocator", "pagd"}, "nearest: 'paged'"},
-      {{"serve", "--transport", "rdmaa"}, "there are local handoff shm tcp rdma nccl"},
+      {{"serve", "--transport", "rdmaa"}, "expected one of local handoff shm tcp rdma nccl"},
       {{"serve", "--config", ini}, "unknown option '--topolgy'; nearest: '--topology'"},
       {{"serve", "a", "b"}, "unexpected argument 'b'"},
       {{"serve", "--kv-events", "5557"}, "--kv-events 5557: expected tcp://HOST:PORT"},
       {{"serve", "--processes", "--kv-events", "x://h:1"}, "--kv-events x://h:1: expected tcp://HOST:PORT"},
       {{"serve", "--kv-events-replay", "tcp://h:1"}, "--kv-events-replay: needs --kv-events"},
-      {{"serve", "--kv-events", "tcp://127.0.0.1:0", "--prefix-cache", "off"}, "--kv-events: no block is kept"},
-      {{"serve", "--prefix-cache", "radix", "--allocator", "slots"}, "slots has no blocks of a prefix: expected paged"},
-      {{"serve", "--prefix-cache", "radix", "--processes"}, "on processes names what is cached by hashes of blocks"},
-      {{"serve", "--prefix-cache", "radix", "--kv-events", "tcp://127.0.0.1:0"}, "radix: --kv-events names what"},
+      {{"serve", "--kv-events", "tcp://127.0.0.1:0", "--prefix-cache", "off"},
+       "--kv-events: with these options no KV is kept"},
+      {{"serve", "--prefix-cache", "radix", "--allocator", "slots"}, "slots has no prefix blocks: expected paged"},
+      {{"serve", "--prefix-cache", "radix", "--processes"}, "the conductor of worker processes needs hashes of blocks"},
+      {{"serve", "--prefix-cache", "radix", "--kv-events", "tcp://127.0.0.1:0"}, "radix: --kv-events needs hashes"},
       {{"serve", "--prefix-cache", "tree"}, "prefix-cache"},
       {{"serve", "--prefix-cache", "blocks", "--allocator", "contiguous"},
-       "--prefix-cache blocks: --allocator contiguous caches nothing"},
+       "--prefix-cache blocks: --allocator contiguous caches no prefixes"},
       {{"generate", "--prompt", "x", "--prefix-cache", "radix", "--allocator", "contiguous"},
-       "--prefix-cache radix: --allocator contiguous caches nothing"},
+       "--prefix-cache radix: --allocator contiguous caches no prefixes"},
       {{"serve", "--prefix-cache", "blocks", "--allocator", "vattention", "--kv-share", "off"},
-       "--allocator vattention with --kv-share off caches nothing"},
-      {{"generate", "model"}, "--prompt: expected a text"},
+       "--allocator vattention with --kv-share off caches no prefixes"},
+      {{"generate", "model"}, "--prompt: expected the text"},
       {{"generate", "--prompt", "x", "--weight-dtype", "int3"}, "int4"},
       {{"generate", "--prompt", "x", "--weight-dtype", "bf16", "--weight-group", "32"},
-       "--weight-group: --weight-dtype bf16 makes no groups"},
+       "--weight-group: --weight-dtype bf16 does not quantise at load"},
       {{"generate", "--prompt", "x", "--gemm", "portable_dot", "--exact"},
        "--exact: --gemm portable_dot rounds activations"},
       {{"worker", "--join", "nonsense", "--kv-bytes", "1MiB"}, "nonsense"},
       {{"bench", "x"}, "unexpected argument 'x'"},
       {{"bench", "--dataset", "mooncake"}, "--dataset-path"},
-      {{"bench", "--dataset-path", "x"}, "has no file"},
-      {{"bench", "--url", "ftp://x"}, "no http://"},
+      {{"bench", "--dataset-path", "x"}, "reads no file"},
+      {{"bench", "--url", "ftp://x"}, "it does not begin with http://"},
       {{"bench", "--endpoint", "v1/chat/completions"}, "--endpoint"},
       {{"info", "/no/such/folder"}, "there is no such folder"},
       {{"peak", "--threads", "1024"}, "usable cores"},
@@ -125,7 +126,7 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--attention", "nonesuch"}, "--attention"},
       {{"generate", "--prompt", "x", "--kv-dtype", "int9"}, "int8"},
       {{"generate", "--prompt", "x", "--kv-dtype", "fp8_e5m2", "--device", "cuda"},
-       "--kv-dtype fp8_e5m2: --device cuda has no kernels of it: expected f32"},
+       "--kv-dtype fp8_e5m2: --device cuda does not support it: expected f32"},
   });
   TestServer other;  // for the case of a port that is in use
   const std::string port = std::to_string(other.port());
@@ -151,11 +152,11 @@ TEST_CASE("command line: KV memory that cannot be allocated is a message and not
       {"", "--host-kv-bytes " + more, 1, "--host-kv-bytes: "},
       {"", "--allocator vattention --page-group-bytes 5000", 2,
        "page-group-bytes is 5000: expected a multiple of the page, 4096"},
-      {"", "--allocator vattention --kv-bytes 64KiB", 2, "too small for one row of page groups"},
+      {"", "--allocator vattention --kv-bytes 64KiB", 2, "too small for one page-group row"},
       {"", "--allocator slots --kv-bytes 64KiB", 2, "too small for one slot"},
       {"", "--allocator vattention --page-group-bytes 4096 --kv-bytes 2GiB --max-batch 65536", 2, "vattention: "},
       {"", "--disk-kv-dir " + dir.path, 2, "needs --host-kv-bytes"},
-      {"", "--admission-decode oracle", 2, "--admission-decode oracle: nobody knows"},
+      {"", "--admission-decode oracle", 2, "--admission-decode oracle: only xpyd simulate"},
       {"", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path + "/none", 2, "No such file"},
       {"ulimit -f 1000; ", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path, 2, "File too large"},
   };
@@ -213,18 +214,19 @@ TEST_CASE("command line: impossible ranks are exit code 2", "[command_line][shar
       {
           {{"--prefill-tp", "3"}, "--prefill-tp 3 does not divide the model's 4 attention heads"},
           {{"--prefill-tp", "0"}, "expected a whole number from 1"},
-          {{"--prefill-pp", "5"}, "--prefill-pp 5: more stages than the 4 layers"},
+          {{"--prefill-pp", "5"}, "--prefill-pp 5: there are more stages than the 4 layers"},
           {{"--decode-tp", "2"}, "--topology 1C has no decode instance"},
-          {{"--topology", "1P1D", "--decode-pp", "9"}, "--decode-pp 9: more stages than the 4 layers"},
+          {{"--topology", "1P1D", "--decode-pp", "9"}, "--decode-pp 9: there are more stages than the 4 layers"},
           {{"--decode-pp", "2"}, "colocated instances take --prefill-pp"},
-          {{"--pipeline-window", "4", "--prefill-tp", "2"}, "--pipeline-window 4: no instance has several stages"},
+          {{"--pipeline-window", "4", "--prefill-tp", "2"},
+           "--pipeline-window 4: no instance has several pipeline stages"},
           {{"--topology", "1P1D", "--transport", "handoff", "--decode-tp", "2"},
            "one instance has tp 1, pp 1, another one tp 2, pp 1"},
           {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--prefill-pp", "2"},
            "expected equal ranks on one pool"},
           {{"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--decode-tp", "2", "--allocator",
             "vattention"},
-           "a group has one rank's bytes"},
+           "a page group has the bytes of one rank"},
           {{"--processes", "--topology", "1P1D", "--transport", "handoff", "--allocator", "vattention"},
            "its page groups are mapped by one process"},
           {{"--processes", "--topology", "1P1D", "--allocator", "vattention"},
@@ -233,7 +235,7 @@ TEST_CASE("command line: impossible ranks are exit code 2", "[command_line][shar
            "--kv-backing groups: its page groups are mapped by one process"},
           {{"--topology", "1P1D", "--disagg", "decode_first", "--kv-transfer", "pull"},
            "--kv-transfer pull: with --disagg decode_first prefill instances write the KV: expected push"},
-          {{"--processes", "--topology", "1P1D", "--transport", "local"}, "stays within one process"},
+          {{"--processes", "--topology", "1P1D", "--transport", "local"}, "works within one process only"},
           {{"--prefill-tp", "4", "--kv-bytes", "4KiB"}, "too small for"},
           {{"--prefill-pp", "3", "--allocator", "vattention", "--kv-layout", "token_major"},
            "expected --kv-layout layer_major"},
@@ -254,7 +256,7 @@ TEST_CASE("command line: stages that cannot be simulated are refused by their op
           {{"--prefill-pp", "41"}, "--prefill-pp 41 does not divide the 80 layers"},
           {{"--kv-tokens", "511"}, "--kv-tokens: expected one block at least"},
           {{"--topology", "1C", "--decode-pp", "2"}, "--decode-pp 2: --topology 1C has no decode instance"},
-          {{"--pipeline-window", "4"}, "--pipeline-window 4: no instance has several stages"},
+          {{"--pipeline-window", "4"}, "--pipeline-window 4: no instance has several pipeline stages"},
       },
       {"simulate", trace});
   CHECK(run_program({"simulate", trace, "--prefill-pp", "2", "--pipeline-window", "4"}).code == 0);
@@ -293,7 +295,7 @@ TEST_CASE("command line: help and version print and exit with 0", "[command_line
   for (const OptionRow& row : parsed.value().rows()) rows.push_back(row.name);
   CHECK(options_of(all) == rows);
   size_t at = 0, groups = 0;  // group names stand below the first options, and head the full list in the same order
-  std::istringstream lines(first.substr(first.find("are in the groups\n") + 18));
+  std::istringstream lines(first.substr(first.find("in these groups:\n") + 17));
   for (std::string line; std::getline(lines, line); ++groups) {
     INFO(line);
     at = all.find("\n" + line.substr(2) + "\n", at);
@@ -374,13 +376,13 @@ std::string refusal(const std::string& group, const Words& words) {
 
 TEST_CASE("other servers' option names are answered with the name that the option has here", "[options]") {
   const std::tuple<const char*, Words, const char*> cases[] = {
-      {"serve", {"--tensor-parallel-size", "2"}, "here it is '--prefill-tp', '--decode-tp'"},
-      {"serve", {"--max-num-seqs=8"}, "here it is '--max-batch'"},
-      {"serve", {"--gpu-memory-utilization", "0.9"}, "here it is '--kv-bytes'"},
-      {"serve", {"--max-num-batched-tokens", "9"}, "here it is '--chunk-tokens'"},
-      {"serve", {"-p", "9"}, "here it is '--port'"},
-      {"generate", {"-p", "x"}, "here it is '--prompt'"},
-      {"bench", {"--num-prompts", "9"}, "here it is '--requests'"},
+      {"serve", {"--tensor-parallel-size", "2"}, "the name here is '--prefill-tp', '--decode-tp'"},
+      {"serve", {"--max-num-seqs=8"}, "the name here is '--max-batch'"},
+      {"serve", {"--gpu-memory-utilization", "0.9"}, "the name here is '--kv-bytes'"},
+      {"serve", {"--max-num-batched-tokens", "9"}, "the name here is '--chunk-tokens'"},
+      {"serve", {"-p", "9"}, "the name here is '--port'"},
+      {"generate", {"-p", "x"}, "the name here is '--prompt'"},
+      {"bench", {"--num-prompts", "9"}, "the name here is '--requests'"},
       {"serve", {"--speculative-config", "x"}, "unknown option"},
       {"serve", {"--zzz", "x"}, "unknown option"},
       {"serve", {"--quantization", "x"}, "unknown option"}};
@@ -420,7 +422,7 @@ TEST_CASE("XPYD_ environment variables set options, and the file and the command
   CHECK(all.value().integer("max-batch") == 3);  // the command line wins, then the file
   CHECK(all.value().integer("max-connections") == 7);
   Environment wrong("XPYD_PORT", "tcp://10.0.0.1:80");
-  CHECK(has(refusal("serve", {}), "XPYD_* in the environment: port: 'tcp://10.0.0.1:80' does not fit"));
+  CHECK(has(refusal("serve", {}), "XPYD_* in the environment: port: 'tcp://10.0.0.1:80' is not valid"));
 }
 
 TEST_CASE("a model path in another form is refused with a message that names the form", "[serve]") {
@@ -437,7 +439,7 @@ TEST_CASE("a model path in another form is refused with a message that names the
   file("m.gguf"), file("pytorch_model.bin"), file("m.safetensors"), file("notes.txt");
   refused(dir.path + "/m.gguf", "is a GGUF file");
   refused(dir.path + "/pytorch_model.bin", "is a pickle");
-  refused(dir.path + "/m.safetensors", "expected its folder");
+  refused(dir.path + "/m.safetensors", "expected the folder that has it");
   refused(dir.path + "/notes.txt", "is not a folder");
   fs::create_directory(dir.path + "/bin");
   file("bin/pytorch_model.bin"), file("bin/config.json"), file("bin/tokenizer.json");
@@ -460,23 +462,24 @@ TEST_CASE("issue: an option without effect is reported by its name", "[issues][o
     return without_effect(options.value());
   };
   CHECK(said("serve", {"--cluster-key-file", "key", "--lease", "2"}) ==
-        Words{"--lease is for --processes alone", "--cluster-key-file is for --processes alone"});
+        Words{"--lease has no effect without --processes", "--cluster-key-file has no effect without --processes"});
   CHECK(said("serve", {"--cluster-key-file", "key", "--processes"}).empty());
   CHECK(said("worker", {"--cluster-key-file", "key", "--join", "127.0.0.1:1"}).empty());
-  CHECK(said("serve", {"--gpu-split", "off"}) == Words{"--gpu-split is for --device cuda alone"});
+  CHECK(said("serve", {"--gpu-split", "off"}) == Words{"--gpu-split has no effect without --device cuda"});
   CHECK(said("serve", {"--gpu-split", "off", "--device", "cuda"}).empty());
   CHECK(said("worker", {"--transport", "fault:rdma,drop=0.1", "--rdma-nics", "mlx5_0:1"}).empty());
   CHECK(said("serve", {}).empty());
   CHECK(said("serve", {"--replication", "heat", "--kv-load", "cost", "--fetch-threshold", "2"}) ==
-        Words{"--kv-load is for --host-kv-bytes alone", "--fetch-threshold is for --placement mooncake alone",
-              "--replication is for --kv-fetch alone"});
+        Words{"--kv-load has no effect without --host-kv-bytes",
+              "--fetch-threshold has no effect without --placement mooncake",
+              "--replication has no effect without --kv-fetch"});
   CHECK(said("serve", {"--replication", "heat", "--kv-fetch", "cost", "--kv-load", "cost", "--host-kv-bytes", "1MiB"})
             .empty());
   // An option of kind text needs a value that is not empty here. A pipeline stage was once told that its --rank-group
   // has no effect.
   CHECK(said("worker", {"--registry", "etcd://10.0.0.9:2379", "--rank-group", "big"}).empty());
   CHECK(said("worker", {"--join", "127.0.0.1:1", "--rank-group", "big"}) ==
-        Words{"--rank-group is for --registry alone"});
+        Words{"--rank-group has no effect without --registry"});
 }
 
 }  // namespace

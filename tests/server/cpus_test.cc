@@ -47,9 +47,9 @@ TEST_CASE("cpus: --cpus gives each named instance its cores", "[cpus]") {
   };
   for (const Case& c : {Case{"P0=" + first, {"P0", "D0"}, "no cores for D0"}, Case{"X0=" + first, {"P0"}, "`X0="},
                         Case{first, {"P0"}, "names no instance: expected P0=CORES"},
-                        Case{"P0=100000", {"P0"}, "`100000` is no core that this process may use"},
+                        Case{"P0=100000", {"P0"}, "`100000` is not a core that this process may use"},
                         Case{"P0=x", {"P0"}, "`x` is no core"}, Case{"P0=" + first + "+" + first, {"P0"}, " twice"},
-                        Case{"P0=", {"P0"}, "no cores for P0"}, Case{"P0=" + first, {}, "is no core"}}) {
+                        Case{"P0=", {"P0"}, "no cores for P0"}, Case{"P0=" + first, {}, "is not a core"}}) {
     const auto parsed = parse_cpus(c.text, c.names);
     INFO(c.text);
     REQUIRE_FALSE(parsed.ok());
@@ -78,7 +78,7 @@ TEST_CASE("cpus: instances of one process compute on their own cores, and other 
                                           0);
   const auto refused = prepare_build(two_threads.value());
   REQUIRE_FALSE(refused.ok());
-  CHECK_THAT(refused.error().message, Contains("an instance has as many threads as cores"));
+  CHECK_THAT(refused.error().message, Contains("sets the number of threads too"));
 }
 
 TEST_CASE("cpus: all compute threads of a worker process run on the worker's cores", "[cpus][processes]") {

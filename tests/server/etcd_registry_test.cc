@@ -103,7 +103,7 @@ TEST_CASE("etcd: a name of a dead process is taken over only when its lease ends
   auto next = open(etcd);
   next->announce("conductor", "new");
   // The new conductor does not take the name early, because the old one might live.
-  while (next->state().trouble.find("somebody else holds the name 'conductor'") == std::string::npos)
+  while (next->state().trouble.find("another process holds the name 'conductor'") == std::string::npos)
     std::this_thread::yield();
   names.wait({{"conductor", "new"}});
 }

@@ -185,7 +185,7 @@ TEST_CASE("http client: calls against a server return bodies, errors and timeout
   REQUIRE_FALSE(silent);
   auto slow = client.value()->fetch({.target = "/slow", .body = "{}", .timeout_s = 0.05});
   REQUIRE_FALSE(slow);
-  CHECK(slow.error().message.find("no complete answer in time (50 ms)") != std::string::npos);
+  CHECK(slow.error().message.find("the answer was not complete in time (50 ms)") != std::string::npos);
   CHECK(client.value()->in_flight() == 0);
 
   // Many calls run at once, and a callback may start further calls.

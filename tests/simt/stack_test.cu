@@ -198,9 +198,10 @@ TEST_CASE("--device cuda: impossible options are errors, and nothing aborts", "[
   };
   refused({"--gpu-split", "half"}, ErrorCode::invalid_argument, "expected off, priority");
   refused({"--gpu-split", "4"}, ErrorCode::invalid_argument, "has 4 SMs");
-  refused({"--cuda-prefill-attention", "fast"}, ErrorCode::invalid_argument, "no variant \"fast\"");
+  refused({"--cuda-prefill-attention", "fast"}, ErrorCode::invalid_argument, "there is no variant \"fast\"");
   refused({"--cuda-prefill-attention", "flash_mma"}, ErrorCode::invalid_argument, "bf16");
-  refused({"--weight-dtype", "f16"}, ErrorCode::invalid_argument, "has matrices of --dtype, int8, int4 or fp8");
+  refused({"--weight-dtype", "f16"}, ErrorCode::invalid_argument,
+          "supports matrices of type --dtype, int8, int4 or fp8");
   refused({"--allocator", "vattention", "--page-group-bytes", "12KiB"}, ErrorCode::invalid_argument,
           "page-group-bytes is 12288: expected a multiple of 65536");
   {
@@ -277,9 +278,9 @@ TEST_CASE("simt handoff: another GPU, or none, is refused with both names", "[si
     CHECK(joined.error().code == ErrorCode::invalid_argument);
     return joined.error().message;
   };
-  CHECK(message(*made, on_host).find("in memory of GPU-simt, and --device here is the host") != std::string::npos);
+  CHECK(message(*made, on_host).find("in memory of GPU-simt, but --device here is the host") != std::string::npos);
   cuda::simt::set_card_identity("GPU-other");
-  CHECK(message(*made, options).find("in memory of GPU-simt, and --device here is GPU-other") != std::string::npos);
+  CHECK(message(*made, options).find("in memory of GPU-simt, but --device here is GPU-other") != std::string::npos);
   cuda::simt::set_card_identity("GPU-simt");
   auto host_pool = HandoffPool::create("paged", on_host, 2).value();
   CHECK(message(*host_pool, options).find("in memory of the host, and --device here is GPU") != std::string::npos);

@@ -187,7 +187,7 @@ def ask_again(port, request, leave_after):
         try:
             return ask(port, request, leave_after)
         except Trouble as trouble:
-            if "no instance is there" not in str(trouble) or time.time() > until:
+            if "there is no instance" not in str(trouble) or time.time() > until:
                 raise
         time.sleep(0.2)
 

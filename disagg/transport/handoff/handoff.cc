@@ -13,7 +13,7 @@ class HandoffTransport final : public KvTransport {
   void disconnect(PeerId) override {}
   std::byte* remote(PeerId, int) const override { return nullptr; }
   Result<RemoteKey> open(PeerId, KvOp, std::span<const MemoryRange>) override {
-    return invalid("handoff: a zero-copy transport has no windows");
+    return invalid("handoff: a zero-copy transport has no memory to register");
   }
   bool close(const RemoteKey&) override { return true; }
   int arrived(const RemoteKey&) const override { return 0; }

@@ -58,7 +58,7 @@ struct Plan {
 Plan make_plan(const std::string& scheme_name, KvOptions options, int n_instances, const KvShards& shards) {
   XPYD_CHECK(!find_kv_scheme(scheme_name)->page_groups);  // refused earlier
   if (__builtin_mul_overflow(options.pool_bytes, size_t(n_instances), &options.pool_bytes))
-    throw invalid("--kv-bytes: more than there are addresses for, for all instances together");
+    throw invalid("--kv-bytes: the pool of all instances together exceeds the address space");
   const PoolPlan planned = need(plan_ranks(scheme_name, options, shards));
   const KvLayout& l = planned.whole;
   Plan plan;
@@ -105,9 +105,8 @@ Result<std::unique_ptr<BlockLedger>> join_ledger(std::shared_ptr<std::byte> word
     // The longest sequence fits only if each instance has its share of the pool (BlockPool).
     if (clock.now() >= end)
       return Error{ErrorCode::unavailable,
-                   "the KV pool of --transport handoff is cut for the " + std::to_string(n_instances) +
-                       " instances of the conductor's --topology, and they are all there, or one "
-                       "of them is still ending"};
+                   "the KV pool of --transport handoff has room for the " + std::to_string(n_instances) +
+                       " instances of the conductor's --topology, and all of them are there (or one is still ending)"};
   }
 }
 
@@ -179,13 +178,13 @@ Result<std::vector<Fd>> ask_for_files(const std::string& address) {
 Result<JoinedPool> join_handoff_pool(const std::string& address, const std::string& scheme, const KvOptions& options,
                                      const KvShards& shards) try {
   if (address.size() < 2 || address.size() >= kMostAddressBytes || address[0] != '@')
-    return invalid("the conductor names no KV pool: expected that it runs with --transport handoff");
+    return invalid("the conductor has no KV pool: expected that it runs with --transport handoff");
   Result<std::vector<Fd>> files = ask_for_files(address);
   if (!files)
     return Error{ErrorCode::unavailable,
                  "the KV pool of --transport handoff cannot be reached (" + files.error().message +
-                     "): it is shared by processes of one host, of one network namespace and of the conductor's user; "
-                     "elsewhere expected --transport tcp, rdma or nccl"};
+                     "): it can be shared by processes of one host, one network namespace and the conductor's user "
+                     "only; expected --transport tcp, rdma or nccl elsewhere"};
   const int file = files.value()[0].get(), of_card = files.value().size() > 1 ? files.value()[1].get() : -1;
 
   struct stat status;
@@ -196,13 +195,14 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
   PoolHeader there;
   std::memcpy(&there, memory.get(), sizeof there);
   if (there.magic != kPoolMagic || there.n_instances < 1)
-    return Error{ErrorCode::io, "the file of the KV pool is none, or of another version"};
+    return Error{ErrorCode::io, "the file of the KV pool has no or another version"};
   MemoryExporter* const card = exporter_of(options);
   const std::string own_card = card ? card->identity() : "";
   const std::string its_card(there.card, strnlen(there.card, sizeof there.card));
   if (own_card != its_card)
-    return invalid("the KV pool of --transport handoff is in memory of " + where(its_card) + ", and --device here is " +
-                   where(own_card) + ": expected the same for all instances (of cards, in CUDA_VISIBLE_DEVICES)");
+    return invalid("the KV pool of --transport handoff is in memory of " + where(its_card) + ", but --device here is " +
+                   where(own_card) +
+                   ": expected the same device for all instances (for cards, see CUDA_VISIBLE_DEVICES)");
   const Plan plan = make_plan(scheme, options, there.n_instances, shards);
   const PoolHeader& h = plan.header;
   for (auto [field, own, conductor] : {std::tuple{"--kv-bytes", long(h.pool_bytes / size_t(h.n_instances)),
@@ -217,7 +217,7 @@ Result<JoinedPool> join_handoff_pool(const std::string& address, const std::stri
                                        {"tokens of a block", h.block_tokens, there.block_tokens},
                                        {"blocks", h.n_blocks, there.n_blocks}})
     if (own != conductor)
-      return invalid(std::string("the KV pool of --transport handoff is another one: ") + field + " is " +
+      return invalid(std::string("the KV pool of --transport handoff has another shape: ") + field + " is " +
                      std::to_string(own) + " here, " + std::to_string(conductor) + " at the conductor");
   std::shared_ptr<std::byte> kv;  // of all ranks
   if (card) {

@@ -80,7 +80,7 @@ bool Client::take(std::string_view body) {
   if (message.kind == Message::ask || message.kind == Message::renew) {
     if (seq <= std::exchange(last_seq_, seq)) return false;
     if (message.kind == Message::ask) return accept(seq, *message.asked);
-    if (!pipes_.empty()) pipes_.back()->abort("the other end has made another communicator");
+    if (!pipes_.empty()) pipes_.back()->abort("the peer has created another communicator");
     pipes_.push_back(make_pipe_(*message.id, 1));
     return true;
   }
@@ -273,7 +273,7 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
           return held && held->take(body);
         },
         [weak = std::weak_ptr(end)] {
-          if (auto held = weak.lock()) held->end("it has hung up");
+          if (auto held = weak.lock()) held->end("the peer closed the connection");
         });
   }
   Link::MakePipe make_pipe() {
@@ -287,7 +287,8 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
   bool turn() {
     bool soon = false;
     for (const auto& link : links_) {
-      if (link.use_count() == 1) link->end("it was given up");  // no peer, call or transfer holds it
+      if (link.use_count() == 1)
+        link->end("the connection attempt was given up");  // no peer, call or transfer holds it
       soon |= link->turn();
     }
     for (const auto& client : clients_) soon |= client->turn();
@@ -311,8 +312,8 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
 Status check_queue(const TransportOptions& options) {
   if (dynamic_cast<VendorQueue*>(options.queue)) return ok();
   return Error{ErrorCode::unavailable,
-               "nccl: KV lies in memory of the host, and NCCL moves memory of CUDA cards; build "
-               "with `make CUDA=1` and serve with --device cuda, or take --transport tcp"};
+               "nccl: the KV is in host memory, but NCCL transfers memory of CUDA cards; build with `make CUDA=1` and "
+               "serve with --device cuda, or use --transport tcp"};
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ Result<NcclApi> load_nccl(const std::string& name) {
   find(api.get_last_error, "ncclGetLastError");
   if (!missing.empty()) return unusable(name + " is too old: it has no" + missing);
   if (get_version(&api.version) != kNcclSuccess || api.version < kNcclOldest)
-    return unusable(name + " is version " + version_text(api.version) + ", expected " + version_text(kNcclOldest) +
+    return unusable(name + " is version " + version_text(api.version) + "; expected " + version_text(kNcclOldest) +
                     " or later");
   return api;
 }
@@ -97,8 +97,8 @@ std::string nccl_error(const NcclApi& api, int result, NcclComm comm) {
   if (more && *more) text += std::string(": ") + more;
   if (result == kNcclInvalidUsage)
     text +=
-        " (NCCL wants a card for each of the two; two processes share one where their "
-        "NCCL_HOSTID differ, and two instances of one process cannot)";
+        " (NCCL needs a separate card for each of the two; two processes can share one if their NCCL_HOSTID differ, "
+        "two instances of one process cannot)";
   return text;
 }
 

@@ -184,7 +184,7 @@ bool Link::turn() {
   bool soon = false;
   for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
   if (!pipes_.empty() && pipes_.back()->overdue())
-    end("it did not join the communicator within " + std::to_string(kJoinSeconds) + " s");
+    end("the peer did not join the communicator within " + std::to_string(kJoinSeconds) + " s");
   if (!pipes_.empty()) renew();
   while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty())
     pipes_.pop_front();
@@ -198,7 +198,7 @@ bool Link::turn() {
       return f.post == post && f.gone && !f.run && f.pipe == n_pipes_;
     });
     if (in_use && connected() && now() > post->unwanted_s + kPatience) {
-      pipes_.back()->abort("a transfer was given up that the other end did not take");
+      pipes_.back()->abort("the peer did not take a transfer, which was given up");
       post->unwanted_s = now();
     }
     soon = true;

@@ -83,14 +83,14 @@ inline Result<Message> read_message(std::string_view bytes) {
   Result<Message> message = from_bytes<Message>(bytes);
   if (!message) return message;
   const Message& m = message.value();
-  if (m.asked.has_value() != (m.kind == Message::ask)) return invalid("asked: expected with an ask");
-  if (m.id.has_value() != (m.kind == Message::renew)) return invalid("id: expected with a renew");
+  if (m.asked.has_value() != (m.kind == Message::ask)) return invalid("asked: expected in messages of kind ask only");
+  if (m.id.has_value() != (m.kind == Message::renew)) return invalid("id: expected in messages of kind renew only");
   if (m.kind != Message::ask) return message;
-  if (m.asked->group >= m.asked->n_groups) return invalid("group: beyond the last of its post");
+  if (m.asked->group >= m.asked->n_groups) return invalid("group: it exceeds the number of groups");
   size_t left = kGroupBytes;
   for (const AddressRange& range : m.asked->ranges) {
     if (range.bytes == 0 || range.bytes > left || range.bytes > UINT64_MAX - range.begin)
-      return invalid("ranges: more than a group has, none, or beyond all memory");
+      return invalid("ranges: one is empty, too large for a group, or beyond the address space");
     left -= range.bytes;
   }
   return message;

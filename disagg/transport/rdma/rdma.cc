@@ -133,8 +133,8 @@ Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Ans
 }
 
 Result<std::shared_ptr<Link>> RdmaTransport::answered(const std::string& address, Connected& met) {
-  if (met.offer.nic_ports.empty()) return invalid("it refuses: " + met.offer.refusal);
-  if (met.offer.nic_ports.size() > met.queues.size()) return invalid("its answer has too many rails");
+  if (met.offer.nic_ports.empty()) return invalid("the peer refuses the connection: " + met.offer.refusal);
+  if (met.offer.nic_ports.size() > met.queues.size()) return invalid("the peer has too many NIC ports");
   met.queues.resize(met.offer.nic_ports.size());
   if (auto connected = connect_queues(nic_ports_, met.queues, met.offer.nic_ports); !connected)
     return connected.error();
@@ -448,7 +448,7 @@ void RdmaTransport::die(Link& link) {
   }
   for (Transfer* t : std::exchange(link.waiting, {})) settle(*t, false);
   link.queue_pairs.clear();
-  link.channel->close("it was given up");
+  link.channel->close("the connection attempt was given up");
 }
 
 }  // namespace xpyd::disagg::rdma

@@ -100,14 +100,15 @@ inline Result<Message> read_message(std::string_view bytes, size_t n_nic_ports) 
   if (!message) return message;
   const auto& [kind, registration, number, nic_ports] = message.value();
   if (kind > Message::closed) return message;
-  if (registration.generation == 0) return invalid("generation: expected of a window");
-  if (kind == Message::closed && !registration.ranges.empty()) return invalid("ranges: of a window that is no more");
+  if (registration.generation == 0) return invalid("generation: expected at least 1");
+  if (kind == Message::closed && !registration.ranges.empty())
+    return invalid("ranges: expected none for a closed registration");
   uint64_t end = 0;
   if (registration.keys.size() != registration.ranges.size() * n_nic_ports)
-    return invalid("keys: expected one for each range and rail");
+    return invalid("keys: expected one for each range and NIC port");
   for (const AddressRange& range : registration.ranges) {
     if (range.begin < end || range.bytes == 0 || range.bytes > UINT64_MAX - range.begin)
-      return invalid("ranges: expected sorted, apart and within memory");
+      return invalid("ranges: expected sorted, disjoint and within the address space");
     end = range.begin + range.bytes;
   }
   return message;

@@ -17,7 +17,7 @@ Result<std::vector<AddressRange>> cover(std::span<const MemoryRange> pieces, std
   for (const MemoryRange& piece : pieces) {
     if (piece.empty()) continue;
     const size_t region = region_of(regions, piece.data(), piece.size());
-    if (region == regions.size()) return invalid("window: a range is outside this instance's KV memory");
+    if (region == regions.size()) return invalid("registration: a range is outside this instance's KV memory");
     of[region].push_back({reinterpret_cast<uint64_t>(piece.data()), piece.size()});
   }
   const auto join_all = [&of](uint64_t gap) {
@@ -35,7 +35,7 @@ Result<std::vector<AddressRange>> cover(std::span<const MemoryRange> pieces, std
   for (const std::vector<AddressRange>& some : of)
     for (size_t i = 1; i < some.size(); ++i) gaps.push_back(some[i].begin - some[i - 1].begin - some[i - 1].bytes);
   const size_t n = ranges.size() - kMaxKeys;
-  if (n > gaps.size()) return invalid("window: more than 256 regions");
+  if (n > gaps.size()) return invalid("registration: there are more than 256 regions");
   std::nth_element(gaps.begin(), gaps.begin() + long(n) - 1, gaps.end());
   return join_all(gaps[n - 1]);
 }

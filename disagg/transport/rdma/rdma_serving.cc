@@ -43,8 +43,10 @@ Result<RemoteKey> Serving::open(PeerId peer, KvOp op, std::span<const MemoryRang
   if (!covered) return covered.error();
   std::lock_guard lock(mutex_);
   if (!connected_.count(peer))
-    return Error{ErrorCode::unavailable, "window for instance " + std::to_string(peer) + ": it is not connected"};
-  if (last_generation_ == UINT32_MAX) return Error{ErrorCode::unavailable, "every generation of windows was used"};
+    return Error{ErrorCode::unavailable,
+                 "registration for instance " + std::to_string(peer) + ": this instance is not connected"};
+  if (last_generation_ == UINT32_MAX)
+    return Error{ErrorCode::unavailable, "all generations of registrations are used up"};
   const uint32_t generation = ++last_generation_;
   if (free_indices_.empty()) free_indices_.push_back(n_indices_++);
   Registration& registration = registrations_[generation];
@@ -102,7 +104,7 @@ size_t Serving::join(PeerId peer, const ChannelPtr& channel, const Offer& offer)
   Client& client = clients_[peer];
   if (client.channel) {
     drop_queues(peer, client);
-    client.channel->close("it has called again");
+    client.channel->close("the peer has connected again");
   }
   client.channel = channel;
   std::vector<NicPortEnd> theirs = offer.nic_ports;
@@ -173,7 +175,7 @@ Result<MemoryWindow> Serving::spare(size_t nic_port) {
   MemoryWindow made(ibv_alloc_mw(nic_ports_[nic_port].protection.get(), IBV_MW_TYPE_2));
   if (made) return made;
   return Error{ErrorCode::unavailable,
-               nic_ports_[nic_port].name + " has no more memory windows: " + std::strerror(errno)};
+               nic_ports_[nic_port].name + " cannot bind more memory windows: " + std::strerror(errno)};
 }
 
 bool Serving::post(Client& client, size_t nic_port, std::vector<ibv_send_wr>& requests, Registration& registration) {
@@ -199,7 +201,7 @@ Status Serving::grant_on(Registration& registration, Client& client, size_t nic_
                                     range.bytes, IBV_ACCESS_LOCAL_WRITE | access_of(registration.op)));
       if (!grant.region)
         return Error{ErrorCode::unavailable,
-                     nic_ports_[nic_port].name + " does not register a window: " + std::strerror(errno)};
+                     nic_ports_[nic_port].name + " cannot register memory: " + std::strerror(errno)};
     } else {
       auto made = spare(nic_port);
       if (!made) return made.error();

@@ -92,8 +92,8 @@ Error cannot_register(const NicPort& nic_port, size_t bytes, int error) {
   rlimit limit{};
   if (error == ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < bytes)
     why = "the limit on locked memory is " + std::to_string(limit.rlim_cur >> 10) + " KiB (ulimit -l)";
-  if (error == EFAULT) why += "; is it memory of a device whose driver exports no dma-buf?";
-  return unavailable(nic_port.name + " does not register " + std::to_string(bytes >> 20) + " MiB of KV memory: " + why);
+  if (error == EFAULT) why += "; the memory may belong to a device whose driver exports no dma-buf";
+  return unavailable(nic_port.name + " cannot register " + std::to_string(bytes >> 20) + " MiB of KV memory: " + why);
 }
 
 Status register_regions(NicPort& nic_port, const TransportOptions& options) {
@@ -107,8 +107,7 @@ Status register_regions(NicPort& nic_port, const TransportOptions& options) {
     }
     if (exported && !nic_port.memory_windows)
       return unavailable(nic_port.name +
-                         " has no memory windows (type 2B), without which windows of "
-                         "device memory cannot be revoked");
+                         " has no memory windows (type 2B), so access to device memory could not be revoked");
     nic_port.device_memory = exported.has_value();
     ibv_pd* pd = nic_port.protection.get();
     MemoryRegion registered(exported
@@ -133,7 +132,7 @@ Status fill(NicPort& nic_port, const Port& port, Keys keys, const TransportOptio
   nic_port.pieces = std::clamp(std::min(can.max_sge, can.max_sge_rd), 1, kPieces);
   nic_port.memory_windows = keys == Keys::automatic && (can.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
   if (!choose_gid(nic_port, port.port.gid_tbl_len) && nic_port.ethernet)
-    return unavailable(nic_port.name + " has no RoCE v2 address: give its network interface an address");
+    return unavailable(nic_port.name + " has no RoCE v2 address: its network interface needs an IP address");
 
   const int n_arrivals = std::min({kArrivals, can.max_srq_wr, can.max_cqe / 2});
   nic_port.serve_depth = std::min(kServeDepth, can.max_cqe / 4);
@@ -145,10 +144,10 @@ Status fill(NicPort& nic_port, const Port& port, Keys keys, const TransportOptio
       ibv_create_cq(nic_port.context.get(), n_arrivals + 2 * nic_port.serve_depth, nullptr, nullptr, 0));
   if (nic_port.protection) nic_port.arrivals.reset(ibv_create_srq(nic_port.protection.get(), &receives));
   if (!nic_port.protection || !nic_port.sends || !nic_port.serving || !nic_port.arrivals)
-    return unavailable(nic_port.name + " gives no queues: " + system_error(errno));
+    return unavailable(nic_port.name + " cannot create completion queues: " + system_error(errno));
   nic_port.receive_batch = std::clamp(n_arrivals / 4, 1, kReceiveBatch);
   if (int error = post_receives(nic_port, n_arrivals))
-    return unavailable(nic_port.name + " takes no receives: " + system_error(error));
+    return unavailable(nic_port.name + " cannot post receives: " + system_error(error));
   return register_regions(nic_port, options);
 }
 
@@ -172,8 +171,8 @@ Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options, Key
   Devices devices;
   if (!devices.list || devices.n == 0)
     return unavailable(
-        "this machine has no RDMA device (ibv_devices lists them; Soft-RoCE makes one of any "
-        "network interface: rdma link add rxe0 type rxe netdev eth0)");
+        "this machine has no RDMA device (ibv_devices lists them); Soft-RoCE makes one of any network interface: rdma "
+        "link add rxe0 type rxe netdev eth0");
   std::string trouble;
   std::vector<Port> ports = list_ports(devices, trouble);
   std::vector<Port*> chosen;
@@ -182,7 +181,7 @@ Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options, Key
   for (const std::string& nic : options.nics) {
     auto it = std::find_if(ports.begin(), ports.end(), [&](const Port& port) { return named(port, nic); });
     if (it == ports.end())
-      return invalid("--nics " + nic + ": there is no such RDMA port; there are: " + known + trouble);
+      return invalid("--rdma-nics " + nic + ": there is no such RDMA port; expected one of: " + known + trouble);
     if (it->port.state != IBV_PORT_ACTIVE) return unavailable(nic + " is not up");
     chosen.push_back(&*it);
   }
@@ -197,7 +196,7 @@ Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options, Key
     NicPort nic_port;
     nic_port.name = port->name();
     nic_port.port = port->number;
-    if (!port->context) return invalid("--nics: " + nic_port.name + " is named twice");
+    if (!port->context) return invalid("--rdma-nics: " + nic_port.name + " is given twice");
     nic_port.context = std::move(port->context);
     if (auto filled = fill(nic_port, *port, keys, options); !filled) return filled.error();
     nic_ports.push_back(std::move(nic_port));
@@ -249,7 +248,7 @@ Result<std::vector<Queue>> make_queues(std::vector<NicPort>& nic_ports, size_t n
     Queue queue;
     uint32_t inline_bytes = 0;
     queue.pair.reset(create(nic_port, role, inline_bytes));
-    if (!queue.pair) return unavailable(nic_port, "no queue pair", errno);
+    if (!queue.pair) return unavailable(nic_port, "cannot create a queue pair", errno);
     queue.inline_bytes = int(inline_bytes);
     queue.end = {nic_port.gid,
                  nic_port.lid,
@@ -263,7 +262,7 @@ Result<std::vector<Queue>> make_queues(std::vector<NicPort>& nic_ports, size_t n
     if (role == Role::serve) attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
     if (int error = ibv_modify_qp(queue.pair.get(), &attributes,
                                   IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
-      return unavailable(nic_port, "queue pair", error);
+      return unavailable(nic_port, "cannot set up a queue pair", error);
     queues.push_back(std::move(queue));
   }
   return queues;
@@ -271,7 +270,7 @@ Result<std::vector<Queue>> make_queues(std::vector<NicPort>& nic_ports, size_t n
 
 Status connect_queues(std::vector<NicPort>& nic_ports, std::vector<Queue>& queues,
                       const std::vector<NicPortEnd>& theirs) {
-  if (theirs.size() != queues.size()) return invalid("the other side has another number of rails");
+  if (theirs.size() != queues.size()) return invalid("the peer has a different number of NIC ports");
   for (size_t i = 0; i < queues.size(); ++i) {
     const NicPort& nic_port = nic_ports[i];
     const NicPortEnd& their = theirs[i];
@@ -291,7 +290,7 @@ Status connect_queues(std::vector<NicPort>& nic_ports, std::vector<Queue>& queue
     if (int error = ibv_modify_qp(queues[i].pair.get(), &to,
                                   IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
-      return unavailable(nic_port, "no way to the other side", error);
+      return unavailable(nic_port, "there is no route to the peer", error);
     ibv_qp_attr ready{};
     ready.qp_state = IBV_QPS_RTS;
     ready.timeout = kTimeout;
@@ -302,7 +301,7 @@ Status connect_queues(std::vector<NicPort>& nic_ports, std::vector<Queue>& queue
     if (int error = ibv_modify_qp(queues[i].pair.get(), &ready,
                                   IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                                       IBV_QP_MAX_QP_RD_ATOMIC))
-      return unavailable(nic_port, "queue pair", error);
+      return unavailable(nic_port, "cannot set up a queue pair", error);
   }
   return ok();
 }

@@ -185,7 +185,8 @@ Result<std::shared_ptr<Remote>> map_remote(Connected met, const std::string& add
   if (!table.ok()) return unreachable(address, table.error().message);
   remote->table = table.value();
   auto* registrations = reinterpret_cast<SharedTable*>(remote->table.get());
-  if (registrations->magic != SharedTable::kMagic) return unreachable(address, "its windows are of another version");
+  if (registrations->magic != SharedTable::kMagic)
+    return unreachable(address, "its table of registrations has another version");
   remote->registrations = SharedRegistrations(registrations, met.welcome.line, self);
   for (size_t i = 0; i < met.welcome.regions.size(); ++i) {
     const auto& [begin, bytes] = met.welcome.regions[i];

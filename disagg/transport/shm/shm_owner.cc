@@ -14,7 +14,7 @@ Owner::Owner(PeerId self)
 Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) try {
   auto owner = std::unique_ptr<Owner>(new Owner(options.self));
   if (options.regions.size() > kMaxRegions)
-    return invalid("shm: " + std::to_string(options.regions.size()) + " regions, at most " +
+    return invalid("shm: " + std::to_string(options.regions.size()) + " regions; expected at most " +
                    std::to_string(kMaxRegions));
   for (size_t i = 0; i < options.regions.size(); ++i) {
     const SharedFile file = need(shared_file(options.regions[i]), "shm: ");
@@ -53,12 +53,14 @@ void Owner::disconnect(PeerId peer) {
 Result<RemoteKey> Owner::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
   for (const MemoryRange& range : ranges)
     if (!regions_.contains(range.data(), range.size()))
-      return invalid("window for instance " + std::to_string(peer) + ": a range is outside this instance's KV memory");
+      return invalid("registration for instance " + std::to_string(peer) +
+                     ": a range is outside this instance's KV memory");
   if (std::find(peers_.begin(), peers_.end(), peer) == peers_.end())
-    return Error{ErrorCode::unavailable, "window for instance " + std::to_string(peer) + ": it is not connected"};
+    return Error{ErrorCode::unavailable,
+                 "registration for instance " + std::to_string(peer) + ": this instance is not connected"};
   if (free_.empty()) {
     if (own_.size() == size_t(kSharedSlots))
-      return Error{ErrorCode::unavailable, "shm: all " + std::to_string(kSharedSlots) + " windows are open"};
+      return Error{ErrorCode::unavailable, "shm: all " + std::to_string(kSharedSlots) + " registrations are in use"};
     free_.push_back(uint32_t(own_.size()));
     own_.push_back({});
   }
@@ -94,7 +96,7 @@ ChannelEvents Owner::let_in(const ChannelPtr& channel) {
   const auto spare = std::find(used_.begin(), used_.end(), false);
   if (spare == used_.end()) {
     table_->refused.fetch_add(1, std::memory_order_relaxed);
-    channel->close("as many peers are here as there are lines");
+    channel->close("there is no room for more peers");
     return {};
   }
   *spare = true;

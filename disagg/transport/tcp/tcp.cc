@@ -266,8 +266,8 @@ MadeTransport make_tcp_transport(const TransportOptions& options) {
   XPYD_CHECK(options.clock);
   if (dynamic_cast<VendorQueue*>(options.queue))
     return Error{ErrorCode::unavailable,
-                 "tcp: the KV is in a card's memory, which sockets cannot read; expected "
-                 "--transport nccl or rdma, or local or handoff in one process"};
+                 "tcp: the KV is in a card's memory, which sockets cannot read; expected --transport nccl or rdma, or "
+                 "local or handoff in one process"};
   auto transport = std::make_unique<tcp::TcpTransport>(options);
   if (Status status = transport->listen(); !status) return status.error();
   return std::unique_ptr<KvTransport>(std::move(transport));

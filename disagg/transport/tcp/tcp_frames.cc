@@ -110,15 +110,14 @@ void InboundReader::on_head(std::span<const std::byte> bytes) {
 
 void InboundReader::on_frame(const FrameHead& head) {
   head_ = head;
-  if (head.magic != FrameHead::kMagic) return fail("a frame does not begin as frames do");
+  if (head.magic != FrameHead::kMagic) return fail("a frame has a wrong magic number");
   if (head.type == FrameType::abandon) {
-    if (!session_->abandoned(head)) return fail("too many unfinished posts");
+    if (!session_->abandoned(head)) return fail("there are too many unfinished transfers");
     return need_head(sizeof(FrameHead));
   }
-  if (head.type != FrameType::write && head.type != FrameType::read)
-    return fail("a frame of no type that a poster sends");
+  if (head.type != FrameType::write && head.type != FrameType::read) return fail("a frame has an unexpected type");
   if (head.n_ranges > kFrameRanges || head.bytes > kFrameBytes) return fail("a frame is too large");
-  if (head.frame >= head.n_frames) return fail("a frame beyond the last of its post");
+  if (head.frame >= head.n_frames) return fail("a frame's number exceeds its transfer's number of frames");
   next_ = Next::table;
   need_head(head.n_ranges * sizeof(AddressRange));
 }
@@ -137,7 +136,7 @@ void InboundReader::on_table(std::span<const std::byte> bytes) {
     pieces.push_back({at, at, range.bytes});
     where.push_back({at, range.bytes});
   }
-  if (total != head_.bytes) return fail("the ranges of a frame are not its bytes");
+  if (total != head_.bytes) return fail("the ranges of a frame do not sum to its bytes");
   // The ranges of a registration do not change, so later pieces of this frame only ask whether it is still open.
   allowed_ = registrations_.enter(head_.registration, session_->peer(), op, pieces);
   if (allowed_) registrations_.leave(head_.registration, false);
@@ -169,7 +168,7 @@ void InboundReader::on_payload() {
 
 void InboundReader::answer(const FrameHead& asked, KvOp op, bool placed) {
   FrameHead head{.type = FrameType::placed, .post = asked.post, .frame = asked.frame, .n_frames = asked.n_frames};
-  if (!session_->frame_done(asked, op, placed, head.status)) return fail("too many unfinished posts");
+  if (!session_->frame_done(asked, op, placed, head.status)) return fail("there are too many unfinished transfers");
   Answer out;
   append(out.bytes, head);
   answers_.push_back(std::move(out));

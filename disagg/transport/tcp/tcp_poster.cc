@@ -16,16 +16,15 @@ class AnswerReader final : public TcpReader {
   void on_head(std::span<const std::byte> bytes) override {
     FrameHead head;
     std::memcpy(&head, bytes.data(), sizeof head);
-    if (head.magic != FrameHead::kMagic) return fail("an answer does not begin as answers do");
+    if (head.magic != FrameHead::kMagic) return fail("an answer has a wrong magic number");
     if (head.type == FrameType::placed) return session_.answered(head);
-    if (head.type != FrameType::data || head.bytes > kFrameBytes)
-      return fail("an answer of no type that an owner sends");
+    if (head.type != FrameType::data || head.bytes > kFrameBytes) return fail("an answer has an unexpected type");
     payload_.clear();
     post_ = session_.find(head.post);
     if (post_) {  // the destination comes from the own read, never from the owner's answer
       if (post_->what.op != KvOp::read || head.frame >= post_->frames.size() ||
           post_->frames[head.frame].bytes != head.bytes)
-        return fail("data that nobody asked for");
+        return fail("data came that was not requested");
       const Frame& frame = post_->frames[head.frame];
       for (const Copy& copy : std::span(post_->copies).subspan(frame.first, frame.n))
         payload_.push_back({copy.destination, copy.bytes});
