@@ -133,7 +133,8 @@ Result<std::unique_ptr<Build>> make_build(const Options& options);
 // The two parts of make_build(), for a worker, which has no runtime.
 Result<std::unique_ptr<Build>> prepare_build(const Options& options);
 Status open_backend(Build& build);
-// A hash of everything that instances must agree on to exchange KV.
+// A hash of what instances must agree on to exchange KV: server/README.md, Invariants. The weights' values are not in
+// it.
 uint64_t fingerprint(const Build& build);
 
 // Opens --event-log with `suffix` appended to its name; null: the option is not given. Throws its Error.

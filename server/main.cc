@@ -1,5 +1,5 @@
 // The program: finds the subcommand in a table, checks and prints its options, and runs it. Exit codes: 0 done, 1 it
-// ran and failed, 2 misuse.
+// ran and failed, 2 misuse, 128 + N: signal N ended it before it served.
 #include <fcntl.h>
 #include <unistd.h>
 

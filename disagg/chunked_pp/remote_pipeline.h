@@ -28,7 +28,7 @@
 
 namespace xpyd::disagg::ranks {
 
-// The stage processes that the head has started for one life of an instance. The destructor ends them.
+// The stage processes that the head has started for one instance. The destructor ends them.
 class Processes {
  public:
   virtual ~Processes() = default;
@@ -36,7 +36,7 @@ class Processes {
 };
 
 struct HeadOptions {
-  std::string listen = "unix:@";  // "unix:@": a new random name for each life
+  std::string listen = "unix:@";  // "unix:@": a new random name for each instance
   bool far = false;               // the stages are on other hosts and share no memory with the head
   ClusterKey key;
   uint64_t fingerprint = 0;

@@ -44,8 +44,8 @@ Status check_wave(const Wave& w, const Start& start, const ModelConfig& c) {
   return ok();
 }
 
-// The state of one life: the head's Start, and what the stage has made for it. The activations' transport numbers its
-// peers by stage, and the head is peer pp.
+// The state of one run of serve(): the head's Start, and what the stage made for it. The activations' transport numbers
+// its peers by stage, and the head is peer pp.
 struct Stage::Parts {
   struct Observer final : LayerObserver {
     ChannelPtr channel;
@@ -100,7 +100,7 @@ Status Stage::run() {
   }
 }
 
-// Returns the next message. Throws the Error that ends this life if the channel has closed or stop() was called. While
+// Returns the next message. Throws the Error that ends serve() if the channel has closed or stop() was called. While
 // is_busy() returns true, it is called again every 20 ms.
 Stage::Frame Stage::next(std::function<bool()> is_busy) {
   for (;;) {

@@ -53,7 +53,7 @@ Status check_wave(const Wave& wave, const Start& start, const ModelConfig& confi
 class Stage {
  public:
   Stage(StageOptions options, Clock& clock) : options_(std::move(options)), clock_(clock) {}
-  // Serves one life of an instance after the other. Returns after stop(), after give_up_s without a head, or with an
+  // Serves the head's instances, one after the other. Returns after stop(), after give_up_s without a head, or with an
   // error that another try cannot mend.
   Status run();
   void stop();

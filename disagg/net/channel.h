@@ -117,7 +117,8 @@ class ControlLoop {
   Result<std::string> listen(const ControlEndpoint& endpoint, OnOpen on_open);
   // Connects and waits at most timeout_s, plus the time to resolve a name. Must not be called from a callback.
   Result<ChannelPtr> connect(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open);
-  // Connects without waiting. `done` is called on the I/O thread, or before dial() returns if the address is invalid.
+  // Connects without waiting, but for the time to resolve a name. `done` is called on the I/O thread, or before dial()
+  // returns if the address is invalid.
   void dial(const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open,
             std::function<void(Result<ChannelPtr>)> done);
   // Runs f on the I/O thread, soon.

@@ -8,7 +8,7 @@
 //   u64 mac      SipHash-2-4 of everything before it, with a key of this direction of this session
 //
 // A frame that is changed, injected, repeated, left out or reordered ends the channel. SipHash was made as a MAC for
-// short messages and takes 0.1 us, less than a truncated HMAC. A forger has one try of 2^-64 per session.
+// short messages and takes 0.1 us, less than a truncated HMAC. A forger has one try a session, of probability 2^-64.
 //
 // Thread safety: each object belongs to one thread, or is guarded by its owner.
 #pragma once

@@ -9,7 +9,7 @@
 // to its maker, and roles and ids cannot be swapped. The initiator proves first, so a port scanner learns nothing that
 // was made with the key. Each direction's frame key is HMAC(key, label | both hellos).
 //
-// The key is the cluster's secret, or the token in the address of a transport's owner. HMAC-SHA256 (RFC 2104, FIPS
+// The key is the cluster's secret, or the token in a transport's address. HMAC-SHA256 (RFC 2104, FIPS
 // 180-4) comes from libnettle.
 //
 // Thread safety: a Handshake belongs to one thread; the rest are plain functions and values.
@@ -75,8 +75,8 @@ const char* name_of(NodeRole role);
 struct NodeIdentity {
   NodeRole role = NodeRole::tool;
   std::string id;  // printable ASCII without blanks, 1 to 64 bytes
-  // Must agree before KV may cross: a hash of model, dtypes and layout, or the session of a transport. It is
-  // authenticated; the owner of the channel compares it.
+  // A hash of model, context, transport, dtypes and version, or the session of a transport. It is authenticated, and
+  // the owner of the channel compares it.
   uint64_t fingerprint = 0;
   // A hash of the message formats (codec_schema()). The handshake refuses different ones.
   uint64_t schema = 0;

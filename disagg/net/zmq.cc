@@ -67,7 +67,7 @@ Result<ZmqApi> load() {
   return api;
 }
 
-// Loaded once for the life of the process.
+// Loaded once for each process.
 const Result<ZmqApi>& loaded() {
   static const Result<ZmqApi> api = load();
   return api;

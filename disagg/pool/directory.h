@@ -1,6 +1,6 @@
-// The directory of which instance holds which block, in its prefix cache or an offload tier below, as instances report
-// it. A late report costs only time: a prompt is placed where its prefix is gone, and is computed there. One pass over
-// a prompt's blocks finds the hit of every instance.
+// The directory of which instance holds which block, in its prefix cache or an offload tier, as instances report it. A
+// late report costs only time: a prompt is placed where its prefix is gone, and is computed there. One pass over a
+// prompt's blocks finds the hit of every instance.
 //
 // Thread safety: none; the conductor locks.
 #pragma once

@@ -8,7 +8,7 @@
 
 namespace xpyd::disagg::pool {
 
-// The arrival that a sequence which has begun waits for. Either it or the fetch may end first.
+// A sequence that has started waits for this. Either its fetch or the sequence may end first.
 class Fetcher::Arrival final : public KvArrival {
  public:
   Arrival(Fetcher& fetcher, AttemptId attempt) : fetcher_(&fetcher), attempt_(attempt) {}
@@ -125,8 +125,8 @@ void Fetcher::look(Fetch& fetch, Part& part) {
         {part.holder, parts_.self, fetch.request, part.read_s, now, part.end - part.begin, int64_t(part.bytes)});
 }
 
-// A read that was too late also updates the measured rate, by the layers that have arrived but at least one. Otherwise
-// the next prompt would be fetched and be late, too.
+// A part that missed its deadline also updates the measured rate: it counts the reads that are done, or one. Otherwise
+// the next prompt would be fetched at the old rate, and be late, too.
 void Fetcher::lose(Fetch& fetch, Part& part) {
   const double now = parts_.clock.now();
   if (part.state == Part::reading && fetch.until_s > 0 && now >= fetch.until_s)
@@ -174,7 +174,7 @@ bool Fetcher::tick() {
   return moved;
 }
 
-// Returns whether the prompt can begin before all of its KV has arrived: every part has its first layer, without a gap.
+// True if the first layer of all parts is there, without a gap.
 bool Fetcher::begins(const Fetch& fetch) const {
   int has = fetch.here;
   for (const Part& part : fetch.parts) {
@@ -193,7 +193,7 @@ void Fetcher::begin(Fetch& fetch) {
 
 // The engine's step waits meanwhile.
 bool Fetcher::wait(Fetch& fetch, int layer) {
-  constexpr double kPatience = 1;  // seconds for a layer, because other sequences are in that step
+  constexpr double kPatience = 1;  // seconds for a layer, because the step has other sequences
   const double began_s = parts_.clock.now(), until_s = std::min(fetch.until_s, began_s + kPatience);
   bool whole = true;
   for (Part& part : fetch.parts) {
@@ -208,7 +208,7 @@ bool Fetcher::wait(Fetch& fetch, int layer) {
   return whole;
 }
 
-// Continues the prompt with the tokens that have arrived, up to the first gap.
+// Starts the prompt with the tokens that arrived, up to the first gap.
 void Fetcher::finish(Fetch& fetch) {
   KvMemory& memory = parts_.memory;
   int has = fetch.here;

@@ -1,11 +1,11 @@
-// The reader's side of a fetch (README.md). Before a prompt is computed here, the transport reads the part of its
-// prefix that other instances have into blocks of this instance. Room for all of it is reserved first. Then each holder
-// is asked for its part of the tokens, and its part is read when it has answered. The KV that has arrived is compared
-// with its checksums, and used up to the first gap. A part that fails, or takes longer than it is worth, is computed.
+// The reader's side of a fetch (README.md): before a prompt is computed here, the part of its prefix that others have
+// is read from them into blocks of this instance. Blocks for the whole part are reserved first. Then each holder is
+// asked for its share of the tokens, and read when it has answered. The KV that arrived is compared with its checksums
+// and used up to the first gap. KV that fails or is late is computed.
 //
-// Layer by layer (Mooncake, section 3.3): each layer is a read of its own. The prompt starts when the first layer is
-// there, and each layer of its first step waits for that layer's KV before it attends. The prompt waits for all layers
-// if checksums are wanted, because they cover all layers, and if other threads compute.
+// Layer by layer (Mooncake, section 3.3): each layer is a read of its own, and the prompt starts when the first one is
+// there. Each layer of its first step waits for that layer's KV. The prompt waits for all layers if checksums are on,
+// because they cover all layers, or if other threads compute.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace xpyd::disagg::pool {
 
-// How a fetch ended.
+// The end of a fetch.
 struct Fetched {
   uint64_t request;
   InstanceId from;  // the first of its holders
@@ -32,8 +32,8 @@ struct Fetched {
 
 class Fetcher {
  public:
-  // Continues a prompt. `kv` has its first `tokens` tokens; kNoKv: nothing arrived that is not in the prefix cache.
-  // `arrival`: some of these tokens are still arriving; null: all are there.
+  // Starts a prompt whose first `tokens` tokens are in `kv`. kNoKv: all that arrived is in the prefix cache. `arrival`
+  // tells when the KV of these tokens is there; null: it is.
   using Begin = std::function<void(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival)>;
   Fetcher(InstanceParts& parts, const Attempts& attempts, const handover::KvRoom& room, bool by_layer, Begin begin)
       : parts_(parts), attempts_(attempts), room_(room), by_layer_(by_layer), begin_(std::move(begin)) {}
@@ -42,15 +42,15 @@ class Fetcher {
   void handle(InstanceId from, KvLent message);
   void peer_gone(InstanceId peer);
   bool tick();  // true: something moved
-  // Ends the prompts that wait here. Holders get no message.
+  // Ends all fetches, and the prompts that wait for them. Tells holders FetchOver.
   void clear(FinishReason reason, const std::string& error, Attempts& attempts);
   void add_shared(handover::SharedAttempts& of_peer) const;
 
   bool has(AttemptId attempt) const { return fetches_.contains(attempt); }
   bool empty() const { return fetches_.empty() && quarantine_.empty(); }
-  bool counts() const { return reading_; }         // true: only polling the transport tells when a read is done
-  std::function<void(const Fetched&)> ended = {};  // may be null
-  // Calls f(request, handle) for each prompt whose KV arrives.
+  bool counts() const { return reading_; }         // true: reads are in flight, and only polls tell their end
+  std::function<void(const Fetched&)> ended = {};  // null: not wanted
+  // Calls f(request, handle) for each prompt whose KV is being fetched.
   template <class F>
   void each_holder(F&& f) const {
     for (const auto& [attempt, fetch] : fetches_)
@@ -64,28 +64,28 @@ class Fetcher {
     int begin, end;  // tokens
     State state = asked;
     KvPlace source = {};
-    std::vector<TransferId> reads = {};  // one for each layer, or one for all; -1: done
-    size_t done = 0;                     // number of reads that are done, from the first on
+    std::vector<TransferId> reads = {};  // of each layer, or of all at once; -1: done
+    size_t done = 0;                     // reads that are done, from the first on
     double read_s = 0;
     size_t bytes = 0;
   };
   class Arrival;
   struct Fetch {
-    StartRequest message;  // moved out when the prompt begins
+    StartRequest message;  // valid until the prompt starts
     AttemptId attempt = 0;
     uint64_t request = 0, salt = 0;
     double worth_s = 0;
     std::vector<int32_t> tokens;
-    KvHandle kv = kNoKv;  // likewise
-    int here = 0;         // tokens that were here before
-    int wanted = 0;       // tokens that should be here after the fetch
+    KvHandle kv = kNoKv;  // valid until the prompt starts
+    int here = 0;         // tokens that this instance had before
+    int wanted = 0;       // tokens that it is to have
     std::vector<Part> parts;
     double asked_s = 0, until_s = 0;  // Clock
     int64_t bytes = 0;
-    std::shared_ptr<Arrival> arrival = {};  // set: its sequence has begun and has the handle; `lease` holds the blocks
-    KvLease lease = -1;
+    std::shared_ptr<Arrival> arrival = {};  // set: the prompt has started, and its sequence owns the handle
+    KvLease lease = -1;                     // then keeps the blocks that reads still write
   };
-  struct Late {  // nobody waits for it, but its blocks may still be written
+  struct Late {  // an abandoned fetch, whose reads may still write its blocks
     KvHandle kv;
     KvLease lease;
     std::vector<TransferId> reads;

@@ -64,7 +64,7 @@ void Lender::answer(Lent& lent) {
   parts_.tell(lent.to, std::move(said));
 }
 
-// Returns false if the reader may still be inside the registration.
+// Returns false if the reader may still use the registration.
 bool Lender::give_back(Lent& lent) {
   if (lent.registration != RemoteKey{} && !parts_.transport.close(lent.registration)) return false;
   parts_.memory.free(lent.kv);

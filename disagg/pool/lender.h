@@ -1,6 +1,6 @@
 // The holder's side of a fetch (README.md). It pins and leases a prefix until the reader says that it is done, or falls
-// silent. The part in offload tiers is loaded first. The holder compares tokens, so two prefixes with equal hashes cost
-// a refusal and never a wrong token.
+// silent. The part in offload tiers is loaded first. The holder compares tokens, so prefixes with equal hashes cost a
+// refusal and never a wrong token.
 //
 // Thread safety: the instance's thread.
 #pragma once

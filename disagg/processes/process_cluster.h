@@ -25,7 +25,7 @@ struct ProcessClusterOptions {
   Limits limits;  // ranges of what workers send
   std::string listen = "127.0.0.1:0";
   ClusterKey key;
-  uint64_t fingerprint = 0;           // of model, dtypes and layout; workers with another one are refused
+  uint64_t fingerprint = 0;           // see NodeIdentity; workers with another one are refused
   std::shared_ptr<HandoffPool> pool;  // shared by all instances; null: each has its own
   bool stands_by = false;             // no worker is accepted before take_workers(true)
 };

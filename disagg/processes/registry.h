@@ -1,6 +1,7 @@
-// A registry keeps the cluster's membership outside the cluster: names with values, each as long as the process that
-// announced it lives. Without a registry the conductor's table is the membership, and workers are told its address.
-// With one (server/workers/etcd_registry.cc) a conductor may die and start again elsewhere, and workers find it.
+// A registry keeps the cluster's membership outside the cluster: names with values. A name stays as long as the process
+// that announced it is alive. Without a registry the conductor's table is the membership, and workers are told its
+// address. With one (server/workers/etcd_registry.cc) a conductor may die and start again elsewhere, and workers find
+// it.
 //
 // A registry that cannot be reached changes nothing: its last entries stay valid. Channels decide whether a peer is
 // alive.

@@ -82,7 +82,7 @@ Status Worker::run() {
   }
 }
 
-// One life as an instance. Its channels end with it.
+// Serves as one instance. Its channels end with it.
 Result<Worker::Outcome> Worker::serve_once() {
   ControlLoop loop(clock_, {}, log_refusal);
   Result<Outcome> outcome = serve_with(loop);

@@ -143,7 +143,7 @@ void put_request(TraceWriter& trace, const RequestTrace& request) {
   trace.span(track, "decode", at, request.ended, "tokens", request.output, "finish", request.finish);
 }
 
-// Keeps what instances report of requests until the request traces are read: first steps, and fetched prefixes.
+// Keeps what instances report of requests until the requests' traces are read: first steps, and fetched prefixes.
 class Marks {
  public:
   void plan(const json& line) {
@@ -182,7 +182,7 @@ class Marks {
   std::map<std::pair<uint64_t, std::string>, Mark> of_;
 };
 
-// Passes each line to `other`, too. The request traces come last, without their gaps.
+// Passes each line to `other`, too. The requests' traces are complete at the end, without their gaps.
 Result<std::vector<RequestTrace>> read_traces(std::span<const std::string> paths,
                                               const std::function<void(const std::string& kind, const json&)>& other) {
   std::vector<RequestTrace> traces;

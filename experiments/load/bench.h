@@ -72,7 +72,7 @@ struct BenchResult {
   Summary ttft_ms, tpot_ms, itl_ms, e2el_ms;  // of completed requests
   Summary tbt_ms, tbt_max_ms, tbt_p99_ms;     // per request: its longest tenth of gaps, longest gap, P99
   Summary retry_after_s;                      // of refused requests that have it
-  Summary lateness_ms;  // from due to sent, of all requests: the delay that the client itself adds
+  Summary lateness_ms;  // from due to sent, of all requests: the client's own delay, and waits for max_concurrency
 };
 
 BenchResult summarize_bench(std::span<const RequestRecord> records, double start_s, double duration_s,

@@ -1,7 +1,6 @@
 // Transfers between simulated instances, and when they arrive. Each instance has an outgoing and an incoming link. The
 // transfers on a link share it equally. A transfer moves at the smaller of its two shares. No other transfer takes the
-// unused rest, so the result is at most as good as max-min fairness.
-//
+// unused rest, so the result is at most as good as max-min fairness. Rates are bytes/s, times seconds.
 //
 // Thread safety: none; the timeline's thread.
 #pragma once

@@ -1,5 +1,5 @@
 // The subcommands. Each takes its checked options and returns the exit code of the process. 0: done. 1: it ran and
-// failed. 2: misuse, it was asked for something that it cannot do.
+// failed. 2: misuse, it was asked for something that it cannot do. 128 + N: signal N ended it.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

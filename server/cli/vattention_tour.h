@@ -22,6 +22,6 @@ struct TourStep {
 // tokens. The pool has 6 rows, for 3 sequences of at most 64 tokens.
 std::vector<TourStep> vattention_steps();
 
-int vattention_tour();  // prints the events
+int vattention_tour();  // prints the steps
 
 }  // namespace xpyd::server
