@@ -1,9 +1,14 @@
-// The control messages between the conductor and the instances. They are plain values. Within a process they move
-// through mailboxes. Between processes disagg/processes/codec.h writes the same structs as bytes.
+// The control messages between the conductor and the instances. They are plain values. An instance of this process gets
+// them in its mailbox. Between processes disagg/processes/codec.h writes the same structs as bytes. Times (members that
+// end in _s and are no durations) are Clock seconds of the process that holds the message; the codec sends their age.
 //
 // An attempt is one try to serve one or all choices of a request at one placement. Its number is never used again, so a
 // message about an attempt that was given up names an unknown number and is ignored. Messages from one sender to one
-// receiver arrive in order, or the connection ends. Messages from two senders may overtake each other.
+// receiver arrive in order and once, or the connection ends and those on their way may be lost (PeerBroken). Messages
+// from two senders may overtake each other.
+//
+// A new message needs a struct and a place in Message here, its fields in processes/codec_fields.h, its direction in
+// kKinds of processes/codec.cc, and a handle() in a part of the instance or an on() in the conductor.
 //
 // Thread safety: plain values.
 #pragma once
@@ -77,7 +82,7 @@ struct StartRequest {
   AttemptId attempt = 0;
   std::shared_ptr<const Request> request;
   ChoiceState state;
-  bool remote = false;     // the KV goes to another instance
+  bool remote = false;     // P and D are two instances
   InstanceId decode = -1;  // push, pull: that instance
   FetchOrder fetch;
 };
@@ -129,7 +134,8 @@ struct AttemptFailed {  // this instance has given the attempt up
   AttemptFailure reason = AttemptFailure::given_up;
   std::string why;
 };
-struct Report {  // after steps, and with each renewal of leases
+// With leases only: after a step that begins or ends a choice, when the instance becomes idle, and with each renewal.
+struct Report {
   InstanceStats stats;
 };
 // The full blocks that the prefix cache, or an offload tier below it, has gained and lost since the last report, by
@@ -194,7 +200,7 @@ struct KvRenewed {  // in both directions: the sender still has these attempts
 
 // ---- Prefill -> holder of a prefix, and back (pool/).
 
-struct FetchKv {  // asks to read the KV of `tokens` from `begin` on, without the last one
+struct FetchKv {  // asks to read the KV of `tokens` from `begin` on; the reader computes the last token itself
   AttemptId attempt = 0;
   uint64_t salt = 0;
   int begin = 0;
@@ -219,9 +225,11 @@ struct Envelope {
   Message message;
 };
 
-// The message bus: mailboxes, channels between processes, or a simulated network.
+// The message bus: mailboxes, channels between processes, or a simulated network. send() does not wait for the
+// receiver. An instance handles its messages between two steps. If the conductor is in this process, it handles its
+// messages inside send(), on the sender's thread.
 //
-// Thread safety: any thread.
+// Thread safety: any thread, also while a message is handled.
 class MessageBus {
  public:
   virtual ~MessageBus() = default;

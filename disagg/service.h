@@ -132,8 +132,8 @@ struct ServicePicture {
 class Service {
  public:
   virtual ~Service() = default;
-  // Takes a request. Errors: `unavailable` (the queue is full, or the service drains), `invalid_argument` (the request
-  // can never fit). After ok, `sink` sees each choice of the request end exactly once.
+  // Takes a request. Errors: `unavailable` (the queue is full, no instance is there, or the service drains),
+  // `invalid_argument` (the request can never fit). After ok, `sink` sees each choice of the request end exactly once.
   virtual Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) = 0;
   // Ends the request at the next iteration boundary. Its choices end with `abort`. Unknown ids are ignored.
   virtual void abort(uint64_t request_id) = 0;

@@ -48,13 +48,13 @@ struct ClusterAdmission {
   const model::StepCost* cost = nullptr;  // of its steps
   double mean_s = 0, quantile_s = 0;      // durations of decodes that have ended there
   std::span<const InstanceView> instances;
-  bool sheddable = true;  // may be dropped under load (llm-d: a request of negative priority)
+  bool sheddable = true;  // may be dropped under load: priority above 0 (llm-d: a negative priority)
   double random = 0;      // [0, 1)
 };
 
 const char* refusal_name(Refusal::Why why);  // "ttft", "tbt", "room", "load"
 
-struct AdmissionPolicy {  // null: no check at this moment
+struct AdmissionPolicy {  // arrives, joins: null if it does not check at this moment
   const char* name;
   Refusal (*arrives)(const ClusterAdmission& view, const AdmissionOptions& options);
   Refusal (*joins)(const ClusterAdmission& view, const AdmissionOptions& options);

@@ -70,7 +70,7 @@ class Conductor final : public Service {
  private:
   using Entry = RequestTable::Entry;
   using Choice = RequestTable::Choice;
-  using Out = SinkEvents;  // delivered after the lock is released
+  using Out = SinkEvents;  // delivered by the calling thread after it has released the lock
   // Choices that wait for an instance.
   struct Parked {
     uint64_t request;

@@ -24,9 +24,9 @@ bool stays_below(const DisaggView& view, const DisaggOptions& o) {
   return little || busy;
 }
 
-// The time to D's first token in either way.
+// The predicted time until D's first token, if D computes the prompt and if P does.
 struct Ways {
-  double append_s;  // the prompt's computation, a part of local_s: D's decodes wait for it
+  double append_s;  // part of local_s: computing the prompt, which delays every sequence that decodes on D
   double local_s, remote_s;
 };
 
@@ -44,26 +44,25 @@ Ways ways(const DisaggView& view) {
   return {append_s, local_s, remote_s};
 }
 
-// A local prompt delays every decode of D, so these delays are charged to it.
+// A prompt on D is charged with the delay that it causes to every sequence that decodes there.
 bool stays_by_cost(const DisaggView& view, const DisaggOptions&) {
   const Ways w = ways(view);
   return !(w.remote_s < w.local_s + view.decode_sequences * w.append_s);
 }
 
-// PPD's score (ppd_decision_engine.py): the share of TTFT that computing an append on D saves, less the share of TBT
-// that it adds there, each times a weight (PPD: 1). PPD looks both up in measurements of a whole load served either
-// way. Here they are predicted, TBT as if all such turns were appended: N decodes that each last L are N / L turns a
-// second (Little's law), and each takes append_s of D's time from its decodes.
+// PPD's score (its code, ppd_decision_engine.py): the share of TTFT that computing the suffix on D saves, less the
+// share that it adds to TBT there, times a weight (1 there). PPD looks both up in measurements of a whole load. Here
+// they are predicted, TBT as if all such turns of conversations were computed on D: N decodes of duration L are N / L
+// turns a second (Little's law), and each takes its computation from the time of D's decodes.
 bool appends(const DisaggView& view, const DisaggOptions& o) {
-  if (view.cached_decode == 0 || view.decode_life_s == 0) return false;  // D has no earlier turn of it
+  if (view.cached_decode == 0 || view.decode_life_s == 0) return false;  // not the next turn of a conversation
   const Ways w = ways(view);
   const double sooner = (w.remote_s - w.local_s) / w.remote_s;
   const double slower = view.decode_sequences * w.append_s / view.decode_life_s;
   return sooner > o.append_tbt_weight * slower;
 }
 
-// Returns the decode instance with room for the prompt that has most of it, and among equals the one that decodes
-// least.
+// Returns the decode instance with room for the prompt that has most of it cached; among equals, with fewest sequences.
 int nearest_decode(const ClusterView& view) {
   int best = -1;
   for (int i = 0; i < int(view.instances.size()); ++i) {

@@ -66,7 +66,7 @@ double match_of(const ClusterView& view, const InstanceView& i) {
   return cached_of(i) / std::max(1, view.prompt_tokens);
 }
 
-// Policies that count decode on the instance with the fewest sequences.
+// Policies that count place the decode on the instance with the fewest sequences.
 int fewest_sequences(const ClusterView& view) {
   return least(view, decodes, [](const InstanceView& i) { return i.sequences; });
 }

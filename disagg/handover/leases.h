@@ -28,15 +28,15 @@ class Leases {
   // Takes the new messages. They follow those that the caller has left in the inbox.
   std::vector<Envelope>& take();
   std::vector<Envelope>& inbox() { return inbox_; }
-  // Takes only the grants (KvReserved) that have arrived during a step. Other messages wait for the next turn, and
-  // their attempts are renewed until then.
+  // Takes only the grants (KvReserved) that have arrived during a step. Other messages wait for the next iteration of
+  // the loop, and their attempts are renewed until then.
   std::vector<std::pair<InstanceId, KvReserved>> take_reserved();
   Mailbox<Envelope>& mail() { return mail_; }
 
   // update() records the attempts that are valid now and during the next step. add() adds one during that step.
   void update(SharedAttempts of_peer);
   void add(InstanceId peer, AttemptId attempt);
-  // If a renewal is due, returns true and the attempts to renew. An instance that stays in one turn for longer than
+  // If a renewal is due, returns true and the attempts to renew. An instance whose loop has not begun an iteration for
   // kLongestTurnSeconds renews nothing. Attempts that have ended since update() are renewed, too, without effect.
   bool renew(SharedAttempts& of_peer);
 

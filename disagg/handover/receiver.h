@@ -133,7 +133,7 @@ class Receiver {
   const KvRoom& room_;
   Engine& engine_;
   std::unordered_map<AttemptId, Incoming> incoming_;
-  std::deque<AttemptId> remote_prefilling_;   // waiting for room, in turn
+  std::deque<AttemptId> remote_prefilling_;   // waiting for room, first come first
   std::vector<AttemptId> finished_prefills_;  // delivered, or being read
   int gone_ = 0;                              // attempts of incoming_ in state gone, until the next tidy()
   std::vector<Place> quarantine_;             // given up, and a transfer may still be inside

@@ -1,7 +1,7 @@
 // Admission by reservation (--reservation escrow): a prompt whose KV leaves enters the engine when all that it needs is
 // held. Until then it holds all of it or nothing. The three steps are WavePP's (sections 4.2 to 4.5):
 //   lease    The cached prefix is referenced, so it is not evicted (KvMemory::reserve).
-//   reserve  (WavePP: escrow) Blocks for the rest are reserved here as a number (KvMemory::reserve_blocks). Other
+//   reserve  (WavePP's escrow) Blocks for the rest are reserved here as a number (KvMemory::reserve_blocks). Other
 //            admissions cannot use them, and nothing is evicted yet. With push, D is then asked for its room
 //            (ReserveKv).
 //   commit   The engine takes the prompt, which draws on the reserved blocks one by one.
@@ -24,8 +24,8 @@ namespace xpyd::disagg::handover {
 
 class Reservations {
  public:
-  // `headroom`: if more tokens than these are still to be computed here for a D, no further prompt gets room there. So
-  // D's room does not stay empty for long. A single prompt may be longer.
+  // `headroom`: if the engine, and the prompts that hold room for a D, have more tokens than these to compute, the next
+  // prompt for this D waits. So D's room does not stay empty for long. A single prompt may be longer.
   Reservations(InstanceParts& parts, Sender& sender, const KvRoom& room, Engine& engine, int64_t headroom)
       : parts_(parts), sender_(sender), room_(room), engine_(engine), headroom_(headroom) {}
 

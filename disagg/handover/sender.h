@@ -1,6 +1,6 @@
 // Sender is the prefill side of an instance: it sends the KV of prompts to decode instances while the engine computes
 // them. The sender's table in states.h decides what happens to an attempt, and the functions here carry out its
-// actions. After each layer of a step (layer_ended, called by the model) it reads grants and polls transfers.
+// actions. After each layer (layer_ended, which the engine calls inside a step) it reads grants and polls transfers.
 // Everything else waits for the end of the step.
 //
 // Thread safety: the instance's thread.

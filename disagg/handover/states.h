@@ -104,7 +104,7 @@ enum class ReceiverEvent : uint8_t {
   silent,           // tick: P was silent for a lease
   late,             // tick: the KV is not worth the wait any more
   request_over,     // tick: the request is cancelled or late
-  adopted,          // tick: its turn has come
+  adopted,          // tick: it can go to the engine now
   shut_down,
 };
 

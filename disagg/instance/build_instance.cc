@@ -38,7 +38,7 @@ KvOptions memory_options(const ClusterOptions& o, const Welcome& as, const Insta
   }
   if (shared_pool) {
     kv.pool_bytes *= size_t(kv.n_memories);
-    // On a decode instance only preempted sequences look for handed-over KV again, so offload tiers keep it only then.
+    // On a decode instance only preempted sequences look for handed-over KV again, so offload keeps it only then.
     kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
   }
   if (o.log)

@@ -111,7 +111,7 @@ class Cluster final : public Runtime, private MessageBus {
   ~Cluster() override;
 
   Status start() override;  // starts the threads; not for a virtual clock
-  bool turn();              // without threads: one turn of every instance on this thread
+  bool turn();              // without threads: calls turn() of every instance on this thread
   void drain() override { conductor_.drain(); }
   bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
   void stop() override;

@@ -3,7 +3,7 @@
 // whether they are threads or processes.
 //
 // Thread safety: any thread may call send(), poke(), stats(), block_map() and renew_leases(). Everything else is for
-// the instance's own thread, or, under a virtual clock, for the one thread that turns all instances.
+// the instance's own thread, or, under a virtual clock, for the one thread that calls turn() of all instances.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,7 @@ class Instance final {
   // control thread calls it every eighth of a lease, unless leases are off.
   void renew_leases();
 
-  // One turn of the loop: messages, reservations, transfers, one engine step. Returns false if nothing moved.
+  // One iteration of the loop: messages, reservations, transfers, one engine step. Returns false if nothing moved.
   bool turn();
   // Calls turn() until `stop` is set, and sleeps when there is nothing to do.
   void run(const std::atomic<bool>& stop);

@@ -27,7 +27,7 @@ class InstanceStatus {
   std::shared_ptr<const BlockMap> block_map() const;
   const std::atomic<uint64_t>& published() const { return count_; }  // counts the changes of stats()
 
-  // Before a step: charges the KV held outside the engine, which stays charged until the next turn.
+  // Before a step: charges the KV held outside the engine, which stays charged until the next call.
   void charge_transfers();
   void saw(const StepCosts::Took& took);  // records how well the step was predicted
   // After a step: sends the changes of the prefix cache to the conductor, if a report is due.

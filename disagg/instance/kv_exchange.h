@@ -17,7 +17,8 @@
 
 namespace xpyd::disagg {
 
-// Gives the message to each of `parts` that has a handle() for its type. If several have, they take it by reference.
+// Gives the message to each of `parts` that has a handle() for its type. If several have one, all must take it by const
+// reference, because the first would move from it.
 template <class M, class... Parts>
 void hand_to(InstanceId from, M&& message, Parts&... parts) {
   const auto one = [&](auto& part) {

@@ -14,7 +14,7 @@ void PeerLinks::handle(InstanceId, PeerJoined message) {
   pending_[id] = {.info = std::move(message.info), .since_s = parts_.clock.now()};
 }
 
-// One turn decides about all waiting messages at the same moment, so none overtakes another.
+// One call decides about all waiting messages at the same moment, so none overtakes another.
 bool PeerLinks::connect() {
   constexpr double kAgainSeconds = 0.25;
   const double now = parts_.clock.now();

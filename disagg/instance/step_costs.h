@@ -20,9 +20,9 @@ class StepCosts {
     double seconds, predicted_s;
     double end_s;  // Clock
   };
-  // Requires: it is called once in each turn. Returns the duration of the turn's step, if there was one.
+  // Requires: it is called once in each Instance::turn(). Returns the duration of that call's step, if there was one.
   std::optional<Took> turn();
-  // `moved`: the last turn did something, so the next turn follows without sleep.
+  // `moved`: the last Instance::turn() did something, so the next one follows without sleep.
   void back_to_back(bool moved) { back_to_back_ = moved; }
   // Decides whether to load or compute (see KvLoader::Worth). Loads queue behind loads and computation behind
   // computation, because link and processor work in parallel.
@@ -35,7 +35,7 @@ class StepCosts {
   Clock& clock_;
   StepCost cost_;
   EngineStats counted_;          // the counters at the last fit
-  double fitted_s_ = 0;          // Clock: the last fit; 0: the last turn had no step
+  double fitted_s_ = 0;          // Clock: the last fit; 0: the last turn() had no step
   double computed_until_s_ = 0;  // Clock: end of the work that loads() chose to compute
   bool back_to_back_ = false;
 };

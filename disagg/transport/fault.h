@@ -2,7 +2,7 @@
 // changed. The seed and the order of the transfers alone decide what happens to which transfer, so a run under a
 // virtual clock repeats itself.
 //
-//   drop       the transfer is lost: it stays in flight until its deadline, then it fails
+//   drop       the transfer is lost: it stays in flight until its deadline, then it fails (without one: at once)
 //   delay      it begins later, by an exponentially distributed time with this mean
 //   reorder    it begins after the next transfer, or after a millisecond
 //   truncate   its last bytes are missing, and it is reported as done

@@ -2,7 +2,8 @@
 // their end. A transport adds how it connects to a peer, how a transfer begins, and how far it has come.
 //
 // A Peer must have address, regions (ranges of memory) and dead(). If dead(), its transfers fail, and it may be
-// connected again. Registrations, the owner's half, must have open(), close(), arrived() and refused().
+// connected again. Registrations, the table of those that it opens for peers, must have open(), close(), arrived() and
+// refused().
 //
 // Thread safety: its owner's thread.
 #pragma once

@@ -12,12 +12,13 @@
 //
 // post() starts a transfer, which is the copies of a plan. In each copy one side is local and the other side is an
 // address relative to remote(). From post() until poll() says done or failed, the source bytes must be final and stay
-// in place, and the destination bytes belong to this transfer alone. Transfers may finish in any order. `done`: every
-// byte is in place, and arrived() of the peer's registration has counted this transfer. No transport delivers a
-// transfer twice. `failed`: an unknown part is in place, and more may land until the registration is closed (arrived()
-// still counts only whole transfers); local memory is no longer used. poll() does not block, and forgets the id with
-// its last answer. cancel() asks for an early end; the transfer must still be polled. A transfer that is not done by
-// its deadline fails.
+// in place, and the destination bytes belong to this transfer alone. A plan may have any number of copies of any size
+// and alignment, and what a link cannot take yet waits in the transport without a bound. Transfers may finish in any
+// order. `done`: every byte is in place, and arrived() of the peer's registration has counted this transfer. No
+// transport delivers a transfer twice. `failed`: an unknown part is in place, and more may land until the registration
+// is closed (arrived() still counts only whole transfers); local memory is no longer used. poll() does not block, and
+// forgets the id with its last answer. cancel() asks for an early end; the transfer must still be polled. A transfer
+// that is not done by its deadline fails. No transport repeats a failed transfer.
 //
 // connect() never waits for a peer. It begins or continues, and says whether it is done; its caller has other work and
 // asks again. Within one call it only does local work: addresses are numeric, and shm maps the peer's pool.

@@ -3,7 +3,7 @@
 // the registration. Then both enqueue their halves on streams of the transport, or neither does.
 //
 //   initiator's Link                  owner's Client
-//     ask(key, op, ranges) ────────>  is all of it inside an open registration?  enter it
+//     ask(key, ranges)     ────────>  is all of it inside an open registration?  enter it
 //                          <────────  accepted, or refused
 //     ncclSend…            ── go ──>  ncclRecv…
 //                          <────────  placed: the stream has passed the group; arrived() counts the last

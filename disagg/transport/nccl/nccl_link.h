@@ -134,8 +134,8 @@ class Link {
   struct Flight {  // a group, from `ask` to its end
     std::shared_ptr<Transfer> post;
     size_t group;
-    int pipe = 0;  // value of n_pipes_ when it was enqueued
-    bool gone = false, run = false, placed = false;
+    int pipe = 0;                                    // value of n_pipes_ when it was enqueued
+    bool gone = false, run = false, placed = false;  // `go` was said; this end has run; the owner has answered
   };
   bool usable(const Transfer& post) const { return post.wanted && !post.failed && !dead_; }
   bool connected() const { return !pipes_.empty() && pipes_.back()->state() == Pipe::State::ready; }

@@ -49,6 +49,8 @@ struct Transfer {
   double until_s = 0;  // if cancelled: Clock time until which requests in flight may complete; 0: not cancelled
   std::vector<Copy> copies;
   int64_t mark = 0;  // device memory: the source rows are complete when the device queue has reached this mark
+  // seeking: waits for keys; sent: its last request is posted; stopped: given up, and requests are in flight; refused:
+  // waits until the owner has counted it.
   enum { seeking, moving, sent, stopped, refused, done, failed } stage = seeking;
   uint64_t sync = 0;  // seeking, refused: number of the question to the owner; 0: not asked yet
   KeysOfRegistration keys;

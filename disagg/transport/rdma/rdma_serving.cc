@@ -153,8 +153,8 @@ void Serving::left(PeerId peer, const Channel* channel) {
 namespace {
 
 // The low byte of a memory window's key changes with each use, and repeats after 255 uses. Spare memory windows are
-// used in turn, and only from this number on. An old key could therefore fit again only after 64 * 255 further ranges
-// were opened for the same peer, without the peer hearing of any.
+// used oldest first, and only from this number on. An old key could therefore fit again only after 64 * 255 further
+// ranges were opened for the same peer, without the peer hearing of any.
 constexpr size_t kSpare = 64;
 // A NIC needs a few microseconds. Software devices may wait for the processor.
 constexpr double kBindSeconds = 2, kRevokeSeconds = 0.02;

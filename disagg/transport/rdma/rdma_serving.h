@@ -1,5 +1,5 @@
-// The owner's half of the rdma transport: registrations (`Registration`), their remote keys, and the queue pairs of the
-// clients that call this instance (`Client`).
+// The owner's half of the rdma transport: registrations, their remote keys, and the queue pairs of the clients, which
+// are the peers that have called this instance.
 //
 // A key is a verbs memory window of type 2B. It is bound to one range and to one queue pair of the peer that it was
 // opened for. close() invalidates the keys by a local request, which is in force when it completes. No request of this
@@ -59,7 +59,7 @@ class Serving {
     int pending = 0;      // bind or invalidate batches in flight
     bool failed = false;  // one of their requests failed
   };
-  struct Client {  // a client: a peer that has called this instance
+  struct Client {  // a peer that has called this instance
     ChannelPtr channel;
     std::vector<Queue> queues;   // empty: the link is broken
     std::vector<int> in_flight;  // bind and invalidate requests, by NIC port

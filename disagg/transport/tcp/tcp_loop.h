@@ -1,5 +1,5 @@
 // The I/O threads of the tcp transport. A Loop is one thread with an edge-triggered epoll set of links. It runs ready
-// links in turn. The file also has the socket helpers of initiator and owner.
+// links one after another. The file also has the socket helpers of initiator and owner.
 //
 // Thread safety: any thread may call Loop's public functions. Only its loop's thread runs a link.
 #pragma once
