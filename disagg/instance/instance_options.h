@@ -22,7 +22,7 @@ struct InstanceOptions {
   InstanceId id = 0;
   std::string name;
   Role role = Role::colocated;
-  DisaggOrder remote = DisaggOrder::push;  // as in Welcome
+  DisaggOrder order = DisaggOrder::push;  // as in Welcome
   StreamKv stream_kv = StreamKv::layer;
   bool reserve_blocks = false;  // see handover/reservation.h
   EngineOptions engine;
