@@ -65,14 +65,23 @@ void Conductor::receive(InstanceId from, Message message) {
   });
 }
 
-// Delivers events outside the lock. A request is over when its last event has been delivered.
-void Conductor::pass_on(Out& out) {
-  const size_t n = out.size();
-  for (auto& [sink, event] : out) sink->on_event(std::move(event));
-  if (n == 0) return;
-  std::lock_guard lock(mutex_);
-  passing_ -= int64_t(n);
-  if (requests_.empty() && passing_ == 0) idle_.notify_all();
+// One thread delivers at a time, so a sink gets its events in their order. A request is over when its last event has
+// been delivered.
+void Conductor::deliver() {
+  Out events;
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (outbox_.empty()) {
+        delivering_ = false;
+        if (requests_.empty()) idle_.notify_all();
+        return;
+      }
+      events.swap(outbox_);
+    }
+    for (auto& [sink, event] : events) sink->on_event(std::move(event));
+    events.clear();
+  }
 }
 
 // ---- New requests.
@@ -196,7 +205,7 @@ void Conductor::drain() {
 bool Conductor::wait_idle(double seconds) {
   std::unique_lock lock(mutex_);
   return idle_.wait_for(lock, std::chrono::duration<double>(seconds),
-                        [&] { return requests_.empty() && passing_ == 0; });
+                        [&] { return requests_.empty() && !delivering_; });
 }
 
 void Conductor::end_all(const std::string& why) {

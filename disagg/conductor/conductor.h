@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "disagg/conductor/attempt_table.h"
@@ -70,7 +71,7 @@ class Conductor final : public Service {
  private:
   using Entry = RequestTable::Entry;
   using Choice = RequestTable::Choice;
-  using Out = SinkEvents;  // delivered by the calling thread after it has released the lock
+  using Out = SinkEvents;
   // Choices that wait for an instance.
   struct Parked {
     uint64_t request;
@@ -97,17 +98,17 @@ class Conductor final : public Service {
   void call_off(AttemptId number, const Attempt& attempt);
   void park(const Attempt& attempt, bool begun);
   void retry_parked(Out& out);
-  void pass_on(Out& out);
-  // Calls f(out) under the lock, then delivers the events outside it.
+  void deliver();
+  // Calls f(out) under the lock. The events are delivered outside it, in the order of these calls: by the calling
+  // thread, or by another one that is delivering already.
   template <class F>
   void act(F f) {
-    Out out;
     {
       std::lock_guard lock(mutex_);
-      f(out);
-      passing_ += int64_t(out.size());
+      f(outbox_);
+      if (outbox_.empty() || std::exchange(delivering_, true)) return;
     }
-    pass_on(out);
+    deliver();
   }
 
   bool shared_pool_ = false;
@@ -122,7 +123,8 @@ class Conductor final : public Service {
   Planner planner_;
   std::vector<Parked> parked_;
   bool draining_ = false;
-  int64_t passing_ = 0;  // events that have not reached their sinks yet
+  Out outbox_;  // events that no thread delivers yet
+  bool delivering_ = false;
 };
 
 }  // namespace xpyd::disagg

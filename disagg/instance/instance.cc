@@ -176,7 +176,7 @@ void Instance::handle(InstanceId, PeerGone message) {
 // when it joins again.
 void Instance::handle(InstanceId, PeerBroken message) {
   kv_.peer_gone(message.id, options_.name + " lost its connection to a peer");
-  parts_.peers.erase(message.id);
+  peers_.lost(message.id);
 }
 
 void Instance::renew_leases() {

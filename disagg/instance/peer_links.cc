@@ -10,6 +10,7 @@ namespace xpyd::disagg {
 void PeerLinks::handle(InstanceId, PeerJoined message) {
   if (message.info.id == options_.id) return;
   const InstanceId id = message.info.id;
+  connected_.erase(id);
   names_[id] = message.info.name;
   pending_[id] = {.info = std::move(message.info), .since_s = parts_.clock.now()};
 }
@@ -19,9 +20,20 @@ bool PeerLinks::connect() {
   constexpr double kAgainSeconds = 0.25;
   const double now = parts_.clock.now();
   bool moved = false;
+  // A call of a connected peer only looks. If the connection has broken, it begins anew.
+  for (auto at = connected_.begin(); at != connected_.end();) {
+    const auto next = std::next(at);
+    const Result<bool> still = parts_.transport.connect(at->first, at->second.address);
+    if (!still || !still.value()) {
+      pending_[at->first] = {.info = std::move(at->second), .since_s = now};
+      connected_.erase(at);
+    }
+    at = next;
+  }
   for (auto at = pending_.begin(); at != pending_.end();) {
     Pending& peer = at->second;
     const InstanceInfo& info = peer.info;
+    const InstanceId id = info.id;
     const auto next = std::next(at);
     if (now >= peer.again_s) {
       const Result<bool> connected = parts_.transport.connect(info.id, info.address);
@@ -37,6 +49,7 @@ bool PeerLinks::connect() {
             !known)  // the layout comes from another process
           log_line(LogLevel::warning, "xpyd: %s and %s cannot exchange KV: %s", options_.name.c_str(),
                    info.name.c_str(), known.error().message.c_str());
+        connected_.insert_or_assign(id, std::move(peer.info));
         pending_.erase(at);
         moved = true;
       }
@@ -63,6 +76,12 @@ bool PeerLinks::waits(const Envelope& envelope, const Attempts& attempts) const 
 void PeerLinks::disconnect(InstanceId peer) {
   parts_.transport.disconnect(peer);
   pending_.erase(peer);
+  connected_.erase(peer);
+}
+
+void PeerLinks::lost(InstanceId peer) {
+  parts_.peers.erase(peer);
+  connected_.erase(peer);
 }
 
 void PeerLinks::forget(InstanceId peer) {

@@ -1,5 +1,5 @@
-// The connections of an instance's transport to its peers. It calls a peer as soon as it joins, and again while it
-// cannot be reached. Messages wait for the first call only.
+// The connections of an instance's transport to its peers. It calls a peer as soon as it joins, again while it cannot
+// be reached, and anew when the connection has broken. Messages wait for the first of these calls only.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -24,6 +24,7 @@ class PeerLinks {
   // deadline is over does not wait.
   bool waits(const Envelope& envelope, const Attempts& attempts) const;
   void disconnect(InstanceId peer);
+  void lost(InstanceId peer);    // messages of it were lost; it is called again when it joins again
   void forget(InstanceId peer);  // requires: the other parts know that it is gone
   // Returns the time until a peer is called again, at most `seconds`.
   double nap(double seconds) const;
@@ -41,6 +42,7 @@ class PeerLinks {
   const InstanceOptions& options_;
   InstanceParts& parts_;
   std::map<InstanceId, Pending> pending_;
+  std::map<InstanceId, InstanceInfo> connected_;
   std::map<InstanceId, std::string> names_;
 };
 

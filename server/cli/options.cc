@@ -481,7 +481,7 @@ std::vector<OptionRow> make_rows() {
        "key that clients must send as a Bearer token; empty: no key is needed", "serve",
        sets_as<one_or_none, &ServerOptions::api_keys>},
       {"api-key-file", text, "", "", "FILE", 0, 0,
-       "file with more API keys, one per line; only its owner may be able to read it", "serve",
+       "file with more API keys, one per line; only its owner and group may read it", "serve",
        sets<&ServerOptions::api_key_file>},
       {"insecure", flag, "off", "", "", 0, 0,
        "accept requests without an API key also on an address that other machines can reach", "serve",

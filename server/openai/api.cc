@@ -368,8 +368,8 @@ bool is_api_key(const std::string& text) {
 
 Result<std::vector<std::string>> read_api_keys(const std::string& path) {
   struct stat about {};
-  if (stat(path.c_str(), &about) == 0 && (about.st_mode & 077) != 0)
-    return invalid(path + ": other users can read this file; run chmod 600 on it");
+  if (stat(path.c_str(), &about) == 0 && (about.st_mode & (S_IRWXO | S_IWGRP)) != 0)
+    return invalid(path + ": other users may read or change this file; expected mode 0600 or 0640");
   auto text = read_small_file(path, kMaxKeyFileBytes);
   if (!text) return text.error();
   std::vector<std::string> keys;

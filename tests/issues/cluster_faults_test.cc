@@ -1,9 +1,13 @@
 // Instances of one process end every request over transports with faults, D counts its reads, and the order of P and D
 // is chosen well before anything is measured.
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <cstdlib>
 #include <thread>
 
+#include "disagg/transport/bootstrap.h"
 #include "disagg/transport/fault.h"
 #include "disagg/transport/forwarding.h"
 #include "server/build.h"
@@ -97,6 +101,37 @@ TEST_CASE("an attempt that fails again and again in one process ends at its dead
   REQUIRE(tiny.submit(request).ok());
   CHECK(tiny.cluster->wait_idle(10));
   CHECK(tiny.recorder->choice(1).finish == FinishReason::timeout);
+  tiny.cluster->stop();
+}
+
+// The transport connected again only when it was asked to, and no instance asked.
+TEST_CASE("a data connection that breaks alone is made anew", "[issues][lost_posts]") {
+  TinyCluster tiny({.topology = "1P1D", .transport = "tcp"});
+  REQUIRE(tiny.cluster->start().ok());
+  const auto refused_after = [&](uint64_t id) {
+    REQUIRE(tiny.submit(tiny_request(id, prompt_of(40, int(id)), 4)).ok());
+    REQUIRE(tiny.cluster->wait_idle(10));
+    return tiny.cluster->stats().instances[1].kv_refused;
+  };
+  REQUIRE(refused_after(0) == 0);
+  const auto owner = parse_transport_address("tcp", tiny.cluster->instances()[1]->info().address).value();
+  int broken = 0;
+  for (int fd = 0; fd < 4096; ++fd) {
+    sockaddr_in peer{};
+    socklen_t length = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0 && peer.sin_family == AF_INET &&
+        ntohs(peer.sin_port) == owner.port)
+      broken += ::shutdown(fd, SHUT_RDWR) == 0;
+  }
+  REQUIRE(broken > 0);
+  int64_t refused = 0;
+  bool crosses = false;  // prompts that come while the connection is made may still be computed by D
+  for (uint64_t id = 1; id <= 50 && !crosses; ++id) {
+    const int64_t now = refused_after(id);
+    crosses = now == refused;
+    refused = now;
+  }
+  CHECK(crosses);
   tiny.cluster->stop();
 }
 
