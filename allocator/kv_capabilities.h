@@ -17,7 +17,9 @@ namespace xpyd::allocator {
 
 struct KvReservation;  // kv_memory.h
 
-using KvHandle = int32_t;  // a sequence in one memory; valid from reserve/fork/adopt to free
+// A sequence in one memory, from reserve, fork or adopt to free or hand_over. A call with a handle that is not in use
+// aborts; a later sequence may get the same number.
+using KvHandle = int32_t;
 inline constexpr KvHandle kNoKv = -1;
 
 enum class KvState : uint8_t { free, active, cached, in_transfer };  // of a block, as KvStats counts it
@@ -28,7 +30,7 @@ class KvCache {
  public:
   // Returns the cached tokens that are in this memory at this moment. Any thread.
   virtual int probe(std::span<const int32_t> tokens, uint64_t salt) const = 0;
-  // Nobody else finds the tokens that this sequence commits from now on. Slots ignore it, and keep their contents.
+  // Nobody else finds the tokens that this sequence commits from now on. Contiguous memory ignores it.
   virtual void keep_private(KvHandle) {}
   virtual void clear_prefix_cache() = 0;  // drops cached blocks that nobody uses; any thread
   // Returns the state of each block of the pool. A block that only other processes hold counts as free. Any thread.
@@ -43,8 +45,8 @@ using KvLease = int32_t;  // valid from pin to unpin
 class KvLeases {
  public:
   // Holds the blocks with tokens [token_begin, token_end) of the sequence's present blocks until unpin, even after its
-  // free(). The other blocks go with free(). Contiguous memory holds the slot; vattention holds the page-group rows up
-  // to token_end, because a slot gives them back from its end. Requires: 0 <= begin < end.
+  // free(), so that a peer may read or write them. The other blocks go with free(). Contiguous memory holds the slot;
+  // vattention holds the rows up to token_end, because a slot gives rows back from its end. Requires: 0 <= begin < end.
   virtual KvLease pin(KvHandle handle, int token_begin, int token_end) = 0;
   virtual void unpin(KvLease lease) = 0;
 
@@ -128,12 +130,11 @@ class KvLoader {
   // would be loaded from an offload tier. Any thread.
   virtual int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const = 0;
   // Decides whether loading tokens [from, to) of a prompt of `tokens` tokens is worth load_s, the predicted time. If
-  // not, they are computed. It is asked only if OffloadOptions::load_by_cost; matched_tokens() does not ask. Requires:
-  // unused.
+  // not, they are computed. It is asked only if OffloadOptions::load_by_cost, and never by matched_tokens(). Requires:
+  // the memory has not been used yet.
   using Worth = std::function<bool(int from, int to, int tokens, double load_s)>;
   virtual void loads_if(Worth worth) = 0;
-  // Like reserve(), but loads all that an offload tier has of the tokens, without asking Worth: for callers that never
-  // compute.
+  // Like reserve(), but loads all that a tier has of the tokens, without asking Worth: for callers that do not compute.
   virtual Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) = 0;
   // Makes progress on copies to and from offload tiers, and notices their ends. Calls that change a sequence do so too.
   // The owner calls it from time to time. True: something was under way, so memory may have become free.

@@ -60,7 +60,7 @@ struct KvOptions {
   int max_sequence_tokens = 0;  // contiguous: tokens of a slot; all: the longest sequence allowed
   bool prefix_cache = true;     // contiguous has no shareable block and never hits
   bool radix = false;           // paged, token: finds a prefix to the token (radix_tree.h), not to the block
-  int proof_tokens = INT_MAX;   // of PrefixIndex; the first token of a block determines a simulation's prompts
+  int proof_tokens = INT_MAX;   // PrefixIndex compares so many tokens of a block; 1 is enough for simulated prompts
   int n_memories = 1;           // memories of this process with such options; they share its limit of mappings
   bool keep_idle = true;        // slots keep their contents; false where other memories share the pool
   int slot_chunk = 0;           // slots that get memory at a time, at first use; 0: all slots, at the start
@@ -70,7 +70,7 @@ struct KvOptions {
   bool pool_in_groups = false;
   std::vector<std::shared_ptr<CacheListener>> listeners;  // are told of its prefix cache, if no other memory shares it
   OffloadOptions tiers;                                   // the offload tiers below this pool
-  Clock* clock = nullptr;                                 // the instance's, for its offload tiers; null: the machine's
+  Clock* clock = nullptr;                                 // the instance's, for offload tiers; null: the machine's
   Device* device = nullptr;                               // holds the pool; null: the CPU
   std::vector<std::shared_ptr<std::byte>> rank_memory;  // [n_ranks] the pool's, made elsewhere; empty: it is allocated
   DeviceQueue* queue = nullptr;  // the instance's, on that device, for its copies; null: the CPU's
@@ -97,7 +97,7 @@ struct KvStats {
   VattentionStats vattention;
   // The state of the pool's bytes. `written` counts a byte that several sequences share once. capacity_bytes = written
   // + reserved + internal + idle + external, always.
-  int64_t capacity_bytes = 0;  // pool_bytes
+  int64_t capacity_bytes = 0;  // pool_bytes without what is elsewhere; on several ranks, the bytes of all blocks
   int64_t written_bytes = 0;   // KV of sequences
   int64_t reserved_bytes = 0;  // held for tokens that a sequence may still get (contiguous, slots)
   int64_t internal_bytes = 0;  // held by sequences only because blocks are not smaller
@@ -127,30 +127,31 @@ class KvMemory {
   int n_ranks() const { return int(places_.ranks.size()); }
   const KvShards* shards() const { return places_.shards ? &*places_.shards : nullptr; }
 
-  // Starts a sequence that will compute `tokens`. Attaches the longest cached prefix with the same salt, in the cache's
-  // grain, but never the last token, because the model must compute its logits. Contiguous memory takes its slot here.
-  // Other blocks are taken by append(). Error `unavailable`: no slot is free now.
+  // Starts a sequence that will compute `tokens`. Attaches the longest cached prefix with the same salt, in whole
+  // blocks or to the token, but never the last token, because the model must compute its logits. Contiguous memory
+  // takes its slot here. Other blocks are taken by append(). Error `unavailable`: no slot is free now.
   virtual Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) = 0;
 
   // Makes room for `n_tokens` more tokens after the written ones, and evicts cached blocks as needed. Makes the block
-  // of the next token private (copy-on-write). False: there are not enough blocks, and nothing has changed.
+  // of the next token private (copy-on-write). False: there are not enough blocks, and the sequence is as before.
   [[nodiscard]] virtual bool append(KvHandle handle, int n_tokens) = 0;
 
-  // Commits `tokens`, which follow those written so far: their KV is in place. Full blocks become findable.
+  // Commits `tokens`, which follow those written so far: the step or transfer that wrote their KV has ended. Full
+  // blocks become findable.
   virtual void commit(KvHandle handle, std::span<const int32_t> tokens) = 0;
 
-  // Rolls back to the written tokens: gives back all other room (an aborted step, rejected speculation).
+  // Rolls back to the written tokens: gives back all other room and reserved blocks (an aborted step, rejected drafts).
   virtual void rollback(KvHandle handle) = 0;
 
   // Makes a second sequence with the same written tokens. Paged memory shares the blocks; contiguous memory copies to
-  // another slot. Rolls back the first sequence, so its next write needs an append, which makes the shared last block
-  // private.
+  // another slot. Rolls the first sequence back, so its next write needs an append, which makes the shared last block
+  // private. Error `unavailable`: no slot is free now.
   virtual Result<KvHandle> fork(KvHandle handle) = 0;
 
   // Ends the sequence. Blocks that a lease or another sequence holds stay. Full blocks stay cached.
   virtual void free(KvHandle handle) = 0;
 
-  // Where the sequence's KV is on that rank. Valid until the next append, fork, rollback or free of this handle.
+  // Where the sequence's KV is on that rank. Valid until the handle's next append, rollback, fork or free.
   virtual KvView view(KvHandle handle, int rank = 0) const = 0;
   virtual int written_tokens(KvHandle handle) const = 0;
   // Its block table, its slot, or its page-group rows.
@@ -183,7 +184,7 @@ class KvMemory {
   int reserved_blocks(KvHandle handle) const {
     return offers_.reserver ? offers_.reserver->reserved_blocks(handle) : 0;
   }
-  // Without offload tiers below, everything is ready, and nothing more can be loaded.
+  // Without offload tiers, everything is ready, and nothing more can be loaded.
   bool ready(KvHandle handle) { return !loader() || loader()->ready(handle); }
   void load_by_layer() {
     if (loader()) loader()->load_by_layer();

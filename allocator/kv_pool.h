@@ -10,8 +10,9 @@
 // A block in one of the first two states is in use, and is filled with written tokens. stats() knows how much of the
 // pool holds KV, and counts a block that several sequences share once.
 //
-// Thread safety: every function locks for itself, and stats() is a consistent snapshot. KV bytes are not locked: only
-// the owner of a block writes it, at tokens that nobody reads yet.
+// Thread safety: every function locks for itself, except add_written() and filled(); stats() is a consistent snapshot.
+// KV bytes are not locked: only the owner of a block writes it, at tokens that nobody reads yet. A broken requirement
+// aborts.
 #pragma once
 
 #include <atomic>
@@ -39,7 +40,7 @@ class KvPool {
 
   // Adds one reference to each. Requires: none of them is free.
   void add_references(std::span<const int32_t> blocks);
-  // Drops one reference of each. The last block goes first, so that tails become the oldest of an LRU.
+  // Drops one reference of each, from the last block to the first, so that tails become the oldest of an LRU.
   void release(std::span<const int32_t> blocks);
   // The number of sequences that may write after the tokens of this block: references and hand-overs, but not leases.
   int users(int32_t block) const;

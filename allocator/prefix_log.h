@@ -1,5 +1,5 @@
-// CacheListener is told which blocks a prefix cache, or an offload tier below it, makes findable and which it loses.
-// Blocks are named by their chained hash (prefix_hash.h).
+// CacheListener is told which blocks a prefix cache, or an offload tier, makes findable and which it loses. Blocks are
+// named by their chained hash (prefix_hash.h).
 //
 // PrefixLog is a listener that collects the changes for a remote reader: a conductor that places requests by the cached
 // prefixes of its workers (Dynamo's KV events, Mooncake's conductor).
@@ -17,7 +17,7 @@
 
 namespace xpyd::allocator {
 
-// Where an instance keeps KV: in its prefix cache, or in an offload tier below it.
+// Where an instance keeps KV: in its prefix cache, or in an offload tier.
 enum class Tier : uint8_t { device, host, disk };
 inline constexpr int kTiers = 3;
 

@@ -8,7 +8,8 @@
 // The number of query tokens, the rest of the batch, the block size, the layout and the number of threads do not change
 // them, because tiles are cut from position 0 of the sequence. No row outside the visible range is read.
 //
-// Thread safety: the owner of `team` calls. A broken requirement is a bug of the caller and ends in a CHECK.
+// Thread safety: the thread that owns `team` calls, and the call returns when all is computed. A broken requirement is
+// a bug of the caller and aborts.
 #pragma once
 
 #include <cstdint>

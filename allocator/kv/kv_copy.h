@@ -19,8 +19,8 @@ struct KvRegion {
 };
 
 // Appends to `copies` the copies of a region from `source` to `destination`, and returns their bytes. Requires: both
-// views have the same head_dim and dtype. Pieces that are adjacent on both sides are joined. If no two blocks are
-// adjacent and the region has all heads of both sides, the number of pieces is
+// views have the same head_dim and dtype. A piece ends where a block of either side ends. Pieces that are adjacent on
+// both sides are joined. If none are, and the region has all heads of both sides, the number of pieces is
 //   both layer_major              one per (layer, K or V, block)
 //   both token_major, all layers  one per block
 //   both token_major              one per token

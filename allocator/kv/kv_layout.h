@@ -44,7 +44,7 @@ struct KvRows {
   uint32_t first = 0;                                  // row of K of block 0, token 0, head 0
   uint32_t block = 0, token = 0, value = 0, head = 0;  // strides; value: from K to V
   int32_t block_tokens = 1;
-  int32_t shift = -1;  // block_tokens == 1 << shift; -1: no power of two; 31: one block holds the whole sequence
+  int32_t shift = -1;  // block_tokens == 1 << shift; -1: not a power of two; 31: one block holds the whole sequence
 
   // Returns the row of token `position` of a sequence with block table `table`. It equals KvView::row() / row_bytes().
   XPYD_HD constexpr uint32_t row(const int32_t* table, int kv, int position, int kv_head) const {

@@ -39,7 +39,7 @@ struct KvShards {
   int n_ranks() const { return tp * pp; }
   int stage_of(int rank) const { return rank / tp; }
   int tensor_rank_of(int rank) const { return rank % tp; }
-  // The number of tensor ranks that hold the same head: 1, or tp / n_kv_heads if there are more ranks than heads.
+  // The number of tensor ranks that hold the same head: 1, or tp / n_kv_heads if tp exceeds n_kv_heads.
   int replicas() const { return tp > n_kv_heads ? tp / n_kv_heads : 1; }
 
   KvRange layers(int stage) const;

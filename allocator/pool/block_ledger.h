@@ -13,8 +13,8 @@
 // A member is alive while the kernel holds its lock on byte `slot` of the file. The lock belongs to the member's own
 // open file description (F_OFD_SETLK), and ends at the latest with the member's process, after its last thread has
 // stopped writing. Its card may still write until the driver's files are closed, in no known order. So a member that
-// can lock another's byte gives back its blocks only when a pidfd says that the process has ended. A stopped process
-// keeps its blocks, because it may continue and write to them.
+// can lock another's byte gives back that one's blocks only when a pidfd says that the process has ended. A stopped
+// process keeps its blocks, because it may continue and write to them.
 //
 // No operation follows a pointer or waits for another process, except join(), which waits for a process that is ending.
 //

@@ -26,7 +26,7 @@ class BlockPool final : public KvPool {
 
   // Appends n blocks with one reference each to `out`: first free ones, then cached ones, least recently used first.
   // Adds the number of evicted ones to `evictions`. `drawn` of the n come from the caller's reserved blocks. False:
-  // fewer than n are available, and nothing has changed. Cached blocks that other processes hold as well are not
+  // fewer than n are available, and no block was taken. Cached blocks that other processes hold as well are not
   // available.
   [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions, int drawn = 0);
 

@@ -1,6 +1,6 @@
 // PrefixCache finds the blocks that hold the KV of a prefix. A pool (BlockPool) and the offload tiers below it
 // (OffloadTiers) each own one. Two classes implement it: PrefixIndex finds whole blocks by hash, and RadixTree finds a
-// prefix to the token. The owner locks what match() finds by its own counts, and decides which block is evicted.
+// prefix to the token. The owner counts the users of what match() finds, and decides which block is evicted.
 //
 // Thread safety: none. match() and insert() take `locked`, a function that runs its argument under the owner's lock, so
 // that hashes are computed outside the lock. Everything else is called under that lock.
@@ -38,12 +38,12 @@ class PrefixCache {
   using Found = std::function<void(std::span<const int32_t>)>;
 
   virtual ~PrefixCache() = default;
-  const int grain;  // match() finds a multiple of this many tokens: block_tokens, or 1
+  const int grain;  // tokens; match() finds a multiple of it: block_tokens, or 1
 
   // Finds the longest indexed prefix of `tokens`, at most max_tokens, and returns its length. Advances `chain`, {.hash
   // = salt}, over its full blocks. Calls found(blocks) under the lock, for parts of the prefix in order. The owner must
-  // lock the blocks there, or they may be evicted before the next part. If the prefix ends within a block, the last
-  // call names a block that begins with those tokens.
+  // count itself as their user there, or they may be evicted before the next part. If the prefix ends within a block,
+  // the last call names a block that begins with those tokens.
   virtual int match(std::span<const int32_t> tokens, int max_tokens, PrefixChain& chain, const Locked& locked,
                     const Found& found) const = 0;
 
@@ -79,7 +79,7 @@ class PrefixCache {
   const size_t node_stride_;
 };
 
-// Returns how many of n tokens are equal from the start. memcmp reads 32 bytes at a time, a loop that may stop 4.
+// Returns how many of n tokens are equal from the start. memcmp reads 32 bytes at a time, a loop over tokens only 4.
 inline int tokens_alike(const int32_t* a, const int32_t* b, int n) {
   constexpr int kStep = 64;
   int same = 0;

@@ -1,5 +1,5 @@
-// The chained hash that names a block of tokens after a prefix. It is the same in a pool, in the offload tiers below
-// it, and for an external router (Mooncake RFC #1527, which Dynamo's router shares):
+// The chained hash that names a block of tokens after a prefix. It is the same in a pool, in the offload tiers, and
+// for an external router (Mooncake RFC #1527, which Dynamo's router shares):
 //   local[i] = XXH3_64(tokens of block i, little-endian u32),  seq[0] = local[0],
 //   seq[i] = XXH3_64(seq[i-1] || local[i]);  a salt other than 0 enters as seq[-1] = salt.
 #pragma once

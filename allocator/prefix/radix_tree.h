@@ -8,7 +8,7 @@
 //      multiple of block_tokens; a block that is not full is the last one of a leaf.
 //   2. The first tokens of a block may be on edges above. The tokens of an inner edge after its last full block are in
 //      the first block of each child.
-//   3. Every token of the tree is in a block of the tree, and there are no more tokens and no more edges than that.
+//   3. Every token of the tree is in a block of the tree. A token or an edge that no block needs is removed.
 // Therefore evict(block) removes everything from that block's first token on from the path, and each node that then
 // holds nothing. The pool evicts the tail of the sequence that ended longest ago first, so a leaf's last block goes
 // before the blocks that it continues. SGLang's evict() takes a whole leaf; this one takes as many of its blocks as are

@@ -62,9 +62,9 @@ class SlotContents {
     return int(slots_[size_t(slot)].tokens.size());
   }
 
-  // Finds the longest common prefix, but never all of `tokens`. Among equal matches it returns the slot that would lose
-  // the fewest tokens if it were taken. `take`: it considers only slots that others may take and of which the match
-  // keeps at least half; otherwise taking the slot would lose more than it finds.
+  // Finds the slot with the longest common prefix, which never is all of `tokens`. Among equal matches it returns the
+  // slot that would lose the fewest tokens if it were taken. `take`: it considers only slots that others may take and
+  // of which the match keeps at least half. Taking another slot would lose more than it finds.
   Match find(std::span<const int32_t> tokens, uint64_t salt, bool take) const {
     if (tokens.empty()) return {};
     tokens = tokens.first(tokens.size() - 1);

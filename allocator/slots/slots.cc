@@ -1,5 +1,5 @@
 // slots: contiguous memory whose slots keep their contents when their sequence ends (TurboMind's first generation,
-// LlamaCacheManager). The next turn of a conversation has the same salt and begins with the contents of a slot. It
+// LlamaCacheManager). The next request of a conversation has the same salt and begins with the contents of a slot. It
 // takes that slot over and computes only the new tokens. If no slot is free, the one whose sequence ended first is
 // evicted. Its conversation must then compute its KV again.
 #include <algorithm>

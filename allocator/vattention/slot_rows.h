@@ -5,7 +5,7 @@
 // The others are idle: they stay mapped, the pool counts them as cached, and any slot that runs short can get them. A
 // row may be behind several slots (alias), with a reference each. Only full rows are shared; nobody writes them.
 //
-// Thread safety: the owner's thread; any thread may call mappings().
+// Thread safety: the owner's thread; any thread may call mappings(), reclaimed() and stats().
 #pragma once
 
 #include <atomic>
@@ -27,7 +27,7 @@ namespace xpyd::allocator {
 // PageMapper: a thread that maps and unmaps page groups behind one memory's addresses, in the order of its jobs. The
 // owner runs urgent jobs itself at the same time, because different slots have different addresses.
 //
-// Thread safety: one owner, the memory's thread, calls everything.
+// Thread safety: one owner, the memory's thread, calls everything; any thread may call stats().
 class PageMapper {
  public:
   struct Job {
@@ -96,9 +96,9 @@ class SlotRows {
   int64_t idle_since(int slot) const { return slots_[size_t(slot)].idle_since; }
 
   // Maps rows [0, n) behind the slot and makes them busy. False: there are too few rows, or the system refuses to map
-  // them; nothing has changed.
+  // them; the slot is as before, but others may have lost idle rows.
   [[nodiscard]] bool grow(int slot, int n);
-  // Maps up to row n in the background, as idle rows, from free rows only. False: not possible now.
+  // Maps up to row n in the background, as idle rows, if 5 % of the rows stay free. False: not possible now.
   bool grow_ahead(int slot, int n);
   // Maps the first n rows of `donor` as the first rows of `slot` too, busy there. Requires: the donor has these rows,
   // and they are full. The slot's rows so far must be idle, and are given back. False: the system refuses.

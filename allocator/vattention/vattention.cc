@@ -133,7 +133,7 @@ class VattentionMemory final : public Pooled<SlotSequence> {
     for (size_t other = 0; other < lease_slots_.size(); ++other)
       if (lease_slots_[other] == index)
         slot.pinned_rows = std::max(slot.pinned_rows, int(leases_[KvLease(other)].size()));
-    if (!slot.live) let_go(index);  // otherwise the sequence's next rollback gives back what it does not need
+    if (!slot.live) let_go(index);  // otherwise the sequence's next rollback gives back the rest
   }
 
   // The rows move to the other memory. Their old mappings are removed before the slot is used again.

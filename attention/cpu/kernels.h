@@ -41,7 +41,7 @@ struct Prefetch {
   int n_rows = 0, n_lines = 0;
 };
 
-// Row pointers point at the first KV head of the unit; the head in question is `offset` bytes further. A null row must
+// Row pointers point at the first KV head of the unit; the head to compute is `offset` bytes further. A null row must
 // not be read. d_pad is padded_dim(head_dim). The contents of q rows, panels and weights (f32 [head_dim], [head_dim]
 // [kPanelTokens], ...) are private to a set of kernels and fit the room that f32 needs. Thread safety: any thread.
 struct AttentionKernels {

@@ -19,9 +19,10 @@
 //   a score by 0.51 unit sum_d |k'_td|,
 //   a part of an output by 0.51 unit sum_t c_td (unit of the weights),
 //
-// where q's unit is 2^-15 (int8) or about 2^-7 (int4) of its largest element: 2^-7 and 1/8 of the step of the codes,
-// which K' has lost already. The products with scale and with zero are rounded before they are added, which costs 4 u
-// (|scale sum q c| + |zero sum q|), u = 2^-24. If zeros are large beside the range of a row, this costs digits.
+// where q's unit is 2^-15 (int8) or about 2^-7 (int4) of its largest element. K' was rounded more coarsely before:
+// these are 2^-7 and 1/8 of a step of its codes. The products with scale and with zero are rounded before they are
+// added, which costs 4 u (|scale sum q c| + |zero sum q|), u = 2^-24: digits, if zeros are large beside the range of a
+// row.
 //
 // A cell has 32 bits: 2 numbers of 16 bits or 4 of 8. For scores a cell holds dims, in the order in which a mask and a
 // shift take them from words of 4 or 8 codes. For values it holds tokens (t, t + 1), in int4 twice.

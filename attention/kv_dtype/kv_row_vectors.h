@@ -1,5 +1,5 @@
 // The vector functions that kv_row.cc calls. Each processes as many whole vectors from the start of a row as there are,
-// gives the bits of kv_row.cc's loops, and returns the number of elements that it has done.
+// gives the bits of kv_row.cc's loops, and returns the number of elements that it processed.
 #pragma once
 
 #include <cstddef>
