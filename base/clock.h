@@ -1,4 +1,5 @@
-// Time is an argument: seconds since an arbitrary origin, monotonic.
+// Time is an argument: seconds since an arbitrary origin, monotonic. Thread safety: RealClock any thread, VirtualClock
+// one.
 #pragma once
 
 #include <time.h>

@@ -19,8 +19,8 @@
 namespace xpyd {
 
 // Writes `text` to a new file beside `path` and renames it, so that a reader of `path` sees the old text or the new
-// one. Error `io`: it cannot, or `path` is not a regular file. A device, pipe or socket is never replaced, because
-// others use it.
+// one. It does not flush to the disk (fsync). Error `io`: it cannot, or `path` is not a regular file. A device, pipe or
+// socket is never replaced, because others use it.
 Status replace_file(const std::string& path, std::string_view text);
 // Returns the error that replace_file() would return, before there is a text to write.
 Status check_replaceable(const std::string& path);

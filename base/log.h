@@ -1,5 +1,6 @@
-// The log of a serving process: lines on stderr with a UTC time and a level. No thread waits for the reader of stderr.
-// Lines that a full pipe does not take are dropped, and the next line counts them.
+// The log of a serving process: lines on stderr with a UTC time and a level. No thread waits for the reader of stderr,
+// except in say(). Lines that a full pipe does not take are dropped, and the next line counts them. Thread safety: any
+// thread, after open_log().
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// A queue with many senders and one receiver. The receiver spins about 100 us before it sleeps. A sender pays for a
-// wake-up (30 us across cores) only when the receiver sleeps.
+// A queue without a bound, with many senders and one receiver. The receiver spins about 100 us before it sleeps. A
+// sender pays for a wake-up (30 us across cores) only when the receiver sleeps.
 #pragma once
 
 #include <atomic>

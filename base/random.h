@@ -1,4 +1,5 @@
-// A small seeded generator (SplitMix64). Randomness is an argument and equal on every machine.
+// A small seeded generator (SplitMix64). Randomness is an argument. Integers and uniform() are equal on every machine;
+// exponential() has the last bits of the machine's log1p().
 //
 // Thread safety: one thread.
 #pragma once

@@ -71,8 +71,8 @@ struct Sequence {
   double queued_s = 0, scheduled_s = 0;  // Clock: arrival at the first engine, first step
   int row = -1;                          // its row in a persistent batch (step_arrays.h); -1: none
   bool scheduled = false;                // it has run at least once, on some instance
-  bool probed = false;                   // the engine has looked for its KV in memory and in offload tiers
-  bool early = false;                    // it holds memory before its turn, while an offload tier loads its KV
+  bool probed = false;                   // the engine has looked for its KV in memory and offload
+  bool early = false;                    // it holds memory before its turn, while its KV is loaded
   bool loading = false;                  // that KV is still being loaded
   double load_s = 0;                     // Clock: when the load began
   std::shared_ptr<KvArrival> arrival;    // tells when the KV of the first `computed` tokens arrives; null: it is there

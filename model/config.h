@@ -1,4 +1,4 @@
-// A model's shape, read from a Hugging Face config.json and generation_config.json.
+// A model's shape, read from a Hugging Face config.json and generation_config.json. Thread safety: plain functions.
 #pragma once
 
 #include <string>

@@ -23,15 +23,17 @@ struct AttentionVariant;  // attention/attention.h
 
 namespace xpyd::model {
 
-// Reports a step's KV layer by layer; layer-wise KV streaming is built on it. Calls arrive on the engine's thread
-// during Model::begin(), or on the ranks' threads of a pipeline. `layer` counts through the whole model.
+// Reports a step's KV layer by layer; layer-wise KV streaming is built on it. A model of one stage calls it on the
+// engine's thread during Model::begin(). (A pipeline's stages use it inside, on their ranks' threads.) `layer` counts
+// through the whole model.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
   // Precedes layer_done(layer) in a model that reads a layer's KV before it writes that layer's new tokens.
   virtual void layer_reads(int layer) { (void)layer; }
-  // Says that every rank has written the KV of `layer` for every token of the step. On one stage, the layer's attention
-  // starts when this call returns.
+  // Says that every rank has written the KV of `layer` for every token of the step. On a card the write is enqueued, so
+  // it comes before what the observer enqueues on the same queue. The calling rank's attention starts when this
+  // returns.
   virtual void layer_done(int layer) = 0;
 };
 
@@ -81,8 +83,8 @@ class Model {
 
   // Begins a step. It writes KV through the views and the wanted logits to logits[n_logits, vocab]. Both belong to the
   // model until the step has ended. The step's spans are read during the call only.
-  // Requires: fewer than window() waves are under way, every token id is in [0, vocab), every position is below
-  // max_position.
+  // Requires, else aborts: fewer than window() waves are under way, every token id is in [0, vocab), every position is
+  // below max_position.
   // A model that chooses() takes a null `logits` and one entry of `draws` for each wanted row. Its token id -1 - r then
   // stands for the token that row r of the previous wave will choose. With `logits` given, no other wave may be under
   // way.
@@ -104,8 +106,8 @@ class Model {
   // known.
   virtual std::span<const double> stage_seconds() const { return {}; }
 
-  // Runs the multi-token head on one token of each sequence that no step has computed yet, and writes the logits
-  // [n_seqs, vocab] of the token after it. It writes the KV of the head's own layer; the step that computes the token
+  // Runs the multi-token head. `step` has one token of each sequence, which no step has computed yet. Writes the logits
+  // [n_seqs, vocab] of the token after it, and the KV of the head's own layer; the step that computes the token later
   // writes that KV again. hidden.rows receives the state that goes with the predicted token.
   virtual void predict(const StepInput& step, float* logits) {
     (void)step, (void)logits;

@@ -1,5 +1,6 @@
 // Sampling without sorting the vocabulary. Every filter (top-k, top-p, min-p) keeps the tokens above a threshold, which
-// is found by counting in a radix of the float's bits. The draw then walks the kept tokens in the order of their ids.
+// is found by counting in a radix of the float's bits. The draw then goes through the kept tokens in the order of their
+// ids.
 //
 // sample() accepts any logits. It reads NaN as -infinity and counts it in Sampled::nan_logits, and reads +infinity as
 // the largest float. If no logit is above -infinity, the token is 0.

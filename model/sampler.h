@@ -1,4 +1,6 @@
 // Turns logits into one token. The order is: rules, penalties, temperature, top-k, top-p, min-p, draw.
+//
+// Thread safety: plain functions; a SamplerState and a SamplerScratch have one user at a time.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +62,7 @@ struct TokenLogprob {
 struct Sampled {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // most likely first; params.top_logprobs entries, or empty
-  int nan_logits = 0;             // NaN logits, read as -infinity; they mean a broken model or corrupt KV
+  int nan_logits = 0;             // NaN logits, read as -infinity: a broken model or corrupt KV. Only tests look at it
   int rank = 0;                   // for a prompt token: 1 + the number of higher logits; else 0
 };
 

@@ -4,9 +4,10 @@
 // over an interpreter that runs the same kernels on the CPU, so that `make test` executes them without a GPU. Sources
 // that include this file are *.cu. nvcc compiles them for the first, the host compiler with -DXPYD_SIMT for the second.
 //
-// A failed call is a broken device or a bug of ours. It aborts with the call and CUDA's message. open() and allocations
-// of memory may fail normally and return an Error. There is no default stream and no managed memory. Work on a stream
-// is done in order.
+// A failed call is a broken device or a bug of ours. It aborts with the call and CUDA's message; a kernel's fault
+// aborts a later call, such as a wait. open() and allocations of memory may fail normally and return an Error. No work
+// is on the default stream, streams do not wait for it, and there is no managed memory. Work on a stream is done in
+// order.
 //
 // Thread safety: a Stream, and what is recorded on it, belongs to one thread.
 #pragma once
@@ -209,7 +210,7 @@ class Split {
  public:
   virtual ~Split() = default;
   // The first part gets n_sms, rounded up to what the card can cut (multiples of 8 on sm_90); the second part gets the
-  // rest. Error `invalid_argument`: a part would be empty; `unavailable`: the driver is too old.
+  // rest. Error `invalid_argument`: n_sms is not below the card's; `unavailable`: the driver is too old or cannot.
   static Result<std::unique_ptr<Split>> cut(const Card& card, int n_sms);
   // The number of SMs that work on this stream may use; 0: the whole card.
   static int n_sms_of(const Stream& stream);

@@ -27,8 +27,8 @@ struct DmaBuf {
 };
 
 // The work of one instance, in order: work that is enqueued later sees the results of earlier work. On the CPU a call
-// has done its work when it returns, except on make_copy_queue()'s queues. Thread safety: one thread, that of its
-// instance.
+// has done its work when it returns, except on make_copy_queue()'s queues. The destructor waits for all work. Memory
+// that a queue uses must stay until the work is done. Thread safety: one thread, that of its instance.
 class DeviceQueue {
  public:
   virtual ~DeviceQueue() = default;
@@ -67,7 +67,7 @@ class Device {
   // page aligned, freed with its last owner. Error `unavailable`: not enough memory.
   virtual Result<std::shared_ptr<std::byte>> allocate_host(size_t bytes);
   // A queue for copies between this device and allocate_host()'s memory, which run while the caller and other queues go
-  // on. On the CPU copies take at least bytes / `gbps`; 0: no limit.
+  // on. `gbps` simulates a slower link on the CPU: its speed in GB/s (10^9 bytes), 0 for no limit. A card ignores it.
   virtual std::unique_ptr<DeviceQueue> make_copy_queue(double gbps) {
     (void)gbps;
     return make_queue();

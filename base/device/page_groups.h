@@ -27,8 +27,8 @@ struct PageCalls {
   std::atomic<int64_t> maps{0}, unmaps{0};
 };
 
-// Addresses [data(), data() + bytes()). Requires that no running work uses a part that is unmapped or mapped anew.
-// Thread safety: different threads may use different parts.
+// Addresses [data(), data() + bytes()). Requires that no running work uses a part that is unmapped or mapped anew. The
+// destructor unmaps all; on a card it first waits for all work. Thread safety: threads may use different parts.
 class VirtualRange {
  public:
   virtual ~VirtualRange() = default;
@@ -45,7 +45,8 @@ class VirtualRange {
   size_t bytes_ = 0;
 };
 
-// All groups exist from the start, unmapped; the last owner frees them. Thread safety: any thread.
+// All groups exist from the start, unmapped; a range keeps them, and the last owner frees them. A group keeps its bytes
+// while it is unmapped. Thread safety: any thread.
 class PageGroups {
  public:
   explicit PageGroups(const PageGroupOptions& options) : options_(options) {}

@@ -3,7 +3,8 @@
 //
 //   XPYD_COLUMNS(Struct, name, n)
 //
-// Zeros, false and empty lists are not written and are read as such. Numbers come back equal.
+// Zeros, false and empty lists are not written; a missing field is read as zero, false or empty. Unknown fields are
+// ignored. Finite numbers come back equal.
 //
 // Thread safety: plain functions.
 #pragma once

@@ -1,5 +1,6 @@
 // The options table: one row per option with name, default, unit, range, help and the field that it sets. It parses the
-// command line and --config FILE (INI), and prints the manual and the header of every run and of every result file.
+// command line and --config FILE (INI), and prints the manual and the header of every run and of every result file. It
+// checks each value alone. Code that reads the values checks what options require of each other (server/build.cc).
 //
 // An option is a row and a field: the row has sets<&EngineOptions::max_batch>. Options::fill(engine_options) sets this
 // field and all others of the struct that have a row.
@@ -43,20 +44,21 @@ struct OptionRow {
   const char* name;  // "kv-bytes", without dashes
   OptionKind kind;
   const char* default_value;  // as a user would type it; flags: "off"
-  const char* unit;           // "tokens", "bytes", "s", "" …; a "secret" is never printed
-  const char* choices;        // choice: "a|b|c"; text: what to type ("FILE"), for the manual only
-  double min, max;            // integer, number, bytes; a number may be "inf" if max is infinite
-  const char* help;           // one line; error messages quote it
-  const char* group;          // subcommands that take it, separated by spaces: "serve generate bench"
-  OptionTarget to = {};       // none: callers read it by its name
-  const char* also = "";      // names in other programs, separated by spaces: an error names this option instead
+  const char* unit;       // "tokens", "bytes", "" …; "s" also takes "100ms" and "5us"; a "secret" is never printed
+  const char* choices;    // choice: "a|b|c"; text: what to type ("FILE"), for the manual only
+  double min, max;        // integer, number, bytes; a number may be "inf" if max is infinite
+  const char* help;       // one line; error messages quote it
+  const char* group;      // subcommands that take it, separated by spaces: "serve generate bench"
+  OptionTarget to = {};   // none: callers read it by its name
+  const char* also = "";  // names in other programs, separated by spaces: an error names this option instead
 };
 
 // The checked values of one run: every row of the group.
 class Options {
  public:
-  // Parses `arguments` (without the subcommand). A bad argument is an error that names the option, what was expected,
-  // and for an unknown name the nearest valid one. Positional arguments are kept in order. If the group has a row
+  // Parses `arguments` (without the subcommand): "--name value", "--name=value", or "--name" for a flag; after "--" all
+  // are positional and kept in order. A bad argument or a missing value is an error that names the option, what was
+  // expected, and for an unknown name the nearest valid one. If the group has a row
   // "config", the INI file that it names is read, too. The command line wins over the file, and on the command line the
   // last of several wins. Below both, the environment's XPYD_NAME of a row, such as XPYD_KV_BYTES, applies. The rows'
   // strings must outlive the object.

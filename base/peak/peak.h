@@ -1,5 +1,6 @@
-// The measured peaks of this machine: the denominators of every printed share. They are measured and never looked up. A
-// shared machine moves by 10-25 % between runs, so a bench measures them again beside its contestants.
+// The measured peaks of this machine's CPU: the denominators of every printed share. They are measured and never looked
+// up. A shared machine's speed varies by 10-25 % between runs, so a bench measures them again beside what it compares.
+// A card's are in model/cuda/peak_cuda.h. GB/s are 10^9 bytes a second ("gbps"), GFLOP/s 10^9 operations.
 //
 // Thread safety: each function is called by the owner of the team that it is given.
 #pragma once
@@ -49,8 +50,8 @@ class PeakProbe {
 // Medians of interleaved rounds on one thread and on the whole team; about 2 s.
 Peak measure_peak(ThreadTeam& team);
 
-// Returns the peak that an earlier run on this machine with as many threads has kept, else measures it and keeps it in
-// peak_cache_path(), if there is one. It is for step lines; published results measure their own.
+// Returns the peak that an earlier run on this machine with as many threads has kept in peak_cache_path(). If there is
+// none, measures it and keeps it. It serves estimates and live metrics; published results measure their own.
 Peak cached_peak(ThreadTeam& team, bool anew = false);  // anew: always measures
 std::optional<Peak> kept_peak();  // of this machine, for any number of threads; empty if none is kept
 std::string peak_cache_path();  // $XDG_CACHE_HOME/xpyd/peak.json, else ~/.cache/xpyd/peak.json; "" if neither is known

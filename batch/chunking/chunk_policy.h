@@ -27,7 +27,7 @@ struct ChunkView {
   int budget = 0;                        // tokens of a step: prompts and decodes
   int base = 0;                          // most tokens of one prompt in a step; at most `budget`
   int minimum = 0;                       // least tokens of a prompt in a step, unless fewer are left; 0: no minimum
-  int block_tokens = 1;                  // a chunk ends at a multiple of this, or with its prompt
+  int block_tokens = 1;                  // with a minimum, a chunk ends at a multiple of this, or with its prompt
   int stages = 1;                        // pipeline stages, P
   StepCost::Terms cost = {};             // of a wave in one stage: t(L, x) and the decodes beside it
   double steps_seen = 0;                 // steps to which `cost` was fitted

@@ -63,7 +63,8 @@ class EngineHooks {
   // The prompt is computed and its choices have their first tokens. `choices` holds those that continue (at least one).
   // choices[0]->kv is the KV that all share; from now on the callee owns it.
   virtual void prefill_done(std::vector<SequencePtr> choices) { (void)choices; }
-  // A leaving sequence ended here (abort, timeout, one-token output). Nothing will be handed over.
+  // A leaving sequence ended here (abort, timeout, one-token output). Nothing will be handed over. The engine frees its
+  // KV next, so the callee has pinned what it still sends.
   virtual void prefill_cancelled(const Sequence& sequence) { (void)sequence; }
   // A leaving sequence ended here because the KV that it started with never arrived. Earlier kv_written calls are void.
   virtual void prefill_broken(const Sequence& sequence) { (void)sequence; }
@@ -71,7 +72,7 @@ class EngineHooks {
 
 // Called with every plan that moves something.
 using PlanWatcher = std::function<void(const BatchView& view, const BatchPlan& plan)>;
-// Called with every waiting sequence when enough of its KV is loaded from an offload tier to start. The load began at
+// Called with every waiting sequence when enough of its KV is loaded from offload to start. The load began at
 // Sequence::load_s.
 using LoadWatcher = std::function<void(const Sequence& sequence)>;
 

@@ -266,8 +266,8 @@ bool Scheduler::reserve(Sequence& s, double now) {
   return true;
 }
 
-// Whether all of a prompt that leaves has room, beside what is still to come of those that have begun. What the plan
-// counts on, a prefix that nobody holds, may be what they were to get.
+// True: all of a prompt that leaves has room, beside the blocks that other such prompts still need. The plan counts a
+// cached prefix that no sequence holds as a hit and as available, so it may promise these blocks twice.
 bool Scheduler::fits_whole(const Sequence& s) const {
   const KvStats kv = memory_.stats();
   int need = 0;
@@ -355,8 +355,8 @@ void Scheduler::release(Sequence& s) {
 
 // ---- KV that an offload tier loads.
 
-// Gives a waiting sequence its memory before its turn, if an offload tier has its KV and nobody else needs the blocks
-// now. The KV is then loaded when its turn comes. `cached_tokens`: already in this memory.
+// Gives a waiting sequence its memory before its turn, if a tier has its KV and nobody else needs the blocks now. The
+// KV is then there when its turn comes. `cached_tokens`: already in this memory.
 void Scheduler::load_early(Sequence& s, int cached_tokens, double now) {
   if (s.kv != kNoKv || memory_.matched_tokens(s.tokens, s.salt()) <= cached_tokens) return;
   const KvStats kv = memory_.stats();

@@ -58,10 +58,10 @@ class Scheduler {
   int waiting_with_kv() const;
   int64_t pending_tokens() const;
   int blocks_wanted() const;
-  bool loading() const { return loading_ > 0; }  // an offload tier is loading KV of a waiting sequence
+  bool loading() const { return loading_ > 0; }  // KV of a waiting sequence is being loaded from offload
   void check_invariants() const;
 
-  // Lets waiting sequences start whose KV has been loaded from an offload tier.
+  // Lets waiting sequences start whose KV has been loaded from offload.
   void poll_loads();
   // Asks the policies for the next step. If the plan preempts sequences, memory that others got early is taken back
   // first and the plan is made again. False: a step under way must end before the plan can be applied.
@@ -74,7 +74,7 @@ class Scheduler {
   SequencePtr remove(const Sequence& sequence);
   void join(SequencePtr sequence) { arrived_.push_back(std::move(sequence)); }
   void tidy();
-  // Takes the sequence's memory (an offload tier keeps what it can) and puts it back into the waiting queue.
+  // Takes the sequence's memory (offload keeps what it can) and puts it back into the waiting queue.
   void preempt(SequencePtr sequence);
   void release(Sequence& sequence);
   // Calls f(sequence) for both queues. f returns true when it has taken and ended the sequence.
@@ -126,7 +126,7 @@ class Scheduler {
   // sequence that keeps KV never waits behind one without: the head would wait for memory that nobody asks for.
   std::deque<SequencePtr> waiting_;
   std::vector<SequencePtr> arrived_;  // new choices of this step; they join running_ at its end
-  int loading_ = 0;                   // waiting sequences whose KV an offload tier is loading
+  int loading_ = 0;                   // waiting sequences whose KV is being loaded from offload
   EngineChunks chunks_;
   std::vector<EngineChunks::Candidate> candidates_;
   Views views_;

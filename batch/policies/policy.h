@@ -13,9 +13,9 @@ struct SequenceView {
   int n_tokens = 0;    // prompt and output so far
   int n_computed = 0;  // tokens whose KV is in place or under way; if waiting, those that a prefix hit would give
   int n_limit = 0;     // most tokens of one choice: prompt + max_tokens, or as many as this instance computes
-  int n_blocks = 0;    // blocks held or reserved (reserve_blocks()); a waiting sequence holds some if its KV came from
-                       // another instance
-  int choices = 1;     // sequences it counts for: before its first token it stands for all n choices
+  int n_blocks = 0;  // blocks held or reserved (KvMemory::reserve_blocks); a waiting sequence holds some if its KV came
+                     // from another instance
+  int choices = 1;   // sequences it counts for: before its first token it stands for all n choices
   bool tail_shared = false;  // the next append first copies a block
   int n_output = 0;          // generated tokens among n_tokens
   int n_shared_blocks = 0;   // blocks among n_blocks that a sequence with more output to come holds too
@@ -33,7 +33,7 @@ struct BatchView {
   int capacity_blocks = 0;
   int block_tokens = 0;
   int max_batch = 0;                         // sequences running at once
-  int step_tokens = 0;                       // tokens of one step; decodes of all running sequences always fit
+  int step_tokens = 0;                       // tokens of one step; all running sequences decode even beyond it
   const AdmissionRule* admission = nullptr;  // null: the policy's own
 };
 
@@ -59,7 +59,7 @@ struct BatchPolicy {
   const char* name;
   void (*plan)(const BatchView& view, BatchPlan& plan);
   const char* admission;  // the rule with which it was published
-  bool chunks;            // true: step_tokens bounds the gaps between tokens; false: it bounds only memory
+  bool chunks;            // true: step_tokens is --chunk-tokens, which bounds TBT; false: --max-step-tokens, for memory
   bool keeps_rows;        // sequences keep their rows in the step's arrays
   const char* source;
 };

@@ -1,4 +1,4 @@
-// Drafts from the model's own multi-token head (DeepSeek-V3, section 2.2; model/README.md describes its forward pass).
+// Drafts from the model's own multi-token head (DeepSeek-V3, section 2.2; model/llama/README.md describes it).
 //
 // The head's KV is one more layer of the sequence's own KV. Row p of that layer joins the embedding of token p with the
 // hidden state of token p - 1, so it depends on tokens up to p only. Blocks are therefore cached, sent, stored and

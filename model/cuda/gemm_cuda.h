@@ -1,5 +1,6 @@
 // y = x W^T on CUDA. On a GPU it uses cuBLASLt and, for few rows, a GEMV kernel (gemv_sm90.cu). On the interpreter it
-// is plain loops (tests/simt/gemm_simt.cc). The next operation adds the bias, in f32, before anything is rounded.
+// is plain loops (tests/simt/gemm_simt.cc). The next operation adds the bias, in f32, to y as it is stored: f32 or
+// rounded to bf16.
 //
 // One addition order: the bits of y[m, :] depend on x[m, :] and W, not on M or the row's place. cuBLASLt does not
 // promise this, so prepare() enforces it. It refuses algorithms that split K. Of the others, it uses only algorithms
@@ -39,6 +40,7 @@ class CudaGemm {
   // `like` are ignored. Error `unavailable`: no memory for the check, or no algorithm passes it.
   Status prepare(const CudaGemmArgs& like, int max_m);
   // Enqueues one product; m may be 0. Requires: prepare() of such a product. It allocates nothing and may be captured.
+  // If no chosen algorithm starts, another runs, with a warning in the log; it may add in another order.
   void run(const CudaGemmArgs& args);
   size_t bytes() const;          // workspace on the device
   std::string describe() const;  // the choices, one line per prepared product

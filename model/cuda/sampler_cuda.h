@@ -1,6 +1,7 @@
 // Logits -> one token on CUDA, for rows without penalties and logprobs; model/sampler.h defines each filter. Weights
 // are whole multiples of 2^-40 of the most likely token's weight. So sums are exact, and a token depends on its row and
-// its draw only.
+// its draw only. A greedy token is sample()'s. At a temperature, a draw at the border of two tokens may choose the
+// other one than sample() does.
 #pragma once
 
 #include "base/cuda/cuda.h"

@@ -1,7 +1,8 @@
 // y = x W^T (+ bias): the only matrix product of the project on the CPU.
 //
 // One addition order. K is cut into `k_groups` groups [g*K/G, (g+1)*K/G). Inside a group, each output element is one
-// chain of fused multiply-adds over ascending k that starts from zero. The group sums are added in a fixed binary tree.
+// chain of fused multiply-adds over ascending k that starts from zero (the `portable` variants multiply, then add; k is
+// ascending in PackedMatrix::order). The group sums are added in a fixed binary tree.
 // So the bits of y[m, n] depend on x[m, :] and W[n, :] only, and not on M, the row's place in the batch, the number of
 // threads or the blocking. Row-parallel projections (o_proj, down_proj) use kRowParallelGroups groups, so that the
 // shards of a tensor-parallel run are subtrees of the same tree. All other products use one group.
@@ -10,6 +11,8 @@
 // f32 matrix that they stand for. For quantised weights, a variant that is not exact rounds the activations of each
 // piece of K to 16 bits, relative to the largest one (|x' - x| <= 1.01 2^-16 max |x|). It sums integers, where order
 // does not matter, and adds the pieces of a group in one ascending chain. Its bits depend on the same inputs as above.
+//
+// Thread safety: a packed matrix is constant. A scratch and a team serve one product at a time, on the team's owner.
 #pragma once
 
 #include <cstdint>
@@ -77,8 +80,8 @@ QuantGroups unpack_groups(const PackedMatrix& w);
 void unpack_codes(const PackedMatrix& w, int n, QuantRow& row);
 
 // A whole product, or a tensor-parallel rank's slice of it: some columns of y, or some K-groups of every sum. A slice
-// reads the packed weights in place and has the bits of the whole product, because an aligned power-of-two range of
-// groups is a subtree.
+// reads the packed weights in place and has the bits of the whole product if its groups are an aligned power-of-two
+// range, which is a subtree. Pointers need no alignment. A range or a size beyond the matrix or the scratch aborts.
 struct GemmArgs {
   const float* x = nullptr;  // [m, K of `groups`], row stride x_stride
   float* y = nullptr;        // [m, columns], row stride y_stride

@@ -10,8 +10,8 @@
 // render() refuses: arithmetic with floats, integers beyond 64 bits, characters without a single capital, and anything
 // that Python refuses.
 //
-// A template is untrusted. Expressions nest at most 200 deep, a rendering at most 800. Work, and with it memory, and
-// output are bounded.
+// A template is untrusted. Expressions nest at most 200 deep, a rendering at most 800. Work and output are bounded;
+// memory is bounded with the work. Beyond a bound, parse() or render() returns an error.
 //
 // Thread safety: const after parsing.
 #pragma once

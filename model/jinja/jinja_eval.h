@@ -54,7 +54,7 @@ struct Node {
   Kind kind;
   int line;
   std::string name;
-  int height = 1;  // bounded, so that trees may be walked by recursion
+  int height = 1;  // bounded, so that code may recurse through a tree
   Value value = {};
   const Builtin* builtin = nullptr;
   std::vector<std::unique_ptr<Node>> kids = {};

@@ -74,7 +74,7 @@ class SafetensorsFile {
   TensorMap tensors_;
 };
 
-// A tensor of the checkpoint whose dtype and shape have been checked.
+// A tensor of the checkpoint whose dtype and shape have been checked. It points into the Checkpoint.
 struct TensorHandle {
   const SafetensorsFile* file = nullptr;
   std::string_view name;

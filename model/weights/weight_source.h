@@ -1,5 +1,5 @@
 // Sources of a matrix's rows while weights load: a dense tensor, or quantised rows in one of the formats that folders
-// use.
+// use. A source must not outlive its Checkpoint and ReadErrors. Thread safety: the readers may run on any thread.
 #pragma once
 
 #include <functional>
