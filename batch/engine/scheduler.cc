@@ -355,7 +355,7 @@ void Scheduler::release(Sequence& s) {
 
 // ---- KV that an offload tier loads.
 
-// Gives a waiting sequence its memory before its turn, if a tier has its KV and nobody else needs the blocks now. The
+// Gives a waiting sequence its memory before its turn, if offload has its KV and nobody else needs the blocks now. The
 // KV is then there when its turn comes. `cached_tokens`: already in this memory.
 void Scheduler::load_early(Sequence& s, int cached_tokens, double now) {
   if (s.kv != kNoKv || memory_.matched_tokens(s.tokens, s.salt()) <= cached_tokens) return;
