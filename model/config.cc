@@ -66,6 +66,8 @@ void read_rope(const json& root, const std::string& file, ModelConfig& config) {
   const json* scaling = find_field(root, key);
   JsonFields top(root, file);
   config.rope_theta = top.number_or("rope_theta", 1, 1e12, 10000);
+  if (top.number_or("partial_rotary_factor", 0, 1, 1) != 1)
+    throw wrong(file, "partial_rotary_factor", "only 1 is supported");
   if (!scaling) return;
   if (!scaling->is_object()) throw wrong(file, key, "expected an object");
 
