@@ -148,11 +148,13 @@ void choose_transport(const Options& options, Build& build) {
     throw invalid("--slot-prealloc: --transport " + transport +
                   " allocates the pool as a whole: expected --slot-prealloc all" +
                   (processes ? ", or --transport tcp" : ""));
-  if (cluster.transport->pool_device && (cluster.kv_scheme->page_groups || cluster.kv.pool_in_groups))
-    throw invalid((cluster.kv_scheme->page_groups ? "--allocator " + std::string(cluster.kv_scheme->name)
-                                                  : std::string("--kv-backing groups")) +
-                  ": its page groups are mapped by one process, and --transport " + transport +
-                  " maps KV into its peer: expected --transport " + (processes ? "tcp" : "local or tcp"));
+  const std::string expected = std::string(": expected --transport ") + (processes ? "tcp" : "local or tcp");
+  if (cluster.transport->pins_pool && cluster.kv_scheme->page_groups)
+    throw invalid("--allocator " + std::string(cluster.kv_scheme->name) +
+                  ": its page groups are mapped while it runs, and --transport " + transport +
+                  " makes the pool known to its peers once" + expected);
+  if (cluster.transport->pool_device && cluster.kv.pool_in_groups)
+    throw invalid("--kv-backing groups: --transport " + transport + " maps the pool into its peers" + expected);
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
     throw invalid("--kv-transfer pull: --transport " + transport + " hands blocks over and reads none: expected push");
   if (cluster.disagg_options.pull && cluster.disagg->remote(cluster.disagg_options) != DisaggOrder::pull)

@@ -141,6 +141,7 @@ struct TransportRow {
   bool shared_pool;          // the instances must draw from one pool
   bool leaves_process;       // works between processes
   Device& (*pool_device)();  // where KV must be allocated instead of on the CPU; null: anywhere
+  bool pins_pool;            // the pool's pages must not change after make(), so no scheme may map them later
   const char* source;
 };
 

@@ -22,14 +22,16 @@ MadeTransport make_rdma_transport(const TransportOptions& options);
 MadeTransport make_nccl_transport(const TransportOptions& options);
 
 inline constexpr TransportRow kTransports[] = {
-    {"local", make_local_transport, false, false, nullptr, "within one process: one copy by the sender's queue"},
-    {"handoff", make_handoff_transport, true, true, nullptr,
+    {"local", make_local_transport, false, false, nullptr, false, "within one process: one copy by the sender's queue"},
+    {"handoff", make_handoff_transport, true, true, nullptr, false,
      "instances of one host share one pool: no copy, block ids are handed over"},
-    {"shm", make_shm_transport, false, true, shared_memory_device,
+    {"shm", make_shm_transport, false, true, shared_memory_device, true,
      "between processes of one machine: one copy into the peer's memfd"},
-    {"tcp", make_tcp_transport, false, true, nullptr, "sockets that read from and write into the KV pools directly"},
-    {"rdma", make_rdma_transport, false, true, nullptr, "RDMA cards: one-sided writes and reads (libibverbs, RC)"},
-    {"nccl", make_nccl_transport, false, true, nullptr,
+    {"tcp", make_tcp_transport, false, true, nullptr, false,
+     "sockets that read from and write into the KV pools directly"},
+    {"rdma", make_rdma_transport, false, true, nullptr, true,
+     "RDMA cards: one-sided writes and reads (libibverbs, RC)"},
+    {"nccl", make_nccl_transport, false, true, nullptr, false,
      "CUDA cards: grouped ncclSend and ncclRecv (libnccl.so.2, loaded when needed)"},
 };
 

@@ -221,7 +221,7 @@ TEST_CASE("demo model: the embedded folder equals model/demo", "[demo]") {
   CHECK_FALSE(embedded_file(dir + "//config.json").has_value());
   CHECK_FALSE(embedded_file("config.json").has_value());
   CHECK(read_model_file(dir + "/nothing", 8).error().code == ErrorCode::not_found);
-  CHECK(read_model_file(dir + "/config.json", 8).error().message.find("at most 8 are read") != std::string::npos);
+  CHECK(read_model_file(dir + "/config.json", 8).error().message.find("expected at most 8") != std::string::npos);
   CHECK(Checkpoint::open(dir + "x").error().code == ErrorCode::not_found);
 }
 

@@ -203,7 +203,9 @@ TEST_CASE("ranks: configurations that cannot be separate processes are refused b
   };
   for (const Case& c :
        {Case{{"--transport", "handoff"}, "--transport handoff cannot carry activations: expected shm or tcp"},
-        Case{{"--allocator", "vattention"}, "--allocator vattention: its page groups are mapped by one process"},
+        Case{{"--allocator", "vattention"}, "--allocator vattention: its page groups are mapped while it runs"},
+        Case{{"--allocator", "vattention", "--transport", "tcp"},
+             "--allocator vattention: its page groups are mapped by one process"},
         Case{{"--allocator", "slots", "--slot-prealloc", "1"},
              "--slot-prealloc: --transport shm allocates the pool as a whole"},
         Case{{"--allocator", "slots", "--slot-prealloc", "1", "--transport", "tcp"},

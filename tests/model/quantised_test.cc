@@ -380,7 +380,7 @@ TEST_CASE("quantised: what is wrong with a quantised folder is named", "[quantis
        {o + ".qzeros", "shape"}},
       {[&](Folder& f) { f.tensors[o + ".scales"].dtype = "BF16"; }, {o + ".scales", "F16"}},
       {[&](Folder& f) { f.tensors[o + ".g_idx"].data[4] = 9; }, {o + ".g_idx", "group 9"}},
-      {[&](Folder& f) { f.tensors[q + ".g_idx"].data[4] = 1; }, {"g_idx", "other groups"}},
+      {[&](Folder& f) { f.tensors[q + ".g_idx"].data[4] = 1; }, {"g_idx", "its groups differ"}},
       {[&](Folder& f) { f.tensors[o + ".scales"].data.replace(0, 2, "\x00\x7c", 2); }, {o + ".scales", "not finite"}},
       {[&](Folder& f) { f.add(o + ".bias", {64}, std::vector<float>(64, 0.5f)); }, {o + ".bias"}},
       {[&](Folder& f) {
@@ -431,10 +431,10 @@ TEST_CASE("quantised: what is wrong with a quantised folder is named", "[quantis
   // Numbers that no code can represent. up_proj shares one matrix with gate_proj.
   const std::string up = "model.layers.0.mlp.up_proj.weight";
   const std::tuple<std::string, std::string, Dtype, const char*> numbers[] = {
-      {o + ".weight", std::string("\x00\x00\x80\x7f", 4), Dtype::int8, "\": a weight is not finite, or"},
-      {up, std::string("\x00\x00\xc0\x7f", 4), Dtype::int8, "\": a weight is not finite, or"},
-      {up, std::string("\x00\x24\x74\x49", 4), Dtype::f16, "\": a weight is too large for f16"},  // 1e6
-      {up, std::string("\x00\x24\x74\x49", 4), Dtype::int4, "\": a weight is not finite, or too large"},
+      {o + ".weight", std::string("\x00\x00\x80\x7f", 4), Dtype::int8, "\": a weight is not finite or"},
+      {up, std::string("\x00\x00\xc0\x7f", 4), Dtype::int8, "\": a weight is not finite or"},
+      {up, std::string("\x00\x24\x74\x49", 4), Dtype::f16, "\": a weight exceeds the range of f16"},  // 1e6
+      {up, std::string("\x00\x24\x74\x49", 4), Dtype::int4, "\": a weight is not finite or too large"},
       {up, std::string("\x00\x24\x74\x49", 4), Dtype::int8, ""}};
   for (const auto& [name, bytes, dtype, says] : numbers) {
     Folder coded, dense;

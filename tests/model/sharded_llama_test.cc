@@ -263,7 +263,7 @@ TEST_CASE("sharded llama: impossible shapes are refused by name", "[shards][mode
   many.n_heads = many.n_kv_heads = 128;
   many.n_layers = 80;
   KvShards shards{.n_layers = 80, .n_kv_heads = 128, .tp = 32, .pp = 4};
-  CHECK(check_model_shards(many, shards).error().message.find("128 ranks, a thread each") != std::string::npos);
+  CHECK(check_model_shards(many, shards).error().message.find("128 ranks, each a thread") != std::string::npos);
   many.n_kv_heads = shards.n_kv_heads = 6;
   many.n_heads = 12;
   shards.tp = 4;
