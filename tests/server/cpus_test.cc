@@ -45,11 +45,12 @@ TEST_CASE("cpus: --cpus gives each named instance its cores", "[cpus]") {
     std::vector<std::string> names;
     const char* said;
   };
-  for (const Case& c : {Case{"P0=" + first, {"P0", "D0"}, "no cores for D0"}, Case{"X0=" + first, {"P0"}, "`X0="},
-                        Case{first, {"P0"}, "names no instance: expected P0=CORES"},
-                        Case{"P0=100000", {"P0"}, "`100000` is not a core that this process may use"},
-                        Case{"P0=x", {"P0"}, "`x` is no core"}, Case{"P0=" + first + "+" + first, {"P0"}, " twice"},
-                        Case{"P0=", {"P0"}, "no cores for P0"}, Case{"P0=" + first, {}, "is not a core"}}) {
+  for (const Case& c :
+       {Case{"P0=" + first, {"P0", "D0"}, "it gives no cores to D0"}, Case{"X0=" + first, {"P0"}, "`X0="},
+        Case{first, {"P0"}, "names no instance: expected P0=CORES"},
+        Case{"P0=100000", {"P0"}, "`100000` is not a core that this process may use"},
+        Case{"P0=x", {"P0"}, "`x` is not a core"}, Case{"P0=" + first + "+" + first, {"P0"}, " twice"},
+        Case{"P0=", {"P0"}, "it gives no cores to P0"}, Case{"P0=" + first, {}, "is not a core"}}) {
     const auto parsed = parse_cpus(c.text, c.names);
     INFO(c.text);
     REQUIRE_FALSE(parsed.ok());
