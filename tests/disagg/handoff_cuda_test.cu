@@ -1,5 +1,5 @@
 // The pool that a card exports, on the interpreter and on a card. One member writes through its mapping, and the other
-// one reads the bytes through its own. Two processes use it in tests/simt/stack_test.cu and in tools/gpu-report (`xpyd
+// one reads the bytes through its own. Two processes use it in tests/simt/build_test.cu and in tools/gpu-report (`xpyd
 // --processes`).
 #include "base/device/device_cuda.h"
 #include "disagg/transport/handoff/handoff_pool.h"

@@ -104,7 +104,7 @@ TEST_CASE("kv_events: an address that cannot be had is an error that names the o
       {{.endpoint = kAny, .replay = taken->endpoint()}, "--kv-events-replay tcp://127.0.0.1:", false},
       {{.endpoint = kAny, .topic = std::string(64, 'k')}, "--kv-events-topic: expected less than 64 bytes"},
       {{.endpoint = "tcp://192.0.2.1:7"}, "--kv-events tcp://192.0.2.1:7: ", false},  // an address of no machine
-      {{.endpoint = "tcp://localhost:7"}, "names are not looked up", false},
+      {{.endpoint = "tcp://localhost:7"}, "names are not resolved", false},
   };
   for (const auto& c : cases) {
     INFO(c.expected);

@@ -19,7 +19,7 @@
 #include "tests/disagg/card_rows.h"
 #include "tests/tiny_model.h"
 
-namespace xpyd::testing::stack_test {
+namespace xpyd::testing::build_test {
 namespace {
 
 using cuda::simt::SmallPages;
@@ -283,7 +283,7 @@ TEST_CASE("simt handoff: another GPU, or none, is refused with both names", "[si
   CHECK(message(*made, options).find("in memory of GPU-simt, but --device here is GPU-other") != std::string::npos);
   cuda::simt::set_card_identity("GPU-simt");
   auto host_pool = HandoffPool::create("paged", on_host, 2).value();
-  CHECK(message(*host_pool, options).find("in memory of the host, and --device here is GPU") != std::string::npos);
+  CHECK(message(*host_pool, options).find("in memory of the host, but --device here is GPU") != std::string::npos);
   // The GPU does not have that much memory.
   options.pool_bytes = 1 << 20;
   const auto large = [&] {
@@ -407,4 +407,4 @@ TEST_CASE("simt handoff: workers with their own mappings give the CPU's tokens a
 }
 
 }  // namespace
-}  // namespace xpyd::testing::stack_test
+}  // namespace xpyd::testing::build_test
