@@ -252,29 +252,6 @@ TEST_CASE("instances as threads: each request ends once, with many clients, abor
     }
 }
 
-// Two threads delivered what they had decided one after the other, each when it came to it.
-TEST_CASE("cluster: an abort from another thread reaches the client behind the tokens before it", "[cluster]") {
-  struct Sink final : EventSink {
-    explicit Sink(TinyCluster& tiny_) : tiny(tiny_) {}
-    void on_event(TokenEvent event) override {
-      if (order.empty() && event.finish == FinishReason::none) std::thread([this] { tiny.cluster->abort(1); }).join();
-      order.push_back(event.finish);
-    }
-    TinyCluster& tiny;
-    std::vector<FinishReason> order;
-  };
-  TinyCluster tiny({.topology = "1C"});
-  auto sink = std::make_shared<Sink>(tiny);
-  auto request = tiny_request(1, Tokens(20, 7), 50);
-  request->ignore_eos = true;
-  REQUIRE(tiny.cluster->submit(request, sink).ok());
-  tiny.run();
-  REQUIRE(sink->order.size() >= 2);
-  CHECK(sink->order.front() == FinishReason::none);
-  CHECK(sink->order.back() == FinishReason::abort);
-  CHECK(std::ranges::count(sink->order, FinishReason::none) == long(sink->order.size()) - 1);
-}
-
 struct Log final : MessageBus {
   std::vector<std::pair<InstanceId, std::string>> sent;
   void send(InstanceId, InstanceId to, Message message) override {

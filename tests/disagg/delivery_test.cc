@@ -3,11 +3,33 @@
 
 #include <functional>
 #include <set>
+#include <thread>
 
 #include "tests/disagg/scene.h"
 
 namespace xpyd::testing::delivery_test {
 namespace {
+
+// Each thread delivered its own events, so a later decision of another thread could overtake them.
+TEST_CASE("delivery: a choice's end from another thread reaches the client behind the tokens before it",
+          "[disagg][delivery]") {
+  struct Sink final : EventSink {
+    explicit Sink(Conductor& conductor_) : conductor(conductor_) {}
+    void on_event(TokenEvent event) override {
+      if (order.empty()) std::thread([this] { conductor.end_all("stopped"); }).join();
+      order.push_back(event.finish);
+    }
+    Conductor& conductor;
+    std::vector<FinishReason> order;
+  };
+  SimCluster sim;
+  sim.open({});
+  sim.add_all("1C");
+  auto sink = std::make_shared<Sink>(sim.conductor());
+  REQUIRE(sim.conductor().submit(tiny_request(1, std::vector<int32_t>(20, 7), 8), sink).ok());
+  sim.ticks(20);
+  CHECK(sink->order == std::vector{FinishReason::none, FinishReason::abort});
+}
 
 TEST_CASE("delivery: transfers may still be on their way, and D takes the KV when it has counted them",
           "[disagg][delivery]") {
