@@ -128,6 +128,21 @@ TEST_CASE("takeover: a new sequence continues in the ended sequence's slot witho
   m.kv->check_invariants();
 }
 
+TEST_CASE("alias: a slot that is taken over keeps rows that others share, and the match is cut to the row before",
+          "[allocator][vattention][sharing]") {
+  Memory m(options_of(KvShare::alias, 64, 2), "vattention");
+  const auto a = tokens_of(3 * kRow, 1), b = like(a, 3 * kRow, 20, 2), c = like(a, 2 * kRow + 50, 300, 3);
+  const KvHandle donor = fill(*m.kv, a, 0).handle, sharer = fill(*m.kv, b, 0).handle;
+  const int slot = m.kv->view(donor).slot;
+  m.kv->free(donor);  // no other slot is free
+  const KvReservation r = fill(*m.kv, c, 0);
+  CHECK(m.kv->view(r.handle).slot == slot);
+  CHECK(r.cached_tokens == 2 * kRow);
+  CHECK(wrong_rows(*m.kv, r.handle, c, 0) == 0);
+  CHECK(wrong_rows(*m.kv, sharer, b, 0) == 0);
+  m.kv->check_invariants();
+}
+
 TEST_CASE("sharing: slots keep their contents while empty ones are left, then the oldest is reused",
           "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::copy, 64, 4), "vattention");
