@@ -70,6 +70,21 @@ TEST_CASE(
   }
 }
 
+// D is alive, and the conductor hears from both, so only P's own lease ends what P shares with D.
+TEST_CASE("delivery: P gives up what it shares with a D that is silent to it", "[disagg][delivery]") {
+  Scene scene("1P1D");
+  const InstanceId p = scene.find("P0")->id, d = scene.find("D1")->id;
+  scene.due = [&](InstanceId from, InstanceId to, const Message&) {
+    return from == d && to == p ? -1 : scene.clock.seconds;
+  };
+  scene.ask(1, 60, 12, 1);
+  scene.ticks(1000);
+  CHECK(scene.conductor().totals().failed_by[size_t(AttemptFailure::peer_silent)] > 0);  // no grant has come
+  scene.due = nullptr;
+  scene.break_connection(p, d);
+  scene.settle();
+}
+
 // These messages come from another process. A place for KV that cannot exist is a failed attempt, which is placed anew,
 // and nothing reads beyond a list.
 class Misled final : public Scene {
