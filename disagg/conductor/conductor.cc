@@ -87,8 +87,16 @@ void Conductor::deliver() {
 // ---- New requests.
 
 Status Conductor::submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
-  Status taken = ok();
-  act([&](Out& out) { taken = take_in(std::move(request), std::move(sink), out); });
+  // The client of a refused request has its only event when this returns: the HTTP status depends on it.
+  Out refusal;
+  std::unique_lock lock(mutex_);
+  const Status taken = take_in(std::move(request), std::move(sink), refusal);
+  if (refusal.empty()) return taken;
+  ++refusing_;
+  lock.unlock();
+  for (auto& [to, event] : refusal) to->on_event(std::move(event));
+  lock.lock();
+  if (--refusing_ == 0) idle_.notify_all();
   return taken;
 }
 
@@ -205,7 +213,7 @@ void Conductor::drain() {
 bool Conductor::wait_idle(double seconds) {
   std::unique_lock lock(mutex_);
   return idle_.wait_for(lock, std::chrono::duration<double>(seconds),
-                        [&] { return requests_.empty() && !delivering_; });
+                        [&] { return requests_.empty() && !delivering_ && refusing_ == 0; });
 }
 
 void Conductor::end_all(const std::string& why) {

@@ -125,6 +125,7 @@ class Conductor final : public Service {
   bool draining_ = false;
   Out outbox_;  // events that no thread delivers yet
   bool delivering_ = false;
+  int refusing_ = 0;  // calls of submit() that are delivering a refusal
 };
 
 }  // namespace xpyd::disagg

@@ -6,6 +6,11 @@
 #include "base/log.h"
 
 namespace xpyd::disagg {
+namespace {
+
+constexpr double kAgainSeconds = 0.25, kLookSeconds = 0.1;
+
+}  // namespace
 
 void PeerLinks::handle(InstanceId, PeerJoined message) {
   if (message.info.id == options_.id) return;
@@ -17,18 +22,11 @@ void PeerLinks::handle(InstanceId, PeerJoined message) {
 
 // One call decides about all waiting messages at the same moment, so none overtakes another.
 bool PeerLinks::connect() {
-  constexpr double kAgainSeconds = 0.25;
   const double now = parts_.clock.now();
   bool moved = false;
-  // A call of a connected peer only looks. If the connection has broken, it begins anew.
-  for (auto at = connected_.begin(); at != connected_.end();) {
-    const auto next = std::next(at);
-    const Result<bool> still = parts_.transport.connect(at->first, at->second.address);
-    if (!still || !still.value()) {
-      pending_[at->first] = {.info = std::move(at->second), .since_s = now};
-      connected_.erase(at);
-    }
-    at = next;
+  if (now >= look_s_) {
+    look_s_ = now + kLookSeconds;
+    look(now);
   }
   for (auto at = pending_.begin(); at != pending_.end();) {
     Pending& peer = at->second;
@@ -37,7 +35,7 @@ bool PeerLinks::connect() {
     const auto next = std::next(at);
     if (now >= peer.again_s) {
       const Result<bool> connected = parts_.transport.connect(info.id, info.address);
-      if (!connected) {  // until it succeeds, attempts that both share are placed anew
+      if (!connected) {  // until it succeeds, attempts that both share are placed anew or computed at D
         if (std::exchange(peer.calling, false))
           log_line(LogLevel::warning, "xpyd: %s cannot reach %s: %s", options_.name.c_str(), info.name.c_str(),
                    connected.error().message.c_str());
@@ -49,7 +47,7 @@ bool PeerLinks::connect() {
             !known)  // the layout comes from another process
           log_line(LogLevel::warning, "xpyd: %s and %s cannot exchange KV: %s", options_.name.c_str(),
                    info.name.c_str(), known.error().message.c_str());
-        connected_.insert_or_assign(id, std::move(peer.info));
+        connected_.insert_or_assign(id, Connected{std::move(peer.info), now});
         pending_.erase(at);
         moved = true;
       }
@@ -57,6 +55,26 @@ bool PeerLinks::connect() {
     at = next;
   }
   return moved;
+}
+
+// A call of a connected peer only asks whether it is connected. If the connection has broken, the call begins anew: at
+// once, but not for a connection that has just been made.
+void PeerLinks::look(double now) {
+  for (auto at = connected_.begin(); at != connected_.end();) {
+    const auto next = std::next(at);
+    auto& [id, peer] = *at;
+    const Result<bool> still = parts_.transport.connect(id, peer.info.address);
+    if (!still || !still.value()) {
+      log_line(LogLevel::warning, "xpyd: %s has lost its transport's connection to %s and connects again",
+               options_.name.c_str(), peer.info.name.c_str());
+      pending_[id] = {.info = std::move(peer.info),
+                      .calling = false,
+                      .since_s = now,
+                      .again_s = std::max(now, peer.since_s + kAgainSeconds)};
+      connected_.erase(at);
+    }
+    at = next;
+  }
 }
 
 bool PeerLinks::waits(const Envelope& envelope, const Attempts& attempts) const {
@@ -81,6 +99,7 @@ void PeerLinks::disconnect(InstanceId peer) {
 
 void PeerLinks::lost(InstanceId peer) {
   parts_.peers.erase(peer);
+  pending_.erase(peer);
   connected_.erase(peer);
 }
 

@@ -1,5 +1,5 @@
 // The connections of an instance's transport to its peers. It calls a peer as soon as it joins, again while it cannot
-// be reached, and anew when the connection has broken. Messages wait for the first of these calls only.
+// be reached, and anew when the connection has broken. Messages wait for the first call of a peer only.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -24,25 +24,31 @@ class PeerLinks {
   // deadline is over does not wait.
   bool waits(const Envelope& envelope, const Attempts& attempts) const;
   void disconnect(InstanceId peer);
-  void lost(InstanceId peer);    // messages of it were lost; it is called again when it joins again
+  void lost(InstanceId peer);    // messages were lost; the peer is called again when it joins again
   void forget(InstanceId peer);  // requires: the other parts know that it is gone
   // Returns the time until a peer is called again, at most `seconds`.
   double nap(double seconds) const;
   std::string name_of(InstanceId id) const;
 
  private:
+  void look(double now);
   // A peer that the transport is not connected to yet.
   struct Pending {
     InstanceInfo info;
-    bool calling = true;  // first call; false: it has failed
+    bool calling = true;  // first call; false: it has failed, or the connection has broken
     double since_s = 0;   // Clock: begin of this call
     double again_s = 0;   // Clock: not polled before
+  };
+  struct Connected {
+    InstanceInfo info;
+    double since_s = 0;  // Clock
   };
 
   const InstanceOptions& options_;
   InstanceParts& parts_;
   std::map<InstanceId, Pending> pending_;
-  std::map<InstanceId, InstanceInfo> connected_;
+  std::map<InstanceId, Connected> connected_;
+  double look_s_ = 0;  // Clock: when it looks next whether connections have broken
   std::map<InstanceId, std::string> names_;
 };
 

@@ -70,6 +70,40 @@ TEST_CASE(
   }
 }
 
+// Whether a request is refused decides the HTTP status, so its client must know when submit() returns.
+TEST_CASE("delivery: a refusal reaches its client inside submit(), also while another thread delivers",
+          "[disagg][delivery]") {
+  struct Sink final : EventSink {
+    void on_event(TokenEvent event) override {
+      finish = event.finish;
+      if (inside) std::exchange(inside, nullptr)();
+    }
+    FinishReason finish = FinishReason::none;
+    std::function<void()> inside;
+  };
+  SimOptions options;
+  options.conductor.admission = find_admission_policy("reserve");
+  options.conductor.objectives = {.ttft_s = 1e9, .tbt_s = 1e9};
+  options.kv.pool_bytes = 160 * kv_shape(checksum_config(), Dtype::f32).token_bytes();
+  SimCluster sim;
+  sim.open(std::move(options));
+  sim.add_all("1C");
+  const auto ask = [&](uint64_t id, int max_tokens, const std::shared_ptr<Sink>& sink) {
+    return sim.conductor().submit(tiny_request(id, std::vector<int32_t>(60, int(id)), max_tokens), sink).ok();
+  };
+  const auto first = std::make_shared<Sink>(), second = std::make_shared<Sink>();
+  bool was_refused = false;
+  first->inside = [&] {
+    std::thread([&] { was_refused = ask(2, 20, second) && second->finish == FinishReason::refused; }).join();
+  };
+  REQUIRE(ask(1, 90, first));
+  sim.ticks(50);
+  CHECK(was_refused);
+  sim.conductor().abort(1);
+  sim.ticks(50);
+  CHECK(first->finish == FinishReason::abort);
+}
+
 // D is alive, and the conductor hears from both, so only P's own lease ends what P shares with D.
 TEST_CASE("delivery: P gives up what it shares with a D that is silent to it", "[disagg][delivery]") {
   Scene scene("1P1D");
