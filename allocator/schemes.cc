@@ -57,15 +57,15 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
                      " tokens exceeds 64-bit addresses");
   needed = scheme->block_bytes(options);
   if (options.pool_bytes < needed)
-    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ", too small for one " + unit + ": " +
+    return invalid("--kv-bytes is " + std::to_string(options.pool_bytes) + ", too small for one " + unit + ": " +
                    std::to_string(block_tokens) + " tokens need " + std::to_string(needed) + " bytes");
   size_t n_blocks = options.pool_bytes / needed;
   if (n_blocks > size_t(INT_MAX) / size_t(block_tokens))
-    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ": expected fewer than 2^31 tokens of " +
+    return invalid("--kv-bytes is " + std::to_string(options.pool_bytes) + ": expected fewer than 2^31 tokens of " +
                    std::to_string(shape.token_bytes()) + " bytes");
   const KvLayout layout{shape, options.order, block_tokens, int(n_blocks)};
   if (layout.pool_bytes() / shape.row_bytes() >= size_t(1) << 32)
-    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ": expected fewer than 2^32 rows of " +
+    return invalid("--kv-bytes is " + std::to_string(options.pool_bytes) + ": expected fewer than 2^32 rows of " +
                    std::to_string(shape.row_bytes()) + " bytes");
   return layout;
 }
@@ -101,7 +101,7 @@ Result<PoolPlan> plan_ranks(const std::string& scheme_name, const KvOptions& opt
   }
   const size_t n_blocks = options.pool_bytes / block_bytes;
   if (n_blocks == 0)
-    return invalid("kv-bytes is " + std::to_string(options.pool_bytes) + ", too small for " +
+    return invalid("--kv-bytes is " + std::to_string(options.pool_bytes) + ", too small for " +
                    std::to_string(shards.n_ranks()) + " ranks: a block of " + std::to_string(plan.whole.block_tokens) +
                    " tokens needs " + std::to_string(block_bytes) + " bytes on all of them");
   for (int rank = 0; rank < shards.n_ranks(); ++rank) {

@@ -269,7 +269,7 @@ json describe_break_even(const Subject& subject, double tflops, double link_gbps
                  least = cost.break_even_bytes_per_s(prefix, 1e12 * tflops), brought_s = 8e-9 * bytes / link_gbps;
     std::printf(
         "  %7d tokens: %.3g GB, computed in %.3g s: loading is faster from %.3g GB/s (%.3g Gb/s) on; it takes %.3g s "
-        "at %g Gb/s, %.3g of the computing time\n",
+        "at %g Gb/s, %.3g times the computing time\n",
         prefix, 1e-9 * bytes, computed_s, 1e-9 * least, 8e-9 * least, brought_s, link_gbps, brought_s / computed_s);
     out.push_back({{"tokens", prefix},
                    {"bytes", bytes},

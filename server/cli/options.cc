@@ -329,7 +329,7 @@ std::vector<OptionRow> make_rows() {
        kPolicy, sets_as<find_fetch_policy, &ConductorOptions::fetch>},
       {"replication", choice, "side_effect", "", replications.c_str(), 0, 0,
        "--kv-fetch: whether fetched KV stays in the prefix cache for later requests: always (side_effect), if it is "
-       "read .8 times a second and by one instance only (heat), or never (off) (heat and off need --allocator paged)",
+       "read 0.8 times a second and by one instance only (heat), or never (off) (heat and off need --allocator paged)",
        "serve generate", sets_as<find_replication_policy, &ConductorOptions::replication>},
       {"admission", choice, "none", "", slo_admissions.c_str(), 0, 0,
        "when a request is refused with 429 and Retry-After because it would miss its objectives or make others miss "
@@ -396,8 +396,8 @@ std::vector<OptionRow> make_rows() {
        "serve generate worker", sets<&ProcessOptions::key_file>},
       {"role", choice, "colocated", "", "prefill|decode|colocated", 0, 0, "role of this worker", "worker",
        sets<&WorkerOptions::role>},
-      {"join", text, "", "ADDRESS", "address of the conductor that this worker joins", 0, 0, "the conductor's address",
-       "worker", sets<&WorkerOptions::join>},
+      {"join", text, "", "ADDRESS", "", 0, 0, "address of the conductor that this worker joins", "worker",
+       sets<&WorkerOptions::join>},
       {"rank", integer, "-1", "", "", -1, 1023,
        "this worker is pipeline stage N (from 0) of an instance (--ranks) instead of an instance; --join then is that "
        "instance's address (its --rank-bind), or --registry has it under --rank-group; -1: an instance",

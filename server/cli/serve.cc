@@ -26,11 +26,13 @@
 
 namespace xpyd::server {
 namespace {
-ServerOptions http_options(const Options& options, Build& build);
+ServerOptions access_options(const Options& options);
+void complete(ServerOptions& http, const Options& options, Build& build);
 }  // namespace
 
 int serve_main(const Options& options) {
   SignalThread signals;
+  ServerOptions http = access_options(options);
 
   // Request -> TokenEvent: tokenizer, model, instances and conductor. Nothing runs yet.
   const std::unique_ptr<Build> built = need(make_build(options));
@@ -51,7 +53,7 @@ int serve_main(const Options& options) {
 
   // HTTP bytes -> Request, TokenEvent -> SSE. The port is bound; no request is answered yet.
   raise_descriptor_limit();
-  const ServerOptions http = http_options(options, build);
+  complete(http, options, build);
   const std::unique_ptr<HttpServer> listening = need(
       HttpServer::listen(http, *build.runtime, build.tokenizer.get(), build.chat_template.get(), build.clock));
   HttpServer& server = *listening;
@@ -110,12 +112,27 @@ size_t descriptor_limit() {  // current limit of this process
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
 }
 
-// Throws an Error if an option is wrong.
-ServerOptions http_options(const Options& options, Build& build) {
+// Reads what needs no model, before the build opens or overwrites a file. Throws an Error if an option is wrong.
+ServerOptions access_options(const Options& options) {
   ServerOptions http;
   options.fill<HttpListenOptions>(http);
   options.fill<ServedModel>(http);
   options.fill(http);
+  for (const std::string& key : http.api_keys)
+    if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII without blanks");
+  if (!http.api_key_file.empty()) {
+    const std::vector<std::string> keys = need(read_api_keys(http.api_key_file), "--api-key-file: ");
+    http.api_keys.insert(http.api_keys.end(), keys.begin(), keys.end());
+  }
+  for (const std::string& origin : http.allowed_origins) {
+    const size_t host = origin.find("://");
+    if (origin != "*" && (host == origin.npos || origin.find('/', host + 3) != origin.npos))
+      throw invalid("--allowed-origins: " + origin + ": expected https://HOST, https://HOST:PORT or *");
+  }
+  return http;
+}
+
+void complete(ServerOptions& http, const Options& options, Build& build) {
   const int wanted = http.max_connections;
   http.max_connections = connections_within(wanted, descriptor_limit());
   if (http.max_connections < wanted)
@@ -147,24 +164,12 @@ ServerOptions http_options(const Options& options, Build& build) {
         LogLevel::info,
         "xpyd serve: sampling defaults from generation_config.json: %s (--generation-config none ignores that file)",
         defaults.c_str());
-  for (const std::string& key : http.api_keys)
-    if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII without blanks");
-  if (!http.api_key_file.empty()) {
-    const std::vector<std::string> keys = need(read_api_keys(http.api_key_file), "--api-key-file: ");
-    http.api_keys.insert(http.api_keys.end(), keys.begin(), keys.end());
-  }
-  for (const std::string& origin : http.allowed_origins) {
-    const size_t host = origin.find("://");
-    if (origin != "*" && (host == origin.npos || origin.find('/', host + 3) != origin.npos))
-      throw invalid("--allowed-origins: " + origin + ": expected https://HOST, https://HOST:PORT or *");
-  }
   http.server_info = options.table();
   http.switches = switches_json(options, build);
   http.reset_prefix_cache = [&build] { build.runtime->clear_prefix_caches(); };
   http.retire_instance = [&build](const std::string& name, const std::string& role) {
     return build.runtime->retire(name, role.empty() ? std::nullopt : std::optional<Role>(role_of(role)));
   };
-  return http;
 }
 
 }  // namespace
