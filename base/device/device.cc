@@ -88,14 +88,14 @@ class CopyThread final : public DeviceQueue {
     const double start = clock.now();
     copy_now(job.copies, job.read_soon);
     if (gbps_ <= 0) return;
-    wire_free_s_ = std::max(wire_free_s_, start) + double(bytes) / (gbps_ * 1e9);
-    if (wire_free_s_ > clock.now()) sleep_until(wire_free_s_);
+    link_free_s_ = std::max(link_free_s_, start) + double(bytes) / (gbps_ * 1e9);
+    if (link_free_s_ > clock.now()) sleep_until(link_free_s_);
   }
 
   const double gbps_;
   int64_t enqueued_ = 0;          // jobs; used by the owner
   std::atomic<int64_t> done_{0};  // jobs
-  double wire_free_s_ = 0;        // used by the thread: when the simulated link is free again
+  double link_free_s_ = 0;        // used by the thread: when the simulated link is free again
 
   std::mutex mutex_;
   std::condition_variable posted_, finished_;

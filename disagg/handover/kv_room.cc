@@ -49,10 +49,10 @@ void KvRoom::check_asks(const KvMemory& memory, const Sequence& s) {
              "P asks D for room before P itself has reserved blocks");
 }
 
-KvRoom::Got KvRoom::arrive(Place& place, std::span<const int32_t> tokens, uint64_t salt, int promised) const {
+KvRoom::Got KvRoom::arrive(Place& place, std::span<const int32_t> tokens, uint64_t salt, int granted) const {
   if (place.kv == kNoKv) {
     // Every other sequence soon needs one more block.
-    const int others = engine_.running() + engine_.waiting_with_kv() + promised;
+    const int others = engine_.running() + engine_.waiting_with_kv() + granted;
     const auto reserved = reserve(tokens, salt, int(tokens.size()), others == 0 ? 0 : std::max(share(100), others));
     if (!reserved) return Got::none;
     place.kv = reserved->handle;

@@ -51,9 +51,9 @@ class KvRoom {
   static void check_asks(const KvMemory& memory, const Sequence& sequence);
 
   // Gets room for all tokens that arrive and are not cached. Room is memory and not a place in the batch; KV that has
-  // arrived waits for that place. `promised`: sequences that hold such room already. `loading`: ask again later.
+  // arrived waits for that place. `granted`: sequences that hold such room already. `loading`: ask again later.
   enum class Got { none, loading, all };
-  Got arrive(Place& place, std::span<const int32_t> tokens, uint64_t salt, int promised) const;
+  Got arrive(Place& place, std::span<const int32_t> tokens, uint64_t salt, int granted) const;
 
   // Gets room for the first `wanted` tokens, some of which other instances have. With `keep` other prompts find the
   // fetched KV. Returns nothing if there is no room, if the tokens are here already, or if an offload tier here loads

@@ -16,15 +16,15 @@ std::optional<AttemptId> asked(const Message& message) {
 }  // namespace
 
 void Leases::put(Envelope envelope) {
-  if (lease_s_ == 0) return mail_.send(std::move(envelope));
+  if (lease_s_ == 0) return mailbox_.send(std::move(envelope));
   std::lock_guard lock(mutex_);
   if (const auto attempt = asked(envelope.message)) unread_.emplace_back(envelope.from, *attempt);
-  mail_.send(std::move(envelope));
+  mailbox_.send(std::move(envelope));
 }
 
 std::vector<Envelope>& Leases::take() {
   std::lock_guard lock(mutex_);
-  mail_.take(inbox_);
+  mailbox_.take(inbox_);
   unread_.clear();
   return inbox_;
 }
@@ -32,7 +32,7 @@ std::vector<Envelope>& Leases::take() {
 std::vector<std::pair<InstanceId, KvReserved>> Leases::take_reserved() {
   std::vector<std::pair<InstanceId, KvReserved>> taken;
   const auto known = std::ptrdiff_t(inbox_.size());
-  mail_.take(inbox_);
+  mailbox_.take(inbox_);
   const auto rest = std::remove_if(inbox_.begin() + known, inbox_.end(), [&](Envelope& envelope) {
     auto* reserved = std::get_if<KvReserved>(&envelope.message);
     if (reserved) taken.emplace_back(envelope.from, std::move(*reserved));

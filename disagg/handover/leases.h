@@ -3,7 +3,7 @@
 // longer than a lease. So the instance only records which attempts are valid, and a control thread, which computes
 // nothing, sends the renewals. Sender and receiver check between steps whether their peers have renewed in time.
 //
-// Thread safety: any thread may call put(), mail() and renew(). The instance's thread calls the rest.
+// Thread safety: any thread may call put(), mailbox() and renew(). The instance's thread calls the rest.
 #pragma once
 
 #include <mutex>
@@ -31,7 +31,7 @@ class Leases {
   // Takes only the grants (KvReserved) that have arrived during a step. Other messages wait for the next iteration of
   // the loop, and their attempts are renewed until then.
   std::vector<std::pair<InstanceId, KvReserved>> take_reserved();
-  Mailbox<Envelope>& mail() { return mail_; }
+  Mailbox<Envelope>& mailbox() { return mailbox_; }
 
   // update() records the attempts that are valid now and during the next step. add() adds one during that step.
   void update(SharedAttempts of_peer);
@@ -43,7 +43,7 @@ class Leases {
  private:
   const double lease_s_;
   Clock& clock_;
-  Mailbox<Envelope> mail_;
+  Mailbox<Envelope> mailbox_;
   std::vector<Envelope> inbox_;  // the instance's: taken, not handled yet
   std::mutex mutex_;             // guards the following members
   SharedAttempts shared_;

@@ -14,9 +14,9 @@ void Receiver::on(Incoming& in, Event event, With with) {
   gone_ += in.state == State::gone;
   switch (step.action) {
     case Action::nothing: return;
-    case Action::promise:
+    case Action::announce:
       if (in.from < 0) in.from = with.from;
-      return promise(in);
+      return announce(in);
     case Action::read: return read(in);
     case Action::hand_out:
       return parts_.tell(kConductor, PrefillJob{in.attempt, in.request, in.choices[0], parts_.self});

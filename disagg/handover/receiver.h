@@ -115,9 +115,9 @@ class Receiver {
   // the first output token is sampled here.
   int n_computed(const Incoming& in) const { return int(in.tokens.size()) - int(samples_first()); }
   bool samples_first() const { return parts_.order == DisaggOrder::decode_first; }
-  int promised() const;
+  int granted() const;
   bool grant(Incoming& in);
-  void promise(Incoming& in);
+  void announce(Incoming& in);
   void read(Incoming& in);
   void look(Incoming& in);
   bool all_arrived(const Incoming& in) const;

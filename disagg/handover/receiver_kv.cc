@@ -9,7 +9,7 @@ namespace xpyd::disagg::handover {
 // ---- Room.
 
 // Returns the number of sequences that hold room.
-int Receiver::promised() const {
+int Receiver::granted() const {
   int n = 0;
   for (const auto& [attempt, in] : incoming_)
     if (!kUngranted.has(in.state) && in.state != State::gone) n += in.request->n;
@@ -19,7 +19,7 @@ int Receiver::promised() const {
 bool Receiver::grant(Incoming& in) {
   const auto got = parts_.transport.zero_copy()
                        ? KvRoom::Got::all
-                       : room_.arrive(in.place, in.tokens, kv_salt(*in.request, in.attempt), promised());
+                       : room_.arrive(in.place, in.tokens, kv_salt(*in.request, in.attempt), granted());
   if (got == KvRoom::Got::loading && in.state == State::remote_prefilling) on(in, Event::loads);
   if (got != KvRoom::Got::all) return false;
   parts_.tell(kConductor, AttemptProgress{in.attempt, AttemptProgress::granted});
@@ -33,7 +33,7 @@ bool Receiver::grant(Incoming& in) {
 }
 
 // Tells the prefill instance where to write.
-void Receiver::promise(Incoming& in) {
+void Receiver::announce(Incoming& in) {
   KvReserved answer{.attempt = in.attempt};
   if (!parts_.transport.zero_copy()) {
     Place& place = in.place;

@@ -110,7 +110,7 @@ enum class ReceiverEvent : uint8_t {
 
 enum class ReceiverAction : uint8_t {
   nothing,
-  promise,    // opens a registration, sends KvReserved
+  announce,   // opens a registration, sends KvReserved
   read,       // starts the read
   hand_out,   // sends PrefillJob to the conductor
   accept,     // takes the contents of KvDelivered
@@ -260,12 +260,12 @@ constexpr ReceiverMachine receiver_table() {
   constexpr Any<ReceiverState> kDelivered = {finished_prefills, closing, incomplete};
   constexpr ReceiverMachine::Rule kRules[] = {
       {remote_prefilling, E::loads, loading, A::nothing},
-      {kWaiting, E::room_to_write, granted, A::promise},
+      {kWaiting, E::room_to_write, granted, A::announce},
       {kWaiting, E::room_to_read, reading, A::read},
       {kWaiting, E::room_to_claim, unclaimed, A::hand_out},
       {kWaiting, E::room_for_all, finished_transfers, A::nothing},
 
-      {unclaimed, E::claimed, granted, A::promise},
+      {unclaimed, E::claimed, granted, A::announce},
       {kWaiting | kDelivered | Any{granted, reading}, E::claimed, kStays, A::nothing},
       {granted, E::delivered, finished_prefills, A::accept},
       {granted, E::delivered_short, incomplete, A::accept},

@@ -110,7 +110,7 @@ void Instance::run(const std::atomic<bool>& stop) {
     if (moved) continue;
     double nap = idle() ? 0.1 : counts_posts() ? 0.0001 : 0.0005;
     if (options_.lease_s > 0) nap = std::min(nap, options_.lease_s / 8);
-    leases_.mail().wait(peers_.nap(nap));
+    leases_.mailbox().wait(peers_.nap(nap));
   }
 }
 

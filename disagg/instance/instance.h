@@ -34,7 +34,7 @@ class Instance final {
   InstanceInfo info() const;
   void send(InstanceId from, Message message);  // puts it into the inbox; never blocks
   void poke() {                                 // wakes the instance's thread
-    leases_.mail().poke();
+    leases_.mailbox().poke();
     model_->interrupt();
   }
   // Tells peers and conductor that this instance lives and which attempts it holds (handover/leases.h). Requires: a

@@ -318,8 +318,8 @@ Supervisor::Orders Supervisor::look(std::span<const Presence> seen, double now) 
   Orders orders;
   for (size_t i = 0; i < children_.size(); ++i) {
     Child& c = children_[i];
-    if (c.life == Child::waiting && now >= c.start_at_s) orders.start.push_back(i);
-    if (c.life != Child::running) continue;
+    if (c.state == Child::waiting && now >= c.start_at_s) orders.start.push_back(i);
+    if (c.state != Child::running) continue;
     c.since_s = std::min(now, c.since_s + slept);
     if (std::exchange(c.seen, seen[i]) != seen[i]) c.since_s = now;
     c.had_channel |= c.seen >= Presence::connected;
@@ -337,13 +337,13 @@ Supervisor::Orders Supervisor::look(std::span<const Presence> seen, double now) 
 }
 
 void Supervisor::started(size_t child, double now) {
-  children_[child] = {.life = Child::running, .ends = children_[child].ends, .since_s = now};
+  children_[child] = {.state = Child::running, .ends = children_[child].ends, .since_s = now};
 }
 
 std::optional<double> Supervisor::ended(size_t child, bool retired, double now) {
   Child& c = children_[child];
-  c.life = retired || !options_.restart ? Child::gone : Child::waiting;
-  if (c.life == Child::gone) return {};
+  c.state = retired || !options_.restart ? Child::gone : Child::waiting;
+  if (c.state == Child::gone) return {};
   const double wait = std::min(options_.longest_wait_s, std::ldexp(options_.first_wait_s, std::min(c.ends++, 60)));
   c.start_at_s = now + wait;
   return wait;

@@ -65,7 +65,7 @@ class Supervisor {
 
  private:
   struct Child {
-    enum { waiting, running, gone } life = waiting;
+    enum { waiting, running, gone } state = waiting;
     double start_at_s = 0;             // used while waiting
     int ends = 0;                      // consecutive ends
     Presence seen = Presence::absent;  // used while running

@@ -30,7 +30,7 @@ std::string missing() {
   return why;
 }
 
-const RegisterTransport nccl_wire({.name = "nccl on a card",
+const RegisterTransport nccl_row({.name = "nccl on a card",
                                    .make =
                                        [](const TransportOptions& options) {
                                          TransportOptions ours = options;

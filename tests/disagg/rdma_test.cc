@@ -34,14 +34,14 @@ std::string missing() {
 }
 
 // All devices that are up: two NIC ports in the virtual machine of `make check STAGE=rdma`.
-const RegisterTransport rdma_wire({.name = "rdma",
-                                   .make = [](const TransportOptions& options) { return make_rdma_transport(options); },
-                                   .memory = plain_memory,
-                                   .needs_owner = false,
-                                   .missing = missing});
+const RegisterTransport rdma_row({.name = "rdma",
+                                  .make = [](const TransportOptions& options) { return make_rdma_transport(options); },
+                                  .memory = plain_memory,
+                                  .needs_owner = false,
+                                  .missing = missing});
 
 // As on a device without memory windows.
-const RegisterTransport registrations_wire(
+const RegisterTransport registrations_row(
     {.name = "rdma by registrations",
      .make = [](const TransportOptions& options) { return make_rdma_transport(options, Keys::registrations); },
      .memory = plain_memory,

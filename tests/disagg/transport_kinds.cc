@@ -12,25 +12,25 @@ namespace {
 
 std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
 
-const RegisterTransport local_wire({.name = "local",
-                                    .make = make_local_transport,
-                                    .memory = plain_memory,
-                                    .leaves_process = false,
-                                    .needs_owner = false});
+const RegisterTransport local_row({.name = "local",
+                                   .make = make_local_transport,
+                                   .memory = plain_memory,
+                                   .leaves_process = false,
+                                   .needs_owner = false});
 
-const RegisterTransport shm_wire({.name = "shm",
-                                  .make = make_shm_transport,
-                                  .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
-                                  .needs_owner = false,
-                                  .asks_ranges = false});
+const RegisterTransport shm_row({.name = "shm",
+                                 .make = make_shm_transport,
+                                 .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
+                                 .needs_owner = false,
+                                 .asks_ranges = false});
 
-const RegisterTransport tcp_wire({.name = "tcp", .make = make_tcp_transport, .memory = plain_memory});
+const RegisterTransport tcp_row({.name = "tcp", .make = make_tcp_transport, .memory = plain_memory});
 
 // All of nccl except NCCL itself.
-const RegisterTransport nccl_wire({.name = "nccl", .make = make_fake_nccl_transport, .memory = plain_memory});
+const RegisterTransport nccl_row({.name = "nccl", .make = make_fake_nccl_transport, .memory = plain_memory});
 
 // Late and out of order, within what transport.h allows.
-const RegisterTransport fault_wire(
+const RegisterTransport fault_row(
     {.name = "fault:shm",
      .make =
          [](const TransportOptions& options) {

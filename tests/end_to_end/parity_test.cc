@@ -46,7 +46,7 @@ enum Switch {
   kMemory,
   kOrder,
   kBatching,
-  kWire,
+  kTransport,
   kGrain,
   kPrefix,
   kThreads,
@@ -95,12 +95,12 @@ bool legal(const Row& r) {
   const auto flat = [&](Switch s) { return r[s] >= 0 && shapes[r[s]].second == 1; };  // one stage
   const bool one = is(kTopology, 0), waves = not_plain(kWindow);
   const bool ranks = not_plain(kPrefill) || not_plain(kDecode) || waves;
-  if (one &&
-      (not_plain(kWire) || not_plain(kGrain) || not_plain(kDecode) || not_plain(kDisagg) || not_plain(kReservation)))
+  if (one && (not_plain(kTransport) || not_plain(kGrain) || not_plain(kDecode) || not_plain(kDisagg) ||
+              not_plain(kReservation)))
     return false;
   if (is(kExact, 1) && is(kWeights, 0)) return false;
   // A shared pool needs instances of one shape, and KV is never pulled.
-  const bool shared = is(kWire, 1);
+  const bool shared = is(kTransport, 1);
   if (shared && (is(kDisagg, 1) || (r[kPrefill] >= 0 && r[kDecode] >= 0 && r[kPrefill] != r[kDecode]))) return false;
   if (waves && (one || shared) && (flat(kPrefill) || (shared && flat(kDecode)))) return false;
   if (waves && flat(kPrefill) && flat(kDecode)) return false;
@@ -113,7 +113,7 @@ bool legal(const Row& r) {
   const Memory& m = memories[r[kMemory]];
   const bool groups = m.scheme[0] == 'v', slots = m.scheme[0] == 'c' || m.scheme[0] == 's';
   if ((m.share != KvShare::off || m.radix) && is(kPrefix, 0)) return false;
-  if (groups && (is(kWire, 2) || (shared && ranks))) return false;  // page groups are not in a memory file
+  if (groups && (is(kTransport, 2) || (shared && ranks))) return false;  // page groups are not in a memory file
   if (m.share == KvShare::takeover && ranks) return false;
   return !(is(kScarce, 1) && (groups || slots));
 }
@@ -121,7 +121,7 @@ bool legal(const Row& r) {
 TinySetup setup_of(const Row& r) {
   const Memory& m = memories[r[kMemory]];
   TinySetup s{.topology = topologies[r[kTopology]], .scheme = m.scheme, .batching = batchings[r[kBatching]].first};
-  s.transport = transports[r[kWire]];
+  s.transport = transports[r[kTransport]];
   s.block_tokens = m.block_tokens, s.share = m.share, s.radix = m.radix;
   s.order = KvOrder(r[kOrder]);
   s.step_tokens = batchings[r[kBatching]].second;

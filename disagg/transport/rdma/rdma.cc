@@ -68,7 +68,7 @@ ChannelEvents RdmaTransport::accepted(const ChannelPtr& channel, PeerId peer) {
       [this, channel, peer] { serving_.left(peer, channel.get()); });
 }
 
-bool Mail::take(const Message& message) {
+bool Inbox::take(const Message& message) {
   std::lock_guard lock(mutex);
   switch (message.kind) {
     case Message::opened:
@@ -109,25 +109,25 @@ Status RdmaTransport::call(const std::string& address, const std::shared_ptr<Ans
   return bootstrap_.call(address, 0, answer, [queues](const ChannelPtr& channel, const auto& wanted) {
     wanted->channel = held(channel);
     say(channel, Offer{ends_of(*queues), ""});
-    auto mail = std::make_shared<Mail>();
+    auto inbox = std::make_shared<Inbox>();
     return hear(
         channel,
-        [queues, mail, weak = std::weak_ptr(wanted), n = size_t(0)](std::string_view bytes) mutable {
+        [queues, inbox, weak = std::weak_ptr(wanted), n = size_t(0)](std::string_view bytes) mutable {
           if (n > 0) {
             const auto message = read_message(bytes, n);
-            return message && mail->take(message.value());
+            return message && inbox->take(message.value());
           }
           auto offer = from_bytes<Offer>(bytes);
           auto waits = weak.lock();
           if (!offer || !waits) return false;
           n = offer.value().nic_ports.size();
-          waits->set(Connected{std::move(waits->channel), mail, std::move(*queues), std::move(offer).value()});
+          waits->set(Connected{std::move(waits->channel), inbox, std::move(*queues), std::move(offer).value()});
           return n > 0;
         },
-        [mail] {
-          std::lock_guard lock(mail->mutex);
-          mail->left = true;
-          mail->news = true;
+        [inbox] {
+          std::lock_guard lock(inbox->mutex);
+          inbox->left = true;
+          inbox->news = true;
         });
   });
 }
@@ -142,7 +142,7 @@ Result<std::shared_ptr<Link>> RdmaTransport::answered(const std::string& address
   link->address = address;
   link->regions = parse_transport_address("rdma", address).value().regions;
   link->channel = std::move(met.channel);
-  link->mail = met.mail;
+  link->inbox = met.inbox;
   number_lines(*link, met.queues);
   return link;
 }
@@ -202,7 +202,7 @@ void RdmaTransport::pump(Link& link) {
   bool full = false;
   for (size_t i = 0; i < link.waiting.size();) {
     Transfer& t = *link.waiting[i];
-    if (t.stage == Transfer::refused && t.sync != 0 && link.mail->synced >= t.sync) settle(t, false);
+    if (t.stage == Transfer::refused && t.sync != 0 && link.inbox->synced >= t.sync) settle(t, false);
     if (link.state == Link::ready) {
       if (t.stage == Transfer::seeking) seek(link, t);
       if (t.stage == Transfer::moving && !full) {
@@ -223,13 +223,13 @@ void RdmaTransport::pump(Link& link) {
 void RdmaTransport::seek(Link& link, Transfer& t) {
   if (t.mark != 0 && !device_queue_->reached(t.mark)) return;
   {
-    std::lock_guard lock(link.mail->mutex);
-    auto it = link.mail->keys.find(t.what.registration.index);
-    if (it != link.mail->keys.end() && t.what.registration.secret == 0 &&
+    std::lock_guard lock(link.inbox->mutex);
+    auto it = link.inbox->keys.find(t.what.registration.index);
+    if (it != link.inbox->keys.end() && t.what.registration.secret == 0 &&
         it->second->generation == t.what.registration.generation) {
       t.keys = it->second;
       t.stage = Transfer::moving;
-    } else if (t.sync != 0 && link.mail->synced < t.sync) {
+    } else if (t.sync != 0 && link.inbox->synced < t.sync) {
       return;
     }
   }
@@ -414,14 +414,14 @@ void RdmaTransport::renew(Link& link, Transfer* culprit, bool refused) {
 }
 
 void RdmaTransport::read_mail(Link& link) {
-  if (!link.mail->news || link.state == Link::lost) return;
+  if (!link.inbox->news || link.state == Link::lost) return;
   std::optional<std::vector<NicPortEnd>> renewed;
   bool left;
   {
-    std::lock_guard lock(link.mail->mutex);
-    renewed.swap(link.mail->renewed);
-    left = link.mail->left;
-    link.mail->news = false;
+    std::lock_guard lock(link.inbox->mutex);
+    renewed.swap(link.inbox->renewed);
+    left = link.inbox->left;
+    link.inbox->news = false;
   }
   bool up = !left && renewed && link.state == Link::renewing && renewed->size() == link.queue_pairs.size();
   if (up) {

@@ -12,7 +12,7 @@
 // every transfer with requests in flight on the link has failed. The link is then renewed over its channel, and later
 // transfers wait for it.
 //
-// Thread safety: the instance's thread calls everything. The bootstrap's I/O thread writes `Mail`.
+// Thread safety: the instance's thread calls everything. The bootstrap's I/O thread writes `Inbox`.
 #pragma once
 
 #include <atomic>
@@ -33,7 +33,7 @@ namespace xpyd::disagg::rdma {
 
 using KeysOfRegistration = std::shared_ptr<const RegistrationKeys>;
 // Messages of the owner's side: remote keys and the answers to sync and renew. Thread safety: any thread.
-struct Mail {
+struct Inbox {
   std::mutex mutex;
   std::unordered_map<uint32_t, KeysOfRegistration> keys;  // by index of the registration
   std::optional<std::vector<NicPortEnd>> renewed;
@@ -78,16 +78,16 @@ struct Link {
   std::string address;
   std::vector<AddressRange> regions;
   ChannelPtr channel;  // held()
-  std::shared_ptr<Mail> mail;
+  std::shared_ptr<Inbox> inbox;
   std::vector<QueuePair> queue_pairs;
   enum { ready, renewing, lost } state = ready;
   std::deque<Transfer*> waiting;  // transfers that still have requests to post or wait for an answer
   uint64_t last_sync = 0;
-  bool dead() const { return state == lost || mail->left; }
+  bool dead() const { return state == lost || inbox->left; }
 };
 struct Connected {     // the answer of a peer to a call
   ChannelPtr channel;  // held()
-  std::shared_ptr<Mail> mail;
+  std::shared_ptr<Inbox> inbox;
   std::vector<Queue> queues;
   Offer offer;
 };
