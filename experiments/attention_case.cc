@@ -101,7 +101,8 @@ std::string AttentionCase::check() const {
   last.views = {&views_.back(), 1};
   attention_reference(last);
   for (size_t i = 0; i < width; ++i)
-    if (!(std::abs(out_[at + i] - want[i]) < 1e-3)) return "element " + std::to_string(i) + " is off";
+    if (!(std::abs(out_[at + i] - want[i]) < 1e-3))
+      return "element " + std::to_string(i) + " differs from the reference";
   return "";
 }
 

@@ -331,10 +331,10 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     if (!engine.step()) clock.seconds = due;
   }
   while (!engine.idle())
-    if (!engine.step()) return Finding{{}, "the engine stands still"};
+    if (!engine.step()) return Finding{{}, "the engine makes no progress"};
   memory->check_invariants();
   if (sink->tokens != expected || sink->ended_by(FinishReason::length) != int(requests.size()))
-    return Finding{{}, "not every request got its tokens"};
+    return Finding{{}, "some requests did not get all their tokens"};
   return Finding{{{{"seconds", clock.seconds},
                    {"requests_per_s", n / clock.seconds},
                    {"preemptions", engine.stats().preemptions},

@@ -83,7 +83,7 @@ bool Contestant::adopt(std::vector<int32_t> prompt, int max_tokens, const KvView
 
 double Contestant::step() {
   const double start = clock_.now();
-  XPYD_CHECK(engine_->step(), "the engine stands still");
+  XPYD_CHECK(engine_->step(), "the engine makes no progress");
   return clock_.now() - start;
 }
 
@@ -107,7 +107,7 @@ std::string compare(const std::vector<std::unique_ptr<Contestant>>& contestants)
   for (const auto& c : contestants) {
     if (std::string wrong = c->wrong(); !wrong.empty()) return c->name + ": " + wrong;
     if (c->ended() != contestants[0]->ended() || c->logits_hash() != contestants[0]->logits_hash())
-      return c->name + " has other logits than " + contestants[0]->name;
+      return "the logits of " + c->name + " differ from those of " + contestants[0]->name;
   }
   return "";
 }

@@ -70,7 +70,7 @@ Measure open(const Setting& setting) {
         c.pipelined->run();  // the warm-up touches its memory
       }
       const PipelinedRun run = c.pipelined->run();
-      if (hash != 0 && run.hash != hash) finding.wrong = "other logits than before";
+      if (hash != 0 && run.hash != hash) finding.wrong = "the logits differ from those of the run before";
       hash = run.hash;
       Values row{{"how", c.how}, {"seconds", run.seconds}, {"work_us", run.work_us}};
       std::vector<double> slowest;

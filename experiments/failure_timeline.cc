@@ -114,7 +114,7 @@ class Clients final : public EventSink {
   void on_event(TokenEvent event) override {
     std::lock_guard lock(mutex_);
     One& one = all_[event.request_id];
-    if (one.ended) one.wrong = "it goes on after its end";
+    if (one.ended) one.wrong = "the request got an event after its end";
     if (event.token >= 0) {
       one.tokens.push_back(event.token);
       one.at_s.push_back(clock_.now());
@@ -172,7 +172,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   if (!build) return build.error();
   Clock& clock = build.value()->clock;
   const PrivateFolder folder;
-  if (folder.path().empty()) return Error{ErrorCode::io, "no temporary folder can be made"};
+  if (folder.path().empty()) return Error{ErrorCode::io, "cannot create a temporary folder"};
   ProcessClusterOptions cluster_options{.conductor = conductor_options(build.value()->options),
                                         .limits = limits(build.value()->options),
                                         .listen = "unix:" + folder.path() + "/conductor",
@@ -194,7 +194,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     children.push_back(worker(roles[i]));
     if (roles[i] == scene.victim) victim = i;
   }
-  if (!cluster.wait_members(int(roles.size()), 60)) return invalid("the workers did not join");
+  if (!cluster.wait_members(int(roles.size()), 60)) return invalid("the workers did not join within 60 s");
 
   auto clients = std::make_shared<Clients>(clock);
   std::set<InstanceId> first_members;
@@ -217,7 +217,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     return false;
   };
   for (int i = 0; i < kPrompts; ++i) ask();  // the undisturbed answers
-  if (!cluster.wait_idle(60)) return invalid("the first requests hang");
+  if (!cluster.wait_idle(60)) return invalid("the first requests did not end within 60 s");
   const double begin = clock.now();
   double hit_s = -1, looked_s = 0;
   double noticed_s = -1, replaced_s = -1, started_s = -1, joined_s = -1;
@@ -254,7 +254,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   children.clear();
 
   Finding found;
-  if (!all_ended) found.wrong = "requests hang";
+  if (!all_ended) found.wrong = "some requests did not end within 60 s";
   std::map<int, std::vector<int32_t>> known;  // the undisturbed answer of each prompt
   for (const auto& [id, one] : clients->all())
     if (one.ended && !one.at_s.empty() && one.at_s.back() < hit_s) known.try_emplace(one.prompt, one.tokens);
@@ -317,7 +317,7 @@ Result<Finding> run(const Values& point, const Setting&) {
   const std::string command = "PATH=$PWD/build/etcd/usr/bin:$PATH tests/netns/run '" + bin.string() +
                               "' --json --rounds " + point["rounds"].dump() + " 2>&1";
   FILE* pipe = popen(command.c_str(), "r");
-  if (!pipe) return Error{ErrorCode::io, command + ": it did not start"};
+  if (!pipe) return Error{ErrorCode::io, command + ": cannot start it"};
   std::string out, last;
   for (std::array<char, 4096> part; size_t n = std::fread(part.data(), 1, part.size(), pipe);)
     out.append(part.data(), n);

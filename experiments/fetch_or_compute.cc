@@ -687,14 +687,15 @@ Result<Finding> rate(const std::string& policy, const Setting& setting) {
       const One fetched = pool.ask(request);
       const int64_t given_up = pool.sum(&FetchStats::failed) - before;
       if (!pool.wrong.empty()) return Finding{{}, pool.wrong};
-      if (computed.logits_hash != fetched.logits_hash) return Finding{{}, "KV that was fetched gives other logits"};
+      if (computed.logits_hash != fetched.logits_hash)
+        return Finding{{}, "the logits differ between fetched and computed KV"};
       if (pair < 0) continue;
       found.rows.push_back(row("computed", x, pair, computed.ms, computed.hit_share));
       found.rows.push_back(row("fetched", x, pair, fetched.ms, fetched.hit_share, given_up));
     }
     fetched_tokens += pool.sum(&FetchStats::tokens), n_given_up += pool.sum(&FetchStats::failed);
   }
-  if (fetched_tokens == 0 && !(setting.tiny && n_given_up > 0)) found.wrong = "nothing was fetched";
+  if (fetched_tokens == 0 && !(setting.tiny && n_given_up > 0)) found.wrong = "no KV was fetched";
   return found;
 }
 
@@ -730,7 +731,7 @@ Result<Finding> caches(const Setting& setting) {
       Run run = run_load(pools[at]->build(), requests, due);
       if (!run.wrong.empty()) return Finding{{}, run.wrong};
       if (std::exchange(hash, run.logits_hash) != run.logits_hash && arm > 0)
-        return Finding{{}, "other logits by where prompts went"};
+        return Finding{{}, "the logits depend on the placement of the prompts"};
       found.rows.push_back(row(arms[at].first, 0, sample, run.result.ttft_ms.mean, run.hit_share));
     }
   }

@@ -87,9 +87,9 @@ Result<Finding> serve(const Values& point, const Setting& setting) {
         make_sequence(request, {.stands_for = request->n}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
   }
   while (!engine.idle())
-    if (!engine.step()) return Finding{{}, "the engine stands still"};
+    if (!engine.step()) return Finding{{}, "the engine makes no progress"};
   memory->check_invariants();
-  if (sink->tokens != expected) return Finding{{}, "not every request got its tokens"};
+  if (sink->tokens != expected) return Finding{{}, "some requests did not get all their tokens"};
   const double f16 = double(kv_shape(cost.config, Dtype::f16).token_bytes());
   return Finding{{{{"token_bytes", cost.kv_token_bytes()},
                    {"gain_over_f16", f16 / cost.kv_token_bytes()},

@@ -57,7 +57,7 @@ int answer(const std::vector<Values>& points, const Measure& measure) {
     const Values point = Values::parse(line);
     // Only points of the experiment itself, so that everything that runs was planned.
     const bool known = std::find(points.begin(), points.end(), point) != points.end();
-    Result<Finding> found = known ? measure(point) : invalid(line + " is none of the points");
+    Result<Finding> found = known ? measure(point) : invalid(line + " is not a point of this experiment");
     const std::string error = !found                        ? found.error().message
                               : found.value().wrong.empty() ? ""
                                                             : "wrong result, not timed: " + found.value().wrong;

@@ -60,8 +60,8 @@ Measure open(const Setting& setting) {
       for (const Run* run : {&computed, &fetched})
         if (!run->wrong.empty()) return Finding{{}, run->wrong};
       if (fetched.logits_hash != computed.logits_hash)
-        return Finding{{}, "a prompt whose KV came back has other logits"};
-      if (fetched.hit_share * (n + 1) < n - 0.5) return Finding{{}, "not all of a prompt's KV came back"};
+        return Finding{{}, "the logits differ between loaded and computed KV"};
+      if (fetched.hit_share * (n + 1) < n - 0.5) return Finding{{}, "only part of a prompt's KV was loaded"};
       prefill.push_back(computed.ttft_ms[0]);
       reuse.push_back(fetched.ttft_ms[0]);
     }
@@ -368,10 +368,10 @@ class Scene {
     const uint64_t one = std::exchange(without_hash_, without_->logits_hash()),
                    four = std::exchange(with_hash_, with_->logits_hash());
     if (with_hash_ - four != 4 * (without_hash_ - one))
-      found.wrong = "other logits when KV is swapped in than when it is computed";
+      found.wrong = "the logits differ between KV that is swapped in and KV that is computed";
     const int64_t hits = after.host_hit_tokens - before.host_hit_tokens;
     if (hits < 3 * (2 * step_tokens_ - 16))
-      found.wrong = std::to_string(hits) + " tokens of three prompts were swapped in";
+      found.wrong = "only " + std::to_string(hits) + " tokens of three prompts were swapped in";
     for (Contestant* engine : {without_.get(), with_.get()})
       if (std::string wrong = engine->wrong(); !wrong.empty()) found.wrong = wrong;
     return found;

@@ -108,7 +108,7 @@ Measure open(const Setting& setting) {
                             {"requests_per_s_tiers", n_prompts / now[1]},
                             {"ratio", now[0] / now[1]}});
     }
-    if (hash[0] != hash[1]) return Finding{{}, "other logits with tiers than without"};
+    if (hash[0] != hash[1]) return Finding{{}, "the logits differ with and without offload tiers"};
     const OffloadStats after = tier_stats(pair->with);
     const double n = turns * n_prompts, out = double(after.bytes_out - before.bytes_out);
     for (Values& row : found.rows)

@@ -152,10 +152,10 @@ class Bench {
     const double start = clock_.seconds;
     while (!engine_->idle()) {
       if (!engine_->step()) clock_.seconds += 20e-6;  // while it waits for copies
-      if (clock_.seconds - start > 1e5) return invalid("the engine stands still");
+      if (clock_.seconds - start > 1e5) return invalid("the engine makes no progress");
     }
     Round round{clock_.seconds - start, double(sink->cached_tokens) / double(asked)};
-    if (sink->tokens != int64_t(prompts.size()) * output) return invalid("not every request got its tokens");
+    if (sink->tokens != int64_t(prompts.size()) * output) return invalid("some requests did not get all their tokens");
     while (memory_->poll()) clock_.seconds += 20e-6;  // until all copies have left
     return round;
   }

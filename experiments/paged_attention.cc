@@ -66,7 +66,8 @@ Measure open(const Setting& setting) {
     Finding found;
     const std::vector<Timed> timed = time_attention(pointers, setting.tiny ? 0 : 8, *team, found.wrong);
     for (const auto& c : cases)
-      if (c->hash() != cases[0]->hash() && found.wrong.empty()) found.wrong = "two memories have outputs of other bits";
+      if (c->hash() != cases[0]->hash() && found.wrong.empty())
+        found.wrong = "the outputs of two KV memories are not bit-identical";
     if (!found.wrong.empty()) return found;
     for (size_t i = 0; i < timed.size(); ++i) {
       for (size_t part = 0; part < timed[i].means.size(); ++part) {
@@ -152,7 +153,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       for (size_t b = 0; b < lists[s].size(); ++b)
         if (padded[s * widest + b] != lists[s][b] || kept[s * longest + b] != lists[s][b] ||
             views[s].block_table[b] != lists[s][b])
-          return Finding{{}, "two ways to tell where KV is differ"};
+          return Finding{{}, "the three forms of the block table differ"};
   }
   disagg::Hardware card = disagg::find_hardware("a800x1").value();
   card.mfu = .5, card.mbu = .8, card.step_s = 0;
@@ -333,7 +334,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   Finding found;
   double plain = 0;
   for (size_t k = 0; k < std::size(kKernels); ++k) {
-    if (outs[k] != outs[0]) return Finding{{}, std::string(kKernels[k].name) + ": other bits than plain"};
+    if (outs[k] != outs[0])
+      return Finding{{}, std::string(kKernels[k].name) + ": the output is not bit-identical to that of plain"};
     std::ranges::sort(ms[k]);
     const double quickest = ms[k].front();  // the minimum, because other programs use the machine, too
     if (k == 0) plain = quickest;
@@ -480,11 +482,11 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       engine.submit(make_sequence(request, {}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
     }
     if (engine.step()) continue;
-    if (i == size_t(n)) return Finding{{}, "the engine stands still"};
+    if (i == size_t(n)) return Finding{{}, "the engine makes no progress"};
     clock.seconds = due;
   }
   memory->check_invariants();
-  if (sink->tokens != expected || sink->ended != n) return Finding{{}, "not every request got its tokens"};
+  if (sink->tokens != expected || sink->ended != n) return Finding{{}, "some requests did not get all their tokens"};
   double normalised = 0;
   for (size_t i = 0; i < size_t(n); ++i)
     normalised += (sink->end_s[i] - arrivals[i]) / lengths.value().requests[i].output / n;
@@ -635,7 +637,7 @@ class Room {
         if (load != "decode")
           c->submit(std::move(prompt), 1);
         else if (!c->adopt(std::move(prompt), sizes_.decoded, source))
-          return invalid(c->name + " has no room");
+          return invalid(c->name + " has no free memory for a prompt");
       }
     finish(all, seconds, used, round);
     if (found.wrong = compare(all); !found.wrong.empty()) return ok();

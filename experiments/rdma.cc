@@ -140,11 +140,11 @@ Result<double> perftest(const std::string& program, int bytes, int n, int column
       " 127.0.0.1 2>/dev/null && break; done | grep -E '^ *[0-9]+ +[0-9]+ ' | tail -n 1 | awk '{print $" +
       std::to_string(column) + "}'";
   FILE* pipe = popen(command.c_str(), "r");
-  if (!pipe) return Error{ErrorCode::io, command + ": it did not start"};
+  if (!pipe) return Error{ErrorCode::io, command + ": cannot start it"};
   double number = 0;
   const bool read = std::fscanf(pipe, "%lf", &number) == 1;
   pclose(pipe);
-  if (!read) return Error{ErrorCode::unavailable, program + ": it printed no number"};
+  if (!read) return Error{ErrorCode::unavailable, program + " printed no number"};
   return number;
 }
 
@@ -181,7 +181,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       {{{"gbps", 1e-9 * bytes * double(n / int(kAhead) * int(kAhead)) / seconds}, {"us", summarize(us).mean}}},
       pair.wrong};
   for (size_t at : places)
-    if (!pair.equal(at, size_t(bytes))) found.wrong = "other bytes came than were sent";
+    if (!pair.equal(at, size_t(bytes))) found.wrong = "the received bytes differ from the bytes sent";
   return found;
 }
 
@@ -235,7 +235,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     if (round == 0) continue;  // the warm-up touches all memory
     all_s.push_back(pair.clock.now() - start), last_s.push_back(pair.clock.now() - last);
   }
-  if (pair.wrong.empty() && !pair.equal(0, bytes)) pair.wrong = "other bytes came than were sent";
+  if (pair.wrong.empty() && !pair.equal(0, bytes)) pair.wrong = "the received bytes differ from the bytes sent";
   return Finding{{{{"posts", posts.size()},
                    {"bytes", bytes},
                    {"ms", 1e3 * summarize(all_s).mean},

@@ -120,7 +120,7 @@ class Program:
         self.log.seek(0)
         last = self.log.read().strip().split("\n")[-1].replace("xpyd_experiments: ", "")
         self.close()
-        return {"error": f"it ended with code {code}: {last}"}
+        return {"error": f"the program ended with code {code}: {last}"}
 
     def close(self):
         if self.process:
@@ -159,11 +159,11 @@ class Runner:
         if claim.device == "cuda" and self.machine["cuda_missing"]:
             return self.machine["cuda_missing"]
         if claim.callgrind and not shutil.which("valgrind"):
-            return "it needs valgrind, which counts instructions"
+            return "it needs valgrind to count instructions"
         if claim.rdma and not glob.glob("/sys/class/infiniband/*"):
             return "it needs an RDMA device: `make check STAGE=rdma` runs it in a virtual machine that has one"
         if claim.netns and (os.geteuid() or not all(map(shutil.which, ("ip", "tc"))) or not shutil.which("etcd", path=ETCD)):
-            return "it needs root, iproute2 and etcd: `make check STAGE=netns` brings the last two"
+            return "it needs root, iproute2 and etcd: `make check STAGE=netns` installs the last two"
         return "it needs the Mooncake traces; --traces names their folder" if (
             claim.traces and not self.options.traces) else ""
 
@@ -219,7 +219,7 @@ class Runner:
                 number += 1
                 aside = os.path.join(kept, time.strftime("%Y%m%d-%H%M%S-") + f"{number}-{claim.file}")
             os.replace(path, aside)
-            print(f"  {claim.file}: {why}; kept as {os.path.relpath(aside, ROOT)}")
+            print(f"  {claim.file}: {why}; moved to {os.path.relpath(aside, ROOT)}")
         must, more = self.stamp(claim)
         if claim.device not in self.peaks:
             self.peaks[claim.device] = json.dumps(self.answer("peak", "--device", claim.device))
@@ -308,7 +308,7 @@ def evidence(claim, table):
         try:
             numbers = [e.value(part) for part in table.samples()]
             if not numbers:
-                raise TableError(f"{table.path}: it holds no rows")
+                raise TableError(f"{table.path}: the file has no rows")
             found.append((e, decide(numbers, e.low, e.high, e.paper)))
         except (TableError, ZeroDivisionError) as error:
             found.append((e, Evidence("not run", trouble=str(error).replace(os.path.dirname(table.path) + os.sep, ""))))
@@ -372,11 +372,11 @@ def check(runner, claims):
                   f" ({claim.how_of(e)}; arithmetic {e.range(e.low, e.high)}" + (f"; paper {e.paper.text})" if e.paper else ")"))
             if unexplained(e, one):
                 good = False
-                print("      no reason is given")
+                print("      the claim gives no reason for the difference")
     print("\n" + "; ".join(f"{word}: {counts[word]}" for word in VERDICTS if word in counts))
     def sum_of(some):
         return f"{sum(minutes(runner.options.results, c) or 0 for c in some):.0f} minutes"
-    print(f"all of them took {sum_of(c for c in claims if not runner.missing(c))} when they were run; to be measured, stale or missing: "
+    print(f"the last runs of these claims took {sum_of(c for c in claims if not runner.missing(c))}; to be measured, because they are stale or missing: "
           + (", ".join(f"{c.name} ({took(runner.options.results, c)})" for c in due) or "nothing") + (": " + sum_of(due) if due else ""))
     if len(claims) == len(CLAIMS):
         print(tables_in_words(every))
@@ -517,7 +517,7 @@ def unamended(old, claims):
                 good = e.reason or claim.anchor not in known
             if not good:
                 was = f"it was {low} to {high}" + (f", amended {amended}" if amended else "") if low else "it is new"
-                wrong.append(f"{claim.anchor}: {e.label}: {was}: `amended`, `was` and `reason` must say so")
+                wrong.append(f"{claim.anchor}: {e.label}: {was}: `amended`, `was` and `reason` must record the change")
     return wrong
 
 
@@ -535,7 +535,7 @@ def readme(runner, only_check):
         old = {tuple(row[:2]): tuple(row[2:]) for row in list(csv.reader(file))[1:]}
     wrong = unamended(old, [claim for claim, table, _ in results(runner) if table])
     if wrong:
-        print("\n".join(["a range was changed after a run, and nothing says so (claims.py):", *wrong]))
+        print("\n".join(["these ranges were changed after a run, but claims.py records no amendment:", *wrong]))
         return False
     new = io.StringIO()
     csv.writer(new, lineterminator="\n").writerows([("experiment", "label", "low", "high", "amended"),
@@ -552,7 +552,7 @@ def readme(runner, only_check):
             continue
         good = False
         if only_check:
-            print(f"{name} is not up to date: `experiments/run.py readme`")
+            print(f"{name} is out of date; `experiments/run.py readme` rewrites it")
             continue
         with open(path + ".new", "w", encoding="utf-8") as file:
             file.write(new)
@@ -580,7 +580,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "check", "readme", "log", "list", "sources"])
     parser.add_argument("names", nargs="*", help="experiments; none: all")
-    parser.add_argument("--bin", default="build/release/xpyd_experiments", help="the program that measures")
+    parser.add_argument("--bin", default="build/release/xpyd_experiments", help="path of xpyd_experiments, the program that measures")
     parser.add_argument("--results", default=os.path.join(HERE, "results"), help="folder of the CSVs")
     parser.add_argument("--device", default="", help="only claims of this device: cpu or cuda")
     parser.add_argument("--repeats", type=int, default=0, help="at most this many repetitions; 0: as many as the claim says")
@@ -588,7 +588,7 @@ def main():
     parser.add_argument("--traces", default="../shared/traces", help="folder of the Mooncake traces")
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a test")
     parser.add_argument("--no-run", action="store_true", help="check: measure nothing, compare the results that exist")
-    parser.add_argument("--check", action="store_true", help="readme: write nothing, only say what is not up to date")
+    parser.add_argument("--check", action="store_true", help="readme: write nothing, only name the files that are out of date")
     options = parser.parse_args()
     options.bin = os.path.abspath(os.path.join(ROOT, options.bin))
     if not os.path.isdir(os.path.join(ROOT, options.traces)):
@@ -623,7 +623,7 @@ def main():
                 raise SystemExit(f"run.py: another run is writing to {options.results}")
             left_out = [f"  {claim.name} ({claim.device}): {runner.missing(claim)}" for claim in claims if runner.missing(claim)]
             if left_out:
-                print("\n".join(["left out, since this machine cannot run them:", *left_out]), flush=True)
+                print("\n".join(["not run, because this machine cannot run them:", *left_out]), flush=True)
             for claim in claims:
                 good &= runner.run(claim) or bool(runner.missing(claim))
     if options.command == "check":
@@ -635,5 +635,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("\nrun.py: interrupted: every finished point is kept; the same command goes on", file=sys.stderr)
+        print("\nrun.py: interrupted. Every finished point is kept; the same command continues", file=sys.stderr)
         sys.exit(130)

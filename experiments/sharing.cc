@@ -103,7 +103,7 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
     Result<KvReservation> r = kv->reserve(prompt, 0);
     us.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count());
     if (!r || r.value().cached_tokens != prefix) return Finding{{}, "the prefix was not found"};
-    if (!kv->append(r.value().handle, kOwn)) return Finding{{}, "no room"};
+    if (!kv->append(r.value().handle, kOwn)) return Finding{{}, "the pool has no free memory for a sharer"};
     if (way != "takeover") wrong += differences(kv->view(donors[0]), kv->view(r.value().handle), prefix);
     kv->commit(r.value().handle, std::span<const int32_t>(prompt).last(kOwn));
     sharers.push_back(r.value().handle);
@@ -111,7 +111,7 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
   for (KvHandle s : sharers)  // after the donors have ended, each other's
     wrong += differences(kv->view(sharers[0]), kv->view(s), prefix);
   kv->check_invariants();
-  if (wrong > 0) return Finding{{}, "a sharer reads other KV than the donor wrote"};
+  if (wrong > 0) return Finding{{}, "the KV that a sharer reads differs from the KV that the donor wrote"};
   const KvStats stats = kv->stats();
   const double held = double(stats.capacity_bytes - stats.idle_bytes - stats.external_bytes);
   return Finding{{{{"attach_us", summarize(us).mean},

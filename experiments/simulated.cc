@@ -107,7 +107,7 @@ double Watched::imbalance(const std::vector<Role>& roles) const {
 std::string unserved(const Simulation& run, const Trace& trace) {
   for (size_t i = 0; i < run.records.size(); ++i) {
     const SimulatedRecord& r = run.records[i];
-    if (r.end != SimulatedEnd::completed) return "a request did not end as it should: " + r.why;
+    if (r.end != SimulatedEnd::completed) return "a request did not complete: " + r.why;
     if (int(r.times.gaps.size()) + 1 != trace.requests[i].output_tokens) return "a request did not get all its tokens";
   }
   return "";

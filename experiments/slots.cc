@@ -211,14 +211,15 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       if (!place) return place.error();
       hits += place.value().cached_tokens > 0;
       who.kv = place.value().handle, who.left = 20 + int(random.below(101));
-      if (!write(c, int(who.said.size()) - place.value().cached_tokens)) return Finding{{}, "a slot has no room"};
+      if (!write(c, int(who.said.size()) - place.value().cached_tokens))
+        return Finding{{}, "a slot has no free memory for new tokens"};
     }
     for (size_t c = 0; c < conversations.size(); ++c) {
       Conversation& who = conversations[c];
       if (who.kv == kNoKv) continue;
       const int n = std::min(who.left, kTokensATick);
       say(who, n), who.left -= n;
-      if (!write(c, n)) return Finding{{}, "a slot has no room"};
+      if (!write(c, n)) return Finding{{}, "a slot has no free memory for new tokens"};
       if (who.left == 0) memory->free(std::exchange(who.kv, kNoKv));
     }
     memory->check_invariants();
@@ -237,7 +238,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       const bool active = row.owner >= 0 && conversations[size_t(row.owner)].kv != kNoKv &&
                           memory->view(conversations[size_t(row.owner)].kv).slot == int(slot);
       const KvState expected = row.owner < 0 ? KvState::free : active ? KvState::active : KvState::cached;
-      if (states[slot] != expected) return Finding{{}, "a slot is in another state"};
+      if (states[slot] != expected) return Finding{{}, "a slot is not in the expected state"};
       line["slot_" + std::to_string(slot)] = row.owner < 0 ? "-"
                                                            : std::string(1, char('a' + row.owner)) + " " +
                                                                  std::to_string(row.tokens) + (active ? " +" : "");

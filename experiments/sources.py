@@ -305,5 +305,5 @@ def changed(old, new):
     if "=" not in old:
         return "sources have changed since"
     before, after = (dict(part.split("=") for part in text.split()) for text in (old, new))
-    rooms = [room for room in ROOMS if before.get(room) != after.get(room)] or ["who calls whom"]
+    rooms = [room for room in ROOMS if before.get(room) != after.get(room)] or ["the use of names"]
     return f"{', '.join(rooms)} {'has' if len(rooms) == 1 else 'have'} changed since"

@@ -152,7 +152,7 @@ class Bed {
     for (const Racer& r : racers) {
       if (found.wrong = r.engine->wrong(); !found.wrong.empty()) return found;
       if (r.engine->logits_hash() != racers[0].engine->logits_hash())
-        found.wrong = std::string(r.how.name) + " drafts: other logits than off";
+        found.wrong = "the logits with drafts '" + std::string(r.how.name) + "' differ from those without drafts";
       const EngineStats& now = r.engine->engine().stats();
       const double drafted = double(now.draft_tokens - r.before.draft_tokens),
                    accepted = double(now.accepted_tokens - r.before.accepted_tokens),
@@ -225,7 +225,7 @@ class Bed {
     Random random(setting_.seed * 100000 + ++prompts_);
     if (served.tokenizer) {
       std::vector<int32_t> tokens = served.tokenizer->encode(facts_and_answers(random, 20, 1));
-      XPYD_CHECK(tokens.size() <= kLongestPrompt, "facts are longer than was planned");
+      XPYD_CHECK(tokens.size() <= kLongestPrompt, "the facts are longer than the longest prompt");
       return tokens;
     }
     std::vector<int32_t> tokens;
@@ -248,7 +248,7 @@ Measure open(const Setting& setting) {
       if (std::string(point["model"]) == c.model && std::string(point["text"]) == c.text &&
           int(point["batch"]) == c.batch)
         return bed->measure(c);
-    return invalid("no such case");
+    return invalid("the point is not one of the cases");
   };
 }
 

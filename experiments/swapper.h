@@ -59,7 +59,8 @@ class Swapper {
     const OffloadStats before = memory_->stats().tiers;
 
     Result<KvReservation> first = memory_->reserve(tokens, salt);
-    if (!first || !memory_->append(first.value().handle, n_tokens_)) return "no room in the pool";
+    if (!first || !memory_->append(first.value().handle, n_tokens_))
+      return "the pool has no free memory for the sequence";
     const KvHandle source = first.value().handle;
     each_row(source, [&](uint64_t* row, size_t words, uint64_t at) {
       for (size_t i = 0; i < words; ++i) row[i] = word(salt, at + i);
@@ -83,7 +84,7 @@ class Swapper {
     swap.in_s = clock_.now() - start;
     if (memory_->written_tokens(second.value().handle) != n_tokens_)
       return std::to_string(memory_->written_tokens(second.value().handle)) + " of " + std::to_string(n_tokens_) +
-             " tokens came back";
+             " tokens were swapped in";
     bool same = true;
     each_row(second.value().handle, [&](const uint64_t* row, size_t words, uint64_t at) {
       for (size_t i = 0; i < words; ++i) same &= row[i] == word(salt, at + i);
@@ -93,7 +94,7 @@ class Swapper {
     swap.bytes = after.bytes_out - before.bytes_out;
     swap.copies_out = after.copies_out - before.copies_out;
     swap.copies_in = after.copies_in - before.copies_in;
-    return same ? "" : "other bytes came back than went out";
+    return same ? "" : "the bytes swapped in differ from the bytes swapped out";
   }
 
  private:

@@ -142,7 +142,7 @@ class Table:
                 numbers.append(float(row[column]))
             except ValueError:
                 if row[column] == "":
-                    raise TableError(f"{self.path}: {column} is empty: a percentile of too few samples is none")
+                    raise TableError(f"{self.path}: {column} is empty, because there are too few samples for this percentile")
                 raise TableError(f"{self.path}: column {column} holds '{row[column]}', expected a number")
         return numbers
 
@@ -171,7 +171,7 @@ class Table:
         self._need(y)
         numbers = [row[y] for row in self.select(**where) if float(row[x]) == key]
         if "" in numbers:
-            raise TableError(f"{self.path}: {y} is empty: a percentile of too few samples is none")
+            raise TableError(f"{self.path}: {y} is empty, because there are too few samples for this percentile")
         return [float(number) for number in numbers]
 
     def _need(self, column):

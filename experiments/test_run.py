@@ -305,14 +305,14 @@ class RunnerTest(unittest.TestCase):
         self.assertIn("differs from the paper; agrees with arithmetic", out)
 
     def test_what_is_stale_or_missing_is_named_with_its_minutes(self):
-        self.assertIn("to be measured, stale or missing: toy (never run): 0 minutes",
+        self.assertIn("to be measured, because they are stale or missing: toy (never run): 0 minutes",
                       self.quietly(run.check, self.runner(), [self.claim])[1])
         self.run_claim()
         with open(self.csv) as file:
             text = file.read()
         with open(self.csv, "w") as file:
             file.write(re.sub("# seconds: .*", "# seconds: 420", text))
-        self.assertIn("all of them took 7 minutes when they were run; to be measured, stale or missing: nothing",
+        self.assertIn("the last runs of these claims took 7 minutes; to be measured, because they are stale or missing: nothing",
                       self.quietly(run.check, self.runner(), [self.claim])[1])
         self.edit("base/count.cc", "int count() { return 2; }\n")
         self.assertIn("toy (7.0 minutes): 7 minutes", self.quietly(run.check, self.runner(), [self.claim])[1])
@@ -617,7 +617,7 @@ class ClaimsTest(unittest.TestCase):
         self.assertEqual(run.unamended(old, [claim]), [])
         e = claim.expect[0]
         e.high = 3
-        self.assertEqual(run.unamended(old, [claim]), ["toy: y: it was 1 to 2: `amended`, `was` and `reason` must say so"])
+        self.assertEqual(run.unamended(old, [claim]), ["toy: y: it was 1 to 2: `amended`, `was` and `reason` must record the change"])
         e.amended, e.reason = "2026-11-23", "the first forgot the queue"
         self.assertEqual(len(run.unamended(old, [claim])), 1)  # it must also say from what
         e.was = (1, 2)
@@ -749,7 +749,7 @@ class TablesTest(unittest.TestCase):
             path, missing = lambda self, claim: "/nowhere", lambda self, claim: "no CUDA device"
         for all_, ends in (([claim], ["    needs a card Table 1: ys (toy-cuda)", "    absent       Fig. 2: zs. lacks a z",
                                       "2 tables and figures: 1 needs a card, 1 absent; 0 of those that are here lack something", ""]),
-                           ([claim, claim], ["to be measured, stale or missing: nothing", ""])):
+                           ([claim, claim], ["to be measured, because they are stale or missing: nothing", ""])):
             out = io.StringIO()
             with unittest.mock.patch.object(tables, "ROWS", rows), unittest.mock.patch.object(run, "CLAIMS", all_), \
                     contextlib.redirect_stdout(out):

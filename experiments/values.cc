@@ -10,13 +10,13 @@ namespace xpyd::experiments {
 
 double Value::real() const {
   const double* number = std::get_if<double>(&value_);
-  XPYD_CHECK(number, dump() + " is no number");
+  XPYD_CHECK(number, dump() + " is not a number");
   return *number;
 }
 
 Value::operator std::string() const {
   const std::string* word = std::get_if<std::string>(&value_);
-  XPYD_CHECK(word, dump() + " is no word");
+  XPYD_CHECK(word, dump() + " is not a string");
   return *word;
 }
 

@@ -230,7 +230,8 @@ class Hall {
         // So that sequences reach their next page-group rows at different times.
         std::vector<int32_t> prompt(known_.begin(), known_.end() - (i * 7) % 32);
         prompt.back() = int32_t(i) % model_->config().vocab;
-        if (!c->adopt(std::move(prompt), sizes_.decoded + 2, source)) return Finding{{}, c->name + " has no room"};
+        if (!c->adopt(std::move(prompt), sizes_.decoded + 2, source))
+          return Finding{{}, c->name + " has no free memory for a prompt"};
       }
     std::vector<Taken> taken(all.size()), untimed(all.size());
     turn(all, untimed);  // admits them

@@ -59,14 +59,14 @@ class Calls {
           return range.ok();
         },
         "reserve");
-    if (ranges.size() < 2) return Error{ErrorCode::unavailable, "addresses are refused"};
+    if (ranges.size() < 2) return Error{ErrorCode::unavailable, "the system does not reserve the addresses"};
     VirtualRange& range = *ranges[0];
     if (found_.wrong = misplaced(range, *ranges[1]); !found_.wrong.empty()) return found_;
     auto map = [&](int i) { return range.map(size_t(i) * group_, order_[size_t(i)], 1).ok(); };
     auto unmap = [&](int i) { return range.unmap(size_t(i) * group_, 1), true; };
     each(n, map, "map_populate");
     each(n, unmap, "unmap");
-    if (failed_) return Error{ErrorCode::unavailable, "a call of the system failed"};
+    if (failed_) return Error{ErrorCode::unavailable, "a system call failed"};
     return found_;
   }
 
@@ -98,7 +98,7 @@ class Calls {
     const int n = int(order_.size());
     bool good = bool(other.map(0, 0, n));
     for (int i = 0; i < n && good; ++i) good = bool(one.map(size_t(i) * group_, order_[size_t(i)], 1));
-    if (!good) return "mapping failed";
+    if (!good) return "the page groups cannot be mapped";
     for (int i = 0; i < n; ++i) std::memcpy(one.data() + size_t(i) * group_, &i, sizeof i);
     std::string wrong;
     for (int i = 0; i < n; ++i) {
@@ -233,7 +233,7 @@ Result<Finding> decode(const Values& point, const Setting& setting) {
   }
   c.memory().check_invariants();
   found.wrong = c.wrong();
-  if (c.ended() != n_requests) found.wrong = "not every request ended";
+  if (c.ended() != n_requests) found.wrong = "some requests did not end";
   return found;
 }
 
@@ -265,7 +265,7 @@ Result<Finding> prefill(const Values& point, const Setting& setting) {
   }
   c.memory().check_invariants();
   found.wrong = c.wrong();
-  if (c.ended() != n_prompts) found.wrong = "not every prompt ended";
+  if (c.ended() != n_prompts) found.wrong = "some prompts did not end";
   return found;
 }
 

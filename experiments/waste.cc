@@ -165,12 +165,12 @@ Result<Finding> run(const Values& point, const Setting& setting) {
         make_sequence(request, {.stands_for = request->n}, sink, std::make_shared<std::atomic<bool>>(false), nullptr));
   }
   while (!engine.idle())
-    if (!engine.step()) return Finding{{}, "the engine stands still"};
+    if (!engine.step()) return Finding{{}, "the engine makes no progress"};
   memory->check_invariants();
   if (!model.wrong.empty()) return Finding{{}, model.wrong};
   if (sink->tokens != expected || sink->ended_by(FinishReason::length) != int(requests.size()))
-    return Finding{{}, "not every request got its tokens"};
-  if (model.steps == 0) return invalid("the pool was never full: nobody waited");
+    return Finding{{}, "some requests did not get all their tokens"};
+  if (model.steps == 0) return invalid("the pool was never full, so no request waited");
 
   const double pool_tokens = model.steps * scene.pool_tokens;
   auto share = [&](double tokens) { return tokens / pool_tokens; };
@@ -308,7 +308,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       running.push_back({waiting.front(), at, asked, next.prompt - 1});
       waiting.pop_front();
     }
-    if (running.empty()) return Finding{{}, "nobody fits into the empty pool"};
+    if (running.empty()) return Finding{{}, "no request fits into the empty pool"};
     // One token of each sequence. With blocks, the last admitted sequences are preempted if there is no free block.
     for (size_t i = 0; i < running.size(); ++i) {
       Held& one = running[i];
@@ -350,8 +350,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     });
   }
   if (blocks ? free_blocks != kPoolTokens / kBlock : pool.free_tokens() != kPoolTokens || pool.take(8192) != 0)
-    return Finding{{}, "what was given back is not what was taken"};
-  if (sums.steps == 0) return invalid("the pool was never full: nobody waited");
+    return Finding{{}, "the pool is not empty and in one piece after the last request"};
+  if (sums.steps == 0) return invalid("the pool was never full, so no request waited");
   const auto share = [&](double tokens) { return tokens / sums.steps / kPoolTokens; };
   return Finding{{{{"useful_share", share(sums.useful)},
                    {"reserved_share", share(sums.reserved)},
@@ -466,7 +466,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   Result<std::shared_ptr<KvPool>> pool = make_block_pool(scheme, kv);
   if (!pool) return pool.error();
   if (pool.value()->layout().n_blocks != rows.n || pool.value()->layout().block_tokens != rows.tokens)
-    return Finding{{}, "the scaled pool has other rows"};
+    return Finding{{}, "the rows of the scaled pool have another number or size"};
   std::unique_ptr<KvMemory> real = find_kv_scheme(scheme)->make(pool.value(), kv);
   const std::vector<int32_t> prompt(size_t{kLongest});
   int batch = 0;
@@ -481,8 +481,9 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   }
   real->check_invariants();
   if (batch != arithmetic)
-    return Finding{
-        {}, "the memory admits " + std::to_string(batch) + " sequences, the arithmetic " + std::to_string(arithmetic)};
+    return Finding{{},
+                   "the memory admits " + std::to_string(batch) + " sequences, but the arithmetic predicts " +
+                       std::to_string(arithmetic)};
   const double wasted = double(held * rows.bytes) - double(tokens) * 2 * worker->n_layers * double{kPlaneTokenBytes};
   return Finding{{{{"row_tokens", rows.tokens},
                    {"rows", rows.n},

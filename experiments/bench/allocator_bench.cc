@@ -78,7 +78,7 @@ int bare_probe(const PrefixIndex& index, std::span<const int32_t> tokens, int32_
 
 std::string check_cache(FullCache& cache) {
   for (int p = 0; p < kPrompts; p += 37) {
-    if (cache.kv->probe(cache.prompt(p), 0) != kPromptTokens - 1) return "probe misses";
+    if (cache.kv->probe(cache.prompt(p), 0) != kPromptTokens - 1) return "probe() misses a cached prompt";
     KvReservation r = cache.kv->reserve(cache.prompt(p), 0).value();
     bool equal = cache.kv->blocks(r.handle).size() == kPromptBlocks;
     const int32_t* wanted = cache.prompt(p).data();
@@ -87,7 +87,7 @@ std::string check_cache(FullCache& cache) {
       wanted += kBlockTokens;
     }
     cache.kv->free(r.handle);
-    if (r.cached_tokens != kPromptTokens - 1 || !equal) return "reserve found other blocks";
+    if (r.cached_tokens != kPromptTokens - 1 || !equal) return "reserve() returned wrong blocks or lengths";
   }
   cache.kv->check_invariants();
   return "";
@@ -229,7 +229,7 @@ void bench_copy(Bench& bench) {
         for (const Copy& p : pieces) std::memset(p.destination, 0, p.bytes);
         copy(pieces);
         for (const Copy& p : pieces)
-          if (std::memcmp(p.destination, p.source, p.bytes) != 0) return "bytes differ";
+          if (std::memcmp(p.destination, p.source, p.bytes) != 0) return "the copied bytes differ from the source";
         return "";
       };
     };

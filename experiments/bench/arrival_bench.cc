@@ -117,8 +117,8 @@ void bench_arrival(Bench& bench) {
       without.push_back(whole_s);
     }
     for (auto* values : {&first, &first_share, &ttft, &ttft_share, &without}) std::ranges::sort(*values);
-    std::printf("from %s: whole %.1f ms, by layer %.1f ms\n", from.name, 1e3 * percentile(without, 50),
-                1e3 * percentile(ttft, 50));
+    std::printf("first token with KV from %s: loaded whole %.1f ms, layer by layer %.1f ms\n", from.name,
+                1e3 * percentile(without, 50), 1e3 * percentile(ttft, 50));
     const auto report = [&](const std::string& what, const std::vector<double>& seconds,
                             const std::vector<double>& shares, const char* measure, double target) {
       bench.report({.name = what + ", from " + from.name,

@@ -52,7 +52,7 @@ struct Pair {
     limits.spin_s = spin_s;
     server = std::make_unique<ControlLoop>(clock, limits);
     client = std::make_unique<ControlLoop>(clock, limits);
-    XPYD_CHECK(!folder.path().empty(), "no temporary folder can be made");
+    XPYD_CHECK(!folder.path().empty(), "cannot create a temporary folder");
     ControlEndpoint at{tcp ? "127.0.0.1:0" : "unix:" + folder.path() + "/socket",
                        ClusterKey::random(),
                        {NodeRole::conductor, "server"}};
@@ -131,7 +131,7 @@ void streams(Bench& bench, bool tcp, int batch) {
 void bench_control(Bench& bench) {
   const TokenOf token = event();
   const std::string payload = encode(1, kConductor, token, 1000);
-  std::printf("a token event: %zu bytes of payload, %zu of frame\n", payload.size(),
+  std::printf("a token event: %zu bytes of payload, %zu bytes as a frame\n", payload.size(),
               payload.size() + kFrameOverheadBytes);
   std::string frame, out;
   const SipKey key{1, 2};

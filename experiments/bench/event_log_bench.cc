@@ -58,7 +58,7 @@ int run(Build& build, uint64_t& id) {
 
 void bench_event_log(Bench& bench) {
   const PrivateFolder folder;
-  XPYD_CHECK(!folder.path().empty(), "no temporary folder can be made");
+  XPYD_CHECK(!folder.path().empty(), "cannot create a temporary folder");
   for (const char* model : {"llama-mini", "llama-tiny"}) {
     const std::string path = std::string("experiments/models/") + model, name = std::string("16 requests, ") + model;
     const std::string file = folder.path() + "/" + model;
@@ -67,16 +67,17 @@ void bench_event_log(Bench& bench) {
     const auto whole = [=](const std::shared_ptr<Build>& build) {
       return std::string(run(*build, *id) == kRequests * kOutput ? "" : "a token is missing");
     };
-    bench.measure({{.name = name + ": no log",
-                    .run = [=] { run(*plain, *id); },
-                    .check = [=] { return whole(plain); },
-                    .limit = Limit::none},
-                   {.name = name + ": --event-log",
-                    .run = [=] { run(*logged, *id); },
-                    .check = [=] { return std::filesystem::file_size(file) > 0 ? whole(logged) : "nothing is logged"; },
-                    .limit = Limit::none,
-                    .target = 0.98,
-                    .versus = {name + ": no log"}}});
+    bench.measure(
+        {{.name = name + ": no log",
+          .run = [=] { run(*plain, *id); },
+          .check = [=] { return whole(plain); },
+          .limit = Limit::none},
+         {.name = name + ": --event-log",
+          .run = [=] { run(*logged, *id); },
+          .check = [=] { return std::filesystem::file_size(file) > 0 ? whole(logged) : "the event log is empty"; },
+          .limit = Limit::none,
+          .target = 0.98,
+          .versus = {name + ": no log"}}});
   }
 }
 

@@ -139,15 +139,18 @@ ThreadTeam& Bench::team(int n_threads) {
 void Bench::print_conditions() const {
   std::printf("%s | xpyd %s, commit %s, %s build, %s | load %s | %s\n", machine().c_str(), version(), commit(),
               build_mode(), PeakProbe::isa(), first_line("/proc/loadavg").c_str(), utc_date().c_str());
-  std::printf("cpu pressure: %s\n", first_line("/proc/pressure/cpu").c_str());
-  if (built_with_checks()) std::printf("WARNING: built with sanitizers or without optimisation: not a speed.\n");
+  std::printf("CPU pressure: %s\n", first_line("/proc/pressure/cpu").c_str());
+  if (built_with_checks())
+    std::printf(
+        "WARNING: built with sanitizers or without optimisation. These times do not show the speed of a release "
+        "build.\n");
 }
 
 void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
   if (rounds == 0) rounds = options_.rounds;
   std::vector<const BenchCase*> good;
   for (const BenchCase& c : cases) {
-    std::string wrong = c.check ? c.check() : "it has no check";
+    std::string wrong = c.check ? c.check() : "this case has no check";
     if (wrong.empty()) {
       good.push_back(&c);
     } else {
@@ -219,11 +222,12 @@ void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
   const double counted = double(reads.size());
   if (options_.max_taken < 1 && counted > 0)
     std::printf(
-        "%d rounds: steal %.1f %%, other processes %.1f %%; %d more set aside, in which others had over %.0f %%\n",
+        "%d rounds: steal %.1f %%, other processes %.1f %%; %d more rounds do not count, because together they used "
+        "over %.0f %% of the CPUs\n",
         int(counted), 100 * steal / counted, 100 * others / counted, set_aside, 100 * options_.max_taken);
   if (reads.empty()) {
-    std::printf("%-44s NOT TIMED, others had over %.0f %% of the cpus in all %d rounds\n", good[0]->name.c_str(),
-                100 * options_.max_taken, set_aside);
+    std::printf("%-44s NOT TIMED: steal and other processes used over %.0f %% of the CPUs in all %d rounds\n",
+                good[0]->name.c_str(), 100 * options_.max_taken, set_aside);
     return;
   }
   for (size_t i = 0; i < n; ++i) {
@@ -245,7 +249,8 @@ void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
     report(row);
   }
   if (double spread = at(reads, 90) / at(reads, 10); spread > 1.4)
-    std::printf("WARNING: read bandwidth moved by %.2fx (p90/p10) within these rounds: do not quote.\n", spread);
+    std::printf("WARNING: the read bandwidth varied by %.2fx (p90/p10) during these rounds. Do not quote the times.\n",
+                spread);
   std::fflush(stdout);
 }
 
@@ -323,9 +328,8 @@ int Bench::run_registered() {
 static std::string usage() {
   std::string names;
   for (auto& name : registered_benches()) names += " " + name;
-  return "expected [names...] [--rounds N] [--threads N] [--sample-ms X] [--json FILE] [--csv "
-         "FILE]; "
-         "names are" +
+  return "expected [GROUP...] [--rounds N] [--threads N] [--sample-ms X] [--json FILE] [--csv FILE]; "
+         "the groups are" +
          names;
 }
 

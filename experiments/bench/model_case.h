@@ -83,7 +83,7 @@ class ModelCase {
       done += n;
     }
     if (std::memcmp(whole.data(), logits_.data(), vocab * sizeof(float)) != 0)
-      return "a prompt in three steps has other logits than in one";
+      return "the logits differ between a prompt in three steps and in one";
     for (float x : whole)
       if (!std::isfinite(x)) return "a logit is not finite";
     return "";

@@ -83,7 +83,7 @@ struct Swap {
     bool right = true;
     each_row(handle, [&](uint64_t* row, uint64_t pattern) { right &= *row == pattern; });
     kv->free(handle);
-    return right ? "" : "KV came back changed";
+    return right ? "" : "the KV that was swapped in differs from the KV that was swapped out";
   }
   std::vector<int32_t> tokens;
   RealClock clock;
@@ -121,7 +121,7 @@ void bench_swap_out(Bench& bench) {
   const std::string dir = "experiments/models/llama-mini";
   Result<ModelConfig> config = load_model_config(dir);
   if (!config) {
-    std::printf("not run: needs %s\n", dir.c_str());
+    std::printf("not run: the folder %s is missing or not a model\n", dir.c_str());
     return;
   }
   constexpr int kTokens = 512, kOutput = 32, kRequests = 4;
@@ -180,8 +180,8 @@ void bench_swap_out(Bench& bench) {
       seconds.push_back(taken[1]);
     }
     const OffloadStats out = clusters[1]->instances()[0]->memory().stats().tiers;
-    std::printf("out: %.1f MB per run in %ld pieces, %ld blocks not kept\n", double(out.bytes_out) / 1e6 / (rounds + 1),
-                long(out.copies_out), long(out.dropped_out));
+    std::printf("swapped out: %.1f MB per run; %ld copies and %ld dropped blocks in all runs\n",
+                double(out.bytes_out) / 1e6 / (rounds + 1), long(out.copies_out), long(out.dropped_out));
     std::sort(ratios.begin(), ratios.end());
     bench.report({.name = "4 prompts of 512, 32 tokens each, llama-mini: with swap-out",
                   .n_threads = threads,

@@ -80,7 +80,7 @@ PdRound pd_round(ModelCase& prefill, ModelCase& decode, ModelCase& prefill_one, 
 void bench_pd(Bench& bench) {
   const std::vector<int>& cpus = bench.cpus();
   if (cpus.size() < 2 || bench.max_threads() < 2) {
-    std::printf("not run: needs 2 cores\n");
+    std::printf("not run: it needs two cores\n");
     return;
   }
   ThreadTeam& both = bench.team(2);
@@ -116,8 +116,9 @@ void bench_pd(Bench& bench) {
         sums.push_back(prefill_shares.back() + decode_shares.back());
       }
       std::sort(sums.begin(), sums.end());
-      std::printf("%s, %s: prefill keeps %.3f and a batch of %d %.3f of its speed on both cores\n", row.name, gemm.name,
-                  summarize(prefill_shares).median, batch, summarize(decode_shares).median);
+      std::printf(
+          "%s, %s: prefill on one core keeps %.3f of its speed on both cores, decode of a batch of %d keeps %.3f\n",
+          row.name, gemm.name, summarize(prefill_shares).median, batch, summarize(decode_shares).median);
       bench.report(
           {.name = std::string("1P1D on two cores, llama-1b ") + row.name + ", D's batch " + std::to_string(batch),
            .n_threads = 2,

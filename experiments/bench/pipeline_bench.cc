@@ -83,8 +83,9 @@ void bench_pipeline(Bench& bench) {
                          },
                      .check =
                          [&c = *all[i], wanted = i == 3 ? of_half : expected] {
-                           return c.pipelined->run().hash == wanted ? std::string()
-                                                                    : std::string("other logits than on one core");
+                           return c.pipelined->run().hash == wanted
+                                      ? std::string()
+                                      : std::string("the logits differ from those on one core");
                          },
                      .work = {},
                      .limit = Limit::none,

@@ -102,7 +102,7 @@ void bench_ranks(Bench& bench) {
                              data.set(n_now, kContext);
                              return std::memcmp(logits.data(), expected.data(), logits.size() * sizeof(float)) == 0
                                         ? std::string()
-                                        : std::string("other logits than on one rank");
+                                        : std::string("the logits differ from those on one rank");
                            },
                        .work = data.work(),
                        .limit = Limit::roofline,

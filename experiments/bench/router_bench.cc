@@ -256,13 +256,13 @@ void bench_hand_off(Bench& bench) {
   const std::string dir = "experiments/models/llama-1b";
   Result<ModelConfig> config = load_model_config(dir);
   if (!config) {
-    std::printf("not run: needs %s\n", dir.c_str());
+    std::printf("not run: the folder %s is missing or not a model\n", dir.c_str());
     return;
   }
   std::vector<double> gaps = hand_offs(config.value(), kPrompt, 40);
   const double first_token_s = prefill_seconds(config.value(), dir, bench.team(bench.max_threads()), kComputed) *
                                double(kPrompt / kComputed);
-  std::printf("the first of %d tokens' prompt: %.1f s or more (%d computed, times %d)\n", kPrompt, first_token_s,
+  std::printf("TTFT of a prompt of %d tokens: at least %.1f s (time of %d tokens, times %d)\n", kPrompt, first_token_s,
               kComputed, kPrompt / kComputed);
   bench.report(
       at_most("hand-off: 4,096 tokens, first token to second", gaps, 0.005 * first_token_s, "x 0.5 % of TTFT"));

@@ -93,7 +93,8 @@ struct MeasuredTransport {
   std::string wrong() const {  // checks every block against the plan
     for (const Copy& copy : plan.copies) {
       const size_t at = size_t(copy.destination - poster->remote(kOwner, 0));
-      if (std::memcmp(destination.get() + at, copy.source, copy.bytes) != 0) return "a block is not what was sent";
+      if (std::memcmp(destination.get() + at, copy.source, copy.bytes) != 0)
+        return "a received block differs from the block sent";
     }
     return "";
   }
@@ -144,7 +145,9 @@ struct Handoff {
     pass();
     const auto after = a->blocks(handle);
     const bool same = std::equal(before.begin(), before.end(), after.begin(), after.end());
-    return same && a->written_tokens(handle) == 4096 ? "" : "the blocks are not those handed over";
+    return same && a->written_tokens(handle) == 4096
+               ? ""
+               : "the destination has other blocks or lengths than were handed over";
   }
   std::unique_ptr<HandoffPool> file;
   std::unique_ptr<KvMemory> a, b;
@@ -302,7 +305,9 @@ void bench_tcp(Bench& bench) {
        .check =
            [&] {
              bare.send_all();
-             return std::memcmp(bare_destination.data(), one.source.get(), kPoolBytes) == 0 ? "" : "not what was sent";
+             return std::memcmp(bare_destination.data(), one.source.get(), kPoolBytes) == 0
+                        ? ""
+                        : "the received bytes differ from the bytes sent";
            },
        .work = bytes,
        .limit = Limit::none},
@@ -335,7 +340,7 @@ void bench_tcp(Bench& bench) {
     shares.push_back(double(kPoolBytes) / seconds.back() * 1e-9 / iperf);
   }
   if (shares.empty()) {
-    std::printf("iperf3 is not installed, or does not run here: no row beside it\n");
+    std::printf("no comparison with iperf3: it is not installed or does not run here\n");
     return;
   }
   std::sort(shares.begin(), shares.end()), std::sort(seconds.begin(), seconds.end());
@@ -439,7 +444,7 @@ void bench_transports(Bench& bench) {
   if (bench.max_threads() >= 2)
     bench_notification(bench);
   else
-    std::printf("notification: needs two cpus\n");
+    std::printf("notification not run: it needs two CPUs\n");
   bench_plan(bench);
   bench_copies(bench);
   bench_tcp(bench);

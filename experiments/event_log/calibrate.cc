@@ -30,7 +30,7 @@ Result<Seen> look_into(std::span<const std::string> logs) {
     if (step.wire_s_per_byte > 0) seen.links[step.instance] = step.wire_s_per_byte;
   });
   if (!read) return read.error();
-  if (seen.steps.empty()) return invalid("the event log has no step");
+  if (seen.steps.empty()) return invalid("the event log has no steps");
   return seen;
 }
 

@@ -54,7 +54,7 @@ int explain_main(const Options& options) {
     std::erase_if(traces, [number](const RequestTrace& trace) { return trace.request != uint64_t(number); });
     if (traces.empty())
       throw Error{ErrorCode::not_found,
-                  "request " + std::to_string(number) + " is not in the event log, or has not ended"};
+                  "request " + std::to_string(number) + " is not in the event log or has not ended"};
   }
   for (const RequestTrace& trace : traces)
     if (number >= 0) std::printf("%s\n", attribution_line(trace).c_str());
@@ -68,7 +68,7 @@ int calibrate_main(const Options& options) {
   std::printf("%s\n", hardware_json(c).c_str());
   std::fprintf(
       stderr,
-      "steps: %.0f, mean error %.1f %% (bias %+.1f %%); links of %.0f instances, mean error %.1f %% (bias %+.1f %%)\n",
+      "%.0f steps: mean error %.1f %% (bias %+.1f %%); links of %.0f instances: mean error %.1f %% (bias %+.1f %%)\n",
       c.step_error.n, 100 * c.step_error.mape(), 100 * c.step_error.bias(), c.link_error.n, 100 * c.link_error.mape(),
       100 * c.link_error.bias());
   return 0;
@@ -84,12 +84,12 @@ std::vector<OptionRow> event_log_options() {
   return {
       {"placement", text, "", "", placements.c_str(), 0, 0,
        "another policy, whose decisions are compared with the recorded ones; empty: the recorded policy", "replay"},
-      {"admission", text, "", "", slo_admissions.c_str(), 0, 0, "as --placement, for this option", "replay"},
-      {"disagg", text, "", "", orders.c_str(), 0, 0, "as --placement, for this option", "replay"},
-      {"batching", text, "", "", batchings.c_str(), 0, 0, "as --placement, for this option", "replay"},
-      {"chunk-policy", text, "", "", chunks.c_str(), 0, 0, "as --placement, for this option", "replay"},
+      {"admission", text, "", "", slo_admissions.c_str(), 0, 0, "another admission policy; see --placement", "replay"},
+      {"disagg", text, "", "", orders.c_str(), 0, 0, "another disaggregation policy; see --placement", "replay"},
+      {"batching", text, "", "", batchings.c_str(), 0, 0, "another batching policy; see --placement", "replay"},
+      {"chunk-policy", text, "", "", chunks.c_str(), 0, 0, "another chunk policy; see --placement", "replay"},
       {"host-eviction", text, "", "", evictions.c_str(), 0, 0,
-       "as --placement, for evictions from the host and disk tiers", "replay"},
+       "another policy of evictions from the host and disk tiers; see --placement", "replay"},
       {"request", integer, "-1", "", "", -1, 9e15, "number of the request; -1: all requests, one CSV row each",
        "explain"},
   };

@@ -159,8 +159,8 @@ class Queries {
         // Weights are rounded to bf16 (2^-9 each) over values below 1, and the result is rounded once.
         const double error = std::abs(double(to_f32(got.as<bf16>()[i])) - double(truth.out[i]));
         if (!(error < 0.01))
-          wrong = "token " + std::to_string(truth.token) + ", element " + std::to_string(i) + ": off by " +
-                  std::to_string(error);
+          wrong = "token " + std::to_string(truth.token) + ", element " + std::to_string(i) +
+                  " differs from the reference by " + std::to_string(error);
       }
     }
     cuda::fill(out_.data(), 0xff, out_.size(), stream_);
@@ -424,7 +424,7 @@ void prefill_attention(Rounds& rounds, const cuda::Card& card, const Problem& p,
     if (v.phase != Variant::prefill || !takes(v, paged.args(), card, shape)) continue;
     const std::string name = v.name + (" " + shape);
     if (slow(v) && p.length > 4096) {
-      std::printf("%-44s not timed: it would take minutes\n", name.c_str());
+      std::printf("%-44s not timed: this kernel would take minutes\n", name.c_str());
       continue;
     }
     std::vector<Case> cases = {

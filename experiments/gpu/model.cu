@@ -88,7 +88,7 @@ class Steps {
   }
   std::string wrong() {
     while (under_way_ > 0) end();
-    return n_nans_ ? std::to_string(n_nans_) + " NaN among the logits" : std::string();
+    return n_nans_ ? std::to_string(n_nans_) + " logits are NaN" : std::string();
   }
   BenchRow begin_row() const {
     return {.name = shape_.name + ": begin() on the CPU", .seconds = begin_seconds_ / n_begun_};

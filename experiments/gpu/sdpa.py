@@ -107,9 +107,9 @@ def main():
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention as attend
     except ImportError as error:
-        fail(f"needs PyTorch 2.5 or later: {error}")
+        fail(f"it needs PyTorch 2.5 or later: {error}")
     if not torch.cuda.is_available():
-        fail("PyTorch finds no CUDA card")
+        fail("PyTorch finds no CUDA device")
     versions = f"torch {torch.__version__} cudnn {torch.backends.cudnn.version()} cuda {torch.version.cuda}"
 
     print("yardstick,backend,shape,ms,tflops,versions")
@@ -161,7 +161,7 @@ def main():
                     all_right = False
                 else:
                     if not same:  # another layout may select another kernel of the library
-                        print(f"{name} over page groups: right, but not the same bits", file=sys.stderr)
+                        print(f"{name} over page groups: correct, but not bit-identical", file=sys.stderr)
                     timed.append((name, what + " over page groups", lambda run=run, slots=slots: run(*slots), []))
                 break
         for run_number in range(options.rounds + 2):  # the first two rounds warm up

@@ -64,7 +64,7 @@ class Moves {
       const size_t first = size_t(copy.source - source_) / sizeof(bf16);
       for (size_t e = 0; e < copy.bytes / sizeof(bf16); ++e)
         if (got.as<bf16>()[e].bits != random_element(kSource, first + e).bits)
-          return "element " + std::to_string(e) + " of copy " + std::to_string(i);
+          return "element " + std::to_string(e) + " of copy " + std::to_string(i) + " differs from the source";
       std::memset(got.data(), 0xff, got.size());
       cuda::copy(copy.destination, got.data(), got.size(), rounds_.stream());
       rounds_.stream().wait();

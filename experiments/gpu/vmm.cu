@@ -95,7 +95,7 @@ class Calls {
       us.push_back(1e6 * (clock.now() - start));
     }
     must(code, call);
-    if (not_ready > 0) std::printf("%s%s: %d times not ready\n", call, how.c_str(), not_ready);
+    if (not_ready > 0) std::printf("%s%s: the driver answered \"not ready\" %d times\n", call, how.c_str(), not_ready);
     report(call, how, summarize(std::move(us)));
   }
 
@@ -136,7 +136,7 @@ class Calls {
       cuda::copy(host.data(), reinterpret_cast<void*>(base + at), 8, rounds_.stream());
       rounds_.stream().wait();
       if (*host.as<uint64_t>() != 0x5a5a5a5a5a5a5a5a)
-        rounds_.found_wrong("page groups", "byte " + std::to_string(at) + " is not what was written");
+        rounds_.found_wrong("page groups", "byte " + std::to_string(at) + " differs from what was written");
     }
   }
 
@@ -178,7 +178,7 @@ void virtual_memory(Rounds& rounds, const cuda::Card&, bool tiny) {
   }
   const size_t least = vmm::granularity();
   std::printf(
-      "page groups of %zu KiB and multiples; published, us at 2 MiB: vAttention Table 3, "
+      "page groups of %zu KiB and multiples. Published times in us are for 2 MiB: vAttention's Table 3, then "
       "kvcached on an A100\n",
       least >> 10);
   for (size_t times : tiny ? std::vector<size_t>{1, 2} : std::vector<size_t>{1, 2, 4, 16})

@@ -54,7 +54,7 @@ void print_errors(const std::vector<RequestRecord>& records) {
   int shown = 0;
   for (const auto& [error, count] : counts) {
     if (++shown > 10) {
-      std::fprintf(stderr, "xpyd: bench: and %zu other kinds of errors\n", counts.size() - 10);
+      std::fprintf(stderr, "xpyd: bench: and %zu more kinds of errors\n", counts.size() - 10);
       break;
     }
     std::fprintf(stderr, "xpyd: bench: %d %s\n", count, printable(error).c_str());
@@ -68,13 +68,14 @@ void print_tables(const std::string& table, const BenchResult& result, const Ben
     std::printf("Interrupted: %d of %d requests were not answered; they are not counted.\n", unanswered, n);
   std::printf("%s\n%s", kBenchDefinitions,
               setting.max_concurrency > 0
-                  ? "loop: closed by --max-concurrency; waiting at the client is not in TTFT or E2EL\n"
-              : sessions ? "loop: closed in each session: a turn is due its delay after the last answer\n"
-                         : "loop: open, each request is sent when it is due\n");
-  std::printf("sent after due: median %.2f ms, P99 %.2f ms, max %.2f ms\n", result.lateness_ms.median,
+                  ? "closed loop (--max-concurrency); time that a request waits at the client is not in TTFT or E2EL\n"
+              : sessions
+                  ? "closed loop in each session: a turn is due when its delay after the last answer has passed\n"
+                  : "open loop: each request is sent when it is due\n");
+  std::printf("delay between due and sent: median %.2f ms, P99 %.2f ms, max %.2f ms\n", result.lateness_ms.median,
               result.lateness_ms.p99, result.lateness_ms.max);
   if (result.without_usage > 0)
-    std::printf("%d answers had no usage: their output tokens are counted as chunks\n", result.without_usage);
+    std::printf("%d answers had no usage; their number of chunks counts as output tokens\n", result.without_usage);
 }
 
 // Number of tokens in all answers; below 0 if the server has no /tokenize.

@@ -12,18 +12,20 @@
 namespace xpyd::server {
 
 const char* const kBenchDefinitions =
-    "send: just before the connection is opened; chunk: an event with non-empty `choices`, of a chat with content,\n"
-    "reasoning or a tool call\n"
-    "TTFT: send to first chunk; ITL: gap between chunks, pooled over requests; E2EL: send to last "
-    "chunk\n"
-    "TPOT: (E2EL - TTFT) / (output tokens - 1) of requests with more than one output token\n"
-    "output tokens: usage.completion_tokens; percentiles: linear (numpy); failed requests are in "
-    "no sample\n"
-    "TBT: of each request the mean of its longest tenth of gaps; refused: answered with 429, or so in a "
-    "stream, in no sample and no failure\n"
-    "throughput: over the whole duration, first arrival to last answer; goodput: all limits met\n"
-    "concurrency: seconds of all answered requests / duration; retokenized: texts through the server's /tokenize\n"
-    "peak: chunks in the fullest second; peak concurrent: sweep over send and end\n";
+    "send: just before the connection is opened\n"
+    "chunk: an event with non-empty `choices`; in a chat, one with content, reasoning or a tool call\n"
+    "TTFT: from send to the first chunk; E2EL: from send to the last chunk\n"
+    "ITL: gaps between chunks, of all requests together\n"
+    "TPOT: (E2EL - TTFT) / (output tokens - 1), for requests with more than one output token\n"
+    "TBT: for each request, the mean of the longest tenth of its gaps between chunks\n"
+    "output tokens: usage.completion_tokens; percentiles: interpolated linearly, as in numpy\n"
+    "failed and refused requests are in no sample\n"
+    "refused: the answer is 429, or the stream has an error with code objective_missed; it does not count as failed\n"
+    "throughput: over the whole duration, from the first arrival to the last answer\n"
+    "goodput: requests that meet all limits\n"
+    "concurrency: seconds of all answered requests / duration\n"
+    "retokenized: tokens of the answers, counted by the server's /tokenize\n"
+    "peak: largest number of chunks in one second; peak concurrent: largest number of requests in flight\n";
 
 Goodput::Goodput() { ttft_ms = tpot_ms = e2el_ms = tbt_ms = std::numeric_limits<double>::infinity(); }
 

@@ -67,11 +67,12 @@ std::vector<OptionRow> bench_options() {
        "on: the model's end token is ignored, so every answer has its full length", "bench",
        sets<&SendOptions::ignore_eos>},
       {"goodput", text, "", "ms", "'ttft:200 tbt:50 tpot:50 e2el:5000'", 0, 0,
-       "limits that a request must meet, all of them, to count as goodput; tbt is the mean of the longest tenth of its "
+       "a request counts as goodput if it meets all these limits; tbt is the mean of the longest tenth of its "
        "gaps",
        "bench", sets<&BenchOptions::goodput>},
       {"format", choice, "vllm", "", "sglang|vllm|json", 0, 0,
-       "whose benchmark's table is printed; json: what --json writes", "bench", sets<&BenchOptions::format>},
+       "layout of the printed result: the table of vLLM's or SGLang's benchmark, or the same JSON as --json", "bench",
+       sets<&BenchOptions::format>},
       {"warmups", integer, "1", "requests", "", 0, 1024, "requests that are sent and awaited first and not counted",
        "bench", sets<&BenchOptions::warmups>},
       {"timeout", number, "600", "s", "", 0.001, 86400, "time limit of one request, from its sending", "bench",
@@ -90,14 +91,15 @@ std::vector<OptionRow> prefix_stats_options() {
       {"min-count", integer, "2", "prompts", "", 2, kMaxTokens,
        "minimum number of prompts that share a prefix for it to count", "prefix-stats"},
       {"min-length", integer, "0", "tokens", "", 0, kMaxTokens,
-       "minimum length of a prefix, which must be longer; in bytes if texts are compared by bytes", "prefix-stats"},
+       "a prefix counts if it is longer than this; in bytes if texts are compared by bytes", "prefix-stats"},
       {"unit", choice, "file", "", "file|tokens|blocks", 0, 0,
        "unit in which prompts are compared; file: bytes for texts, blocks for a trace", "prefix-stats"},
       {"block-tokens", integer, "16", "tokens", "", 2, 4096, "--unit blocks: tokens in one block", "prefix-stats"},
       {"tokenizer", text, "", "", "DIR", 0, 0, "model folder whose tokenizer counts tokens; empty: the demo model's",
        "prefix-stats"},
       {"list", flag, "off", "", "", 0, 0,
-       "also print all such prefixes: their text, or with blocks the number of a prompt that has it", "prefix-stats"},
+       "also print each such prefix: its text or, with blocks, the number of a prompt that starts with it",
+       "prefix-stats"},
   };
 }
 

@@ -213,7 +213,7 @@ Status Simulator::add(Role role, const std::string& name) {
   const double tokens = options_.kv_tokens > 0 ? options_.kv_tokens
                                                : kv_tokens(options_.model, options_.hardware, pipeline.stages);
   if (tokens < options_.block_tokens && options_.kv_tokens > 0)
-    return invalid("--kv-tokens: expected one block at least, " + std::to_string(options_.block_tokens) + " tokens");
+    return invalid("--kv-tokens: expected at least one block, " + std::to_string(options_.block_tokens) + " tokens");
   if (tokens < options_.block_tokens)
     return invalid("--model " + options_.model.name + " leaves no memory for KV with --hardware " +
                    options_.hardware.name + ": expected --kv-tokens");

@@ -58,7 +58,8 @@ Trace generate_tool_agent(const TraceOptions& options) {
   for (int kind = 0; kind < 4; ++kind) kinds.insert(kinds.end(), size_t(kRequests[kind]), kind);
   for (size_t i = kinds.size(); i > 1; --i) std::swap(kinds[i - 1], kinds[random.below(i)]);
   Trace trace{.block_tokens = kBlock};
-  trace.notes.push_back("generated with the marginals of Mooncake's tool&agent trace; not that trace");
+  trace.notes.push_back(
+      "generated: it has the marginal distributions of Mooncake's tool&agent trace, but is not that trace");
   std::priority_queue<Turn> turns;  // turns that are still to come
   int n_sessions = 0;
   for (const int kind : kinds) {

@@ -27,7 +27,8 @@ class NullDevice final : public Device {
   const char* name() const override { return "null"; }
   Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override {
     void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) return Error{ErrorCode::unavailable, "no addresses for " + std::to_string(bytes) + " bytes"};
+    if (at == MAP_FAILED)
+      return Error{ErrorCode::unavailable, "cannot reserve addresses for " + std::to_string(bytes) + " bytes"};
     return std::shared_ptr<std::byte>(static_cast<std::byte*>(at), [bytes](std::byte* p) { munmap(p, bytes); });
   }
   Result<std::shared_ptr<std::byte>> allocate_host(size_t bytes) override { return allocate(bytes); }

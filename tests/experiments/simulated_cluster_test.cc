@@ -341,7 +341,7 @@ TEST_CASE("simulation: impossible memory sizes are errors that name the option",
       {"paged", "a800x8", 200000, 6400, 1, ""},
       {"paged", "a800x8", 200000, 6400, 0, "--host-tokens: --hardware a800x8 has no host_bytes_per_s"},
       {"vattention", "a800x8", 64, 0, 1, "--kv-tokens: "},
-      {"paged", "a800x8", 10, 0, 1, "--kv-tokens: expected one block at least"},
+      {"paged", "a800x8", 10, 0, 1, "--kv-tokens: expected at least one block"},
       {"paged", "v100", 0, 0, 1, "expected --kv-tokens"},
   };
   for (const auto& c : cases) {

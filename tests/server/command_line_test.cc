@@ -256,7 +256,7 @@ TEST_CASE("command line: stages that cannot be simulated are refused by their op
           {{"--decode-pp", "40"}, "--decode-pp 40: "},
           {{"--prefill-pp", "40", "--kv-tokens", "1e9"}, "--kv-tokens: "},
           {{"--prefill-pp", "41"}, "--prefill-pp 41 does not divide the 80 layers"},
-          {{"--kv-tokens", "511"}, "--kv-tokens: expected one block at least"},
+          {{"--kv-tokens", "511"}, "--kv-tokens: expected at least one block"},
           {{"--topology", "1C", "--decode-pp", "2"}, "--decode-pp 2: --topology 1C has no decode instance"},
           {{"--pipeline-window", "4"}, "--pipeline-window 4: no instance has several pipeline stages"},
       },

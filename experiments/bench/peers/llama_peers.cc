@@ -175,7 +175,7 @@ class Threads {
     for (int cpu : cpus) params.cpumask[cpu] = true;
     params.strict_cpu = params.paused = true;
     pool = ggml_threadpool_new(&params);
-    check(pool, "no threads");
+    check(pool, "cannot create the threads");
   }
   ~Threads() { ggml_threadpool_free(pool); }
   Threads(const Threads&) = delete;
@@ -195,7 +195,7 @@ class Theirs {
     params.n_batch = params.n_ubatch = kChunk;
     params.kv_unified = false;
     context_ = llama_init_from_model(model, params);
-    check(context_, "no context");
+    check(context_, "cannot create the context");
     batch_ = llama_batch_init(kChunk, 0, 1);
   }
   ~Theirs() {
@@ -269,18 +269,18 @@ std::string compare_logits(llama_model* model, Threads& threads, ModelCase& ours
     size += std::pow(double(ours.logits()[i]), 2);
   }
   const double distance = std::sqrt(difference / size);
-  std::printf("logits of both sides differ by %.4f of their size (at most %.2f)\n", distance, limit);
+  std::printf("relative difference of xpyd's and llama.cpp's logits: %.4f (at most %.2f)\n", distance, limit);
   std::fflush(stdout);
-  return distance <= limit ? "" : "both sides' logits differ by " + std::to_string(distance) + " of their size";
+  return distance <= limit ? "" : "the relative difference of the logits is " + std::to_string(distance);
 }
 
 void compare(Bench& bench, const Pair& pair, std::span<const int> cpus, bool all) {
   const int most = bench.max_threads();
-  check(most <= int(cpus.size()),
-        "--threads " + std::to_string(most) + ": there are " + std::to_string(cpus.size()) + " cpus");
+  check(most <= int(cpus.size()), "--threads " + std::to_string(most) + ": expected at most the " +
+                                      std::to_string(cpus.size()) + " CPUs that this process may use");
   const std::string path = std::string(XPYD_LLAMA_FILES) + "/llama-1b-" + pair.theirs + ".gguf";
   if (!std::filesystem::exists(path)) {
-    std::printf("writing %s, once\n", path.c_str());
+    std::printf("writing %s; later runs reuse it\n", path.c_str());
     std::fflush(stdout);
     GgufFile(*llama_1b({.dtype = Dtype::bf16, .dummy = true}, bench.team(most)), pair.type).write(path);
   }
@@ -344,7 +344,7 @@ int run_llama_peers(int argc, char** argv) {
     register_bench(pair.theirs, [&pair, &cpus, all](Bench& bench) { compare(bench, pair, cpus, all); });
   auto options = parse_bench_options(int(last - argv), argv);
   if (!options.ok()) {
-    std::fprintf(stderr, "bench-peers: %s\nor --all: every shape\n", options.error().message.c_str());
+    std::fprintf(stderr, "bench-peers: %s\n--all measures every shape\n", options.error().message.c_str());
     return 2;
   }
   options.value().settle_ms = 10;
