@@ -261,7 +261,7 @@ json describe_break_even(const Subject& subject, double tflops, double link_gbps
   std::vector<int> prefixes{subject.tokens};
   for (int64_t n = 256; n <= subject.cluster.max_model_len; n *= 4) prefixes.push_back(n);
   std::ranges::sort(prefixes);
-  prefixes.erase(std::ranges::unique(prefixes).begin(), prefixes.end());
+  prefixes.erase(std::unique(prefixes.begin(), prefixes.end()), prefixes.end());
   json out = json::array();
   for (int prefix : prefixes) {
     const double bytes = prefix * cost.kv_token_bytes(),
