@@ -81,7 +81,7 @@ std::vector<int32_t> prompt_of(int i) {  // half of the prompt is one of a few p
 // messages as between processes. Returns seconds of processor time per request, one value for each 100 requests.
 std::vector<double> route(int n_requests, bool bytes) {
   RealClock clock;
-  Last post;
+  Last bus;
   Conductor conductor({.placement = find_placement_policy("prefix_aware"),
                        .disagg = find_disagg_policy("prefill_first"),
                        .max_model_len = 2 * kTokens,
@@ -117,9 +117,9 @@ std::vector<double> route(int n_requests, bool bytes) {
     const double before = thread_seconds();
     for (const auto& request : requests) {
       XPYD_CHECK(conductor.submit(request, ends).ok());
-      if (bytes) out_bytes += encode(kConductor, post.to, post.what, 0).size();
-      const AttemptId attempt = post.what.attempt;
-      const InstanceId p = post.to, d = post.what.decode;
+      if (bytes) out_bytes += encode(kConductor, bus.to, bus.what, 0).size();
+      const AttemptId attempt = bus.what.attempt;
+      const InstanceId p = bus.to, d = bus.what.decode;
       hear(p, AttemptProgress{attempt, AttemptProgress::started});
       TokenOf token{.attempt = attempt};
       token.event.request_id = request->id;
