@@ -24,25 +24,5 @@ inline __m256 widen_fp8(const std::byte* at) {
   return _mm256_mul_ps(_mm256_cvtph_ps(words), _mm256_set1_ps(0x1p8f));
 }
 
-// Returns nearest_fp8() of 8 numbers, each in 32 bits.
-inline __m256i narrow_fp8(const Fp8Form& form, __m256 x) {
-  const auto all = [](uint32_t n) { return _mm256_set1_epi32(int(n)); };
-  const uint32_t gone = uint32_t(23 - form.mantissa), least = uint32_t(127 + form.least) << 23;
-  const __m256i bits = _mm256_castps_si256(x), magnitude = _mm256_and_si256(bits, all(0x7fffffff));
-  const __m256i unit = all(least + (gone << 23));
-  const __m256i small = _mm256_sub_epi32(
-      _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(unit))), unit);
-  const __m128i shift = _mm_cvtsi32_si128(int(gone));
-  const __m256i odd = _mm256_and_si256(_mm256_srl_epi32(magnitude, shift), all(1));
-  const __m256i rounds = _mm256_add_epi32(odd, all((1u << 23) - least + (1u << (gone - 1)) - 1));
-  const __m256i normal = _mm256_srl_epi32(_mm256_add_epi32(magnitude, rounds), shift);
-  __m256i code = _mm256_blendv_epi8(normal, small, _mm256_cmpgt_epi32(all(least), magnitude));
-  code = _mm256_min_epu32(code, all(form.largest));
-  const __m256i infinity = all(0x7f800000);
-  code = _mm256_blendv_epi8(code, all(form.infinity), _mm256_cmpeq_epi32(magnitude, infinity));
-  code = _mm256_blendv_epi8(code, all(form.nan), _mm256_cmpgt_epi32(magnitude, infinity));
-  return _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32(bits, 24), all(0x80)));
-}
-
 }  // namespace
 }  // namespace xpyd::attention

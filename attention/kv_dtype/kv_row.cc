@@ -4,21 +4,9 @@
 #include <cstring>
 #include <limits>
 
-#include "attention/kv_dtype/kv_row_vectors.h"
-#include "base/cpu.h"
 
 namespace xpyd::attention {
 namespace {
-
-// The functions of this CPU's instruction set; null if the loops below do whole rows.
-const KvRowVectors* vectors() {
-#if defined(__x86_64__)
-  static const KvRowVectors* const best = cpu_has(Isa::avx2) ? &kKvRowAvx2 : nullptr;
-  return best;
-#else
-  return nullptr;
-#endif
-}
 
 constexpr int kLanes = 8;  // independent minima and maxima, so that the compiler may use vectors
 
@@ -31,7 +19,7 @@ KvQuantiser quantiser_of(Dtype dtype, int head_dim, const float* x) {
     max[lane] = y > max[lane] ? y : max[lane];
     poison[lane] += 0.0f * y;
   };
-  int d = vectors() ? vectors()->range(x, head_dim, &min[0], &max[0], &poison[0]) : 0;
+  int d = 0;
   for (; d + kLanes <= head_dim; d += kLanes)
     for (int i = 0; i < kLanes; ++i) take(i, x[d + i]);
   for (; d < head_dim; ++d) take(0, x[d]);
@@ -51,23 +39,21 @@ void write_kv_row(Dtype dtype, int head_dim, const float* x, std::byte* row) {
   }
   if (dtype == Dtype::bf16) {
     bf16* out = reinterpret_cast<bf16*>(row);
-    for (int d = vectors() ? vectors()->to_bf16(x, head_dim, row) : 0; d < head_dim; ++d) out[d] = to_bf16(x[d]);
+    for (int d = 0; d < head_dim; ++d) out[d] = to_bf16(x[d]);
     return;
   }
   if (kv_is_fp8(dtype)) {
     const Fp8Form& form = dtype == Dtype::fp8_e4m3 ? kE4m3 : kE5m2;
-    for (int d = vectors() ? vectors()->to_fp8(form, x, head_dim, row) : 0; d < head_dim; ++d)
-      row[d] = std::byte(nearest_fp8(form, x[d]));
+    for (int d = 0; d < head_dim; ++d) row[d] = std::byte(nearest_fp8(form, x[d]));
     return;
   }
   const KvQuantiser q = quantiser_of(dtype, head_dim, x);
   const bool int8 = dtype == Dtype::int8;
-  const int begin = vectors() ? vectors()->codes(int8, x, head_dim, q.offset, q.inverse, q.largest, row) : 0;
   if (int8) {
-    for (int d = begin; d < head_dim; ++d) row[d] = std::byte(q.code(x[d]));
+    for (int d = 0; d < head_dim; ++d) row[d] = std::byte(q.code(x[d]));
     row += head_dim;
   } else {
-    for (int d = begin; d < head_dim; d += 2) row[d / 2] = std::byte(q.code(x[d]) | q.code(x[d + 1]) << 4);
+    for (int d = 0; d < head_dim; d += 2) row[d / 2] = std::byte(q.code(x[d]) | q.code(x[d + 1]) << 4);
     row += head_dim / 2;
   }
   std::memcpy(row, &q.scale, 2);
@@ -93,20 +79,11 @@ float kv_element(Dtype dtype, int head_dim, const std::byte* row, int d) {
 void read_kv_row(Dtype dtype, int head_dim, const std::byte* row, int begin, int end, float* x) {
   if (dtype == Dtype::f32) {
     std::memcpy(x, row + 4 * size_t(begin), size_t(end - begin) * sizeof(float));
-  } else if (dtype == Dtype::bf16) {
-    const int done = vectors() ? vectors()->of_bf16(row + 2 * size_t(begin), end - begin, x) : 0;
-    for (int d = begin + done; d < end; ++d) x[d - begin] = kv_element(dtype, head_dim, row, d);
-  } else if (kv_is_fp8(dtype)) {
-    const int done = vectors() ? vectors()->of_fp8(dtype, row + begin, end - begin, x) : 0;
-    for (int d = begin + done; d < end; ++d) x[d - begin] = kv_fp8(dtype, row[d]);
+  } else if (dtype == Dtype::bf16 || kv_is_fp8(dtype)) {
+    for (int d = begin; d < end; ++d) x[d - begin] = kv_element(dtype, head_dim, row, d);
   } else {
-    const bool int8 = dtype == Dtype::int8;
-    const KvScale s = kv_scale(row + (int8 ? head_dim : head_dim / 2));
-    const bool whole_bytes = int8 || begin % 2 == 0;
-    int done = 0;
-    if (vectors() && whole_bytes)
-      done = vectors()->values(int8, row + (int8 ? begin : begin / 2), end - begin, s.scale, s.zero, x);
-    for (int d = begin + done; d < end; ++d) x[d - begin] = s.value(kv_code(dtype, row, d));
+    const KvScale s = kv_scale(row + (dtype == Dtype::int8 ? head_dim : head_dim / 2));
+    for (int d = begin; d < end; ++d) x[d - begin] = s.value(kv_code(dtype, row, d));
   }
 }
 
