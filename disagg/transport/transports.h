@@ -8,9 +8,6 @@
 namespace xpyd::disagg {
 
 struct NcclApi;
-namespace rdma {
-enum class Keys;
-}
 
 using MadeTransport = Result<std::unique_ptr<KvTransport>>;
 
@@ -35,8 +32,7 @@ inline constexpr TransportRow kTransports[] = {
      "CUDA cards: grouped ncclSend and ncclRecv (libnccl.so.2, loaded when needed)"},
 };
 
-// For tests: with NCCL functions of the caller, or with a choice of keys.
+// For tests: with NCCL functions of the caller.
 MadeTransport make_nccl_transport(const TransportOptions& options, const NcclApi& api);
-MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys);
 
 }  // namespace xpyd::disagg

@@ -1,4 +1,4 @@
-// The rdma transport. Where there is a device, the suite (transport_test.cc) runs over it, with either kind of keys.
+// The rdma transport. Where there is a device, the suite (transport_test.cc) runs over it.
 // Bytes from outside, and the errors without a device, are tested everywhere.
 #include <unistd.h>
 
@@ -35,18 +35,10 @@ std::string missing() {
 
 // All devices that are up: two NIC ports in the virtual machine of `make check STAGE=rdma`.
 const RegisterTransport rdma_row({.name = "rdma",
-                                  .make = [](const TransportOptions& options) { return make_rdma_transport(options); },
+                                  .make = make_rdma_transport,
                                   .memory = plain_memory,
                                   .needs_owner = false,
                                   .missing = missing});
-
-// As on a device without memory windows.
-const RegisterTransport registrations_row(
-    {.name = "rdma by registrations",
-     .make = [](const TransportOptions& options) { return make_rdma_transport(options, Keys::registrations); },
-     .memory = plain_memory,
-     .needs_owner = false,
-     .missing = missing});
 
 Message opened() {
   Message message{Message::opened, {7, 9, KvOp::read, {}}, 0, {}};

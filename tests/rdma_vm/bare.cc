@@ -59,7 +59,7 @@ void bare_latency(const std::string& device, int socket, bool poster, bool notic
   TransportOptions options;
   options.regions = {{memory.get(), 4096}};
   options.nics = {device};
-  auto nic_ports = rdma::open_nic_ports(options, rdma::Keys::registrations);
+  auto nic_ports = rdma::open_nic_ports(options);
   need(nic_ports.ok(), "no device");
   rdma::NicPort& nic_port = nic_ports.value()[0];
   auto posting = rdma::make_queues(nic_ports.value(), 1, rdma::Role::post);

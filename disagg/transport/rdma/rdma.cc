@@ -456,12 +456,8 @@ void RdmaTransport::die(Link& link) {
 namespace xpyd::disagg {
 
 MadeTransport make_rdma_transport(const TransportOptions& options) {
-  return make_rdma_transport(options, rdma::Keys::automatic);
-}
-
-MadeTransport make_rdma_transport(const TransportOptions& options, rdma::Keys keys) {
   XPYD_CHECK(options.clock != nullptr);
-  auto nic_ports = rdma::open_nic_ports(options, keys);
+  auto nic_ports = rdma::open_nic_ports(options);
   if (!nic_ports) return nic_ports.error();
   auto made = std::make_unique<rdma::RdmaTransport>(options, std::move(nic_ports.value()));
   if (auto started = made->start(); !started) return started.error();

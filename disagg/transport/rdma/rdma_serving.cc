@@ -11,7 +11,7 @@
 namespace xpyd::disagg::rdma {
 
 Serving::Serving(std::vector<NicPort>& nic_ports, std::vector<MemoryRange> regions)
-    : nic_ports_(nic_ports), regions_(std::move(regions)), spare_(nic_ports.size()), used_(nic_ports.size()) {}
+    : nic_ports_(nic_ports), regions_(std::move(regions)), used_(nic_ports.size()) {}
 
 Serving::~Serving() {
   registrations_.clear();  // keys are destroyed before the queue pairs that they are bound to
@@ -95,6 +95,7 @@ Status Serving::make_queues_for(Client& client, const std::vector<NicPortEnd>& t
   if (auto connected = connect_queues(nic_ports_, made.value(), theirs); !connected) return connected.error();
   client.queues = std::move(made.value());
   client.in_flight.assign(client.queues.size(), 0);
+  client.spare = std::vector<std::deque<MemoryWindow>>(client.queues.size());
   return ok();
 }
 
@@ -157,7 +158,8 @@ namespace {
 // ranges were opened for the same peer, without the peer hearing of any.
 constexpr size_t kSpare = 64;
 // A NIC needs a few microseconds. Software devices may wait for the processor.
-constexpr double kBindSeconds = 2, kRevokeSeconds = 0.02;
+constexpr double kBindSeconds = 2;       // for a batch of requests to complete
+constexpr double kRevokeSeconds = 0.02;  // that the first call of close() waits
 
 uint64_t batch_id(const RemoteKey& key, bool last) { return uint64_t(key.generation) << 1 | last; }
 
@@ -165,8 +167,8 @@ int access_of(KvOp op) { return op == KvOp::write ? IBV_ACCESS_REMOTE_WRITE : IB
 
 }  // namespace
 
-Result<MemoryWindow> Serving::spare(size_t nic_port) {
-  std::deque<MemoryWindow>& spare = spare_[nic_port];
+Result<MemoryWindow> Serving::spare(Client& client, size_t nic_port) {
+  std::deque<MemoryWindow>& spare = client.spare[nic_port];
   if (spare.size() >= kSpare) {
     MemoryWindow oldest = std::move(spare.front());
     spare.pop_front();
@@ -191,55 +193,45 @@ bool Serving::post(Client& client, size_t nic_port, std::vector<ibv_send_wr>& re
 
 Status Serving::grant_on(Registration& registration, Client& client, size_t nic_port) {
   const size_t n = registration.ranges.size();
-  std::vector<Grant>& grants = registration.grants[nic_port];
+  std::vector<MemoryWindow>& windows = registration.windows[nic_port];
   std::vector<ibv_send_wr> requests(n);
   for (size_t i = 0; i < n; ++i) {
     const AddressRange& range = registration.ranges[i];
-    Grant grant;
-    if (!nic_ports_[nic_port].memory_windows) {
-      grant.region.reset(ibv_reg_mr(nic_ports_[nic_port].protection.get(), reinterpret_cast<void*>(range.begin),
-                                    range.bytes, IBV_ACCESS_LOCAL_WRITE | access_of(registration.op)));
-      if (!grant.region)
-        return Error{ErrorCode::unavailable,
-                     nic_ports_[nic_port].name + " cannot register memory: " + std::strerror(errno)};
-    } else {
-      auto made = spare(nic_port);
-      if (!made) return made.error();
-      grant.window = std::move(made.value());
-      ibv_send_wr& bind = requests[i];
-      bind.wr_id = batch_id(registration.key, false);
-      bind.opcode = IBV_WR_BIND_MW;
-      bind.bind_mw.mw = grant.window.get();
-      bind.bind_mw.rkey = ibv_inc_rkey(grant.window->rkey);
-      const size_t region = region_of(regions_, reinterpret_cast<std::byte*>(range.begin), range.bytes);
-      bind.bind_mw.bind_info = {nic_ports_[nic_port].regions[region].get(), range.begin, range.bytes,
-                                unsigned(access_of(registration.op))};
-    }
-    grants.push_back(std::move(grant));
+    auto made = spare(client, nic_port);
+    if (!made) return made.error();
+    windows.push_back(std::move(made.value()));
+    ibv_send_wr& bind = requests[i];
+    bind.wr_id = batch_id(registration.key, false);
+    bind.opcode = IBV_WR_BIND_MW;
+    bind.bind_mw.mw = windows.back().get();
+    bind.bind_mw.rkey = ibv_inc_rkey(windows.back()->rkey);
+    const size_t region = region_of(regions_, reinterpret_cast<std::byte*>(range.begin), range.bytes);
+    bind.bind_mw.bind_info = {nic_ports_[nic_port].regions[region].get(), range.begin, range.bytes,
+                              unsigned(access_of(registration.op))};
   }
-  if (n == 0 || !nic_ports_[nic_port].memory_windows) return ok();
+  if (n == 0) return ok();
   if (client.in_flight[nic_port] + int(n) > nic_ports_[nic_port].queue_depth) settle(registration, kBindSeconds);
   if (client.in_flight[nic_port] + int(n) > nic_ports_[nic_port].queue_depth ||
       !post(client, nic_port, requests, registration))
     registration.failed = true;
-  for (size_t i = 0; i < n; ++i) grants[i].window->rkey = requests[i].bind_mw.rkey;
+  for (size_t i = 0; i < n; ++i) windows[i]->rkey = requests[i].bind_mw.rkey;
   return ok();
 }
 
-// Afterwards the registration has keys, or the link is broken and waits for its renewal. Error: keys cannot be made.
+// Afterwards the registration has keys, or the link is broken. Error: keys cannot be made.
 Status Serving::grant(Registration& registration, Client& client) {
   if (client.queues.empty()) return ok();
   registration.failed = false;
   registration.pending = 0;
-  registration.grants.resize(client.queues.size());
+  registration.windows.resize(client.queues.size());
   Status granted = ok();
   for (size_t nic_port = 0; nic_port < client.queues.size() && granted; ++nic_port)
     granted = grant_on(registration, client, nic_port);
   const bool settled = settle(registration, kBindSeconds);
-  if (!granted || !settled) registration.grants.clear();
+  if (!granted || !settled) registration.windows.clear();
   if (!granted) return granted;
   if (!settled) {
-    drop_queues(registration.peer, client);
+    break_link(registration.peer, client);
     return ok();
   }
   Message message{Message::opened,
@@ -247,8 +239,7 @@ Status Serving::grant(Registration& registration, Client& client) {
                   0,
                   {}};
   for (size_t i = 0; i < registration.ranges.size(); ++i)
-    for (const auto& grants : registration.grants)
-      message.registration.keys.push_back(grants[i].window ? grants[i].window->rkey : grants[i].region->rkey);
+    for (const auto& windows : registration.windows) message.registration.keys.push_back(windows[i]->rkey);
   say(client.channel, message);
   return ok();
 }
@@ -261,36 +252,41 @@ void Serving::grant_all(PeerId peer, Client& client) {
 
 bool Serving::revoke(Registration& registration) {
   auto it = clients_.find(registration.peer);
-  if (registration.grants.empty() || it == clients_.end()) return true;
+  if (registration.windows.empty() || it == clients_.end()) return true;
   Client& client = it->second;
+  const double now = RealClock().now();
+  if (registration.until_s == 0) registration.until_s = now + kBindSeconds;
   if (!registration.closing) {
     const int n = int(registration.ranges.size());
-    for (size_t nic_port = 0; nic_port < registration.grants.size(); ++nic_port)
-      if (client.in_flight[nic_port] + n > nic_ports_[nic_port].queue_depth) return false;
+    for (size_t nic_port = 0; nic_port < registration.windows.size(); ++nic_port) {
+      if (client.in_flight[nic_port] + n <= nic_ports_[nic_port].queue_depth) continue;
+      if (now < registration.until_s) return false;
+      break_link(registration.peer, client);
+      return true;
+    }
     say(client.channel,
         Message{
             Message::closed, {registration.key.index, registration.key.generation, registration.op, {}, {}}, 0, {}});
     registration.closing = true;
-    for (size_t nic_port = 0; nic_port < registration.grants.size() && n > 0; ++nic_port) {
-      if (!nic_ports_[nic_port].memory_windows) continue;
+    for (size_t nic_port = 0; nic_port < registration.windows.size() && n > 0; ++nic_port) {
       std::vector<ibv_send_wr> requests(registration.ranges.size());
       for (size_t i = 0; i < requests.size(); ++i) {
         requests[i].wr_id = batch_id(registration.key, false);
         requests[i].opcode = IBV_WR_LOCAL_INV;
-        requests[i].invalidate_rkey = registration.grants[nic_port][i].window->rkey;
+        requests[i].invalidate_rkey = registration.windows[nic_port][i]->rkey;
       }
       if (!post(client, nic_port, requests, registration)) registration.failed = true;
     }
+    settle(registration, kRevokeSeconds);
   }
-  if (!settle(registration, kRevokeSeconds) && !registration.failed) return false;
-  if (registration.failed) {  // as after a failure of the link: destroying the queue pairs removes the keys
-    drop_queues(registration.peer, client);
+  if (registration.failed || (registration.pending > 0 && now >= registration.until_s)) {
+    break_link(registration.peer, client);  // destroying the queue pairs removes the keys
     return true;
   }
-  for (size_t nic_port = 0; nic_port < registration.grants.size(); ++nic_port)
-    for (Grant& grant : registration.grants[nic_port])
-      if (grant.window) spare_[nic_port].push_back(std::move(grant.window));
-  registration.grants.clear();
+  if (registration.pending > 0) return false;
+  for (size_t nic_port = 0; nic_port < registration.windows.size(); ++nic_port)
+    for (MemoryWindow& window : registration.windows[nic_port]) client.spare[nic_port].push_back(std::move(window));
+  registration.windows.clear();
   return true;
 }
 
@@ -303,16 +299,22 @@ bool Serving::settle(Registration& registration, double seconds) {
   return registration.pending == 0 && !registration.failed;
 }
 
-// Destroys the keys first, because some drivers do not destroy a queue pair that memory windows are bound to.
+// Destroys the memory windows first, because some drivers do not destroy a queue pair that windows are bound to.
 void Serving::drop_queues(PeerId peer, Client& client) {
   poll();  // counts the arrivals so far
   for (auto& [generation, registration] : registrations_) {
     if (registration.peer != peer) continue;
-    registration.grants.clear();
+    registration.windows.clear();
     registration.pending = 0;
   }
+  client.spare.clear();
   client.queues.clear();
   client.in_flight.clear();
+}
+
+void Serving::break_link(PeerId peer, Client& client) {
+  drop_queues(peer, client);
+  client.channel->close("the card does not answer");
 }
 
 void Serving::poll() {

@@ -3,8 +3,14 @@
 //
 // A key is a verbs memory window of type 2B. It is bound to one range and to one queue pair of the peer that it was
 // opened for. close() invalidates the keys by a local request, which is in force when it completes. No request of this
-// half waits for a peer, so a stopped peer cannot delay a revocation. On a device without such memory windows a key is
-// a memory region (ibv_reg_mr) of the range, and close() removes it.
+// half waits for a peer, so a stopped peer cannot delay a revocation.
+//
+// A memory window is younger than the queue pair that it is bound to, and is destroyed before it. When a process is
+// killed, the kernel destroys its youngest objects first, and Soft-RoCE waits 50 s to destroy a queue pair that a window
+// is bound to.
+//
+// A card that does not answer within kBindSeconds breaks the link: the queue pairs are destroyed and the channel is
+// closed, so the initiator hears of it and connects again.
 //
 // The initiator renews a link that broke. The old queue pairs and every key of that peer are destroyed. Registrations
 // stay and get new keys, which the owner sends to the peer.
@@ -44,25 +50,23 @@ class Serving {
   void left(PeerId peer, const Channel* channel);  // the channel has ended
 
  private:
-  struct Grant {
-    MemoryWindow window;
-    MemoryRegion region;
-  };
   struct Registration {
     RemoteKey key;
     PeerId peer = -1;
     KvOp op = KvOp::write;
     std::vector<AddressRange> ranges;
-    std::vector<std::vector<Grant>> grants;  // [NIC ports of the link][ranges]; empty: no keys now
+    std::vector<std::vector<MemoryWindow>> windows;  // [NIC ports of the link][ranges]; empty: no keys now
     int arrived = 0;
     bool closing = false;
     int pending = 0;      // bind or invalidate batches in flight
     bool failed = false;  // one of their requests failed
+    double until_s = 0;   // RealClock: when the invalidations must have completed
   };
   struct Client {  // a peer that has called this instance
     ChannelPtr channel;
     std::vector<Queue> queues;   // empty: the link is broken
     std::vector<int> in_flight;  // bind and invalidate requests, by NIC port
+    std::vector<std::deque<MemoryWindow>> spare;  // by NIC port; unbound, oldest first
   };
 
   // Registrations and clients.
@@ -74,9 +78,10 @@ class Serving {
   void grant_all(PeerId peer, Client& client);
   bool revoke(Registration& registration);  // false: not complete yet
   void drop_queues(PeerId peer, Client& client);
+  void break_link(PeerId peer, Client& client);
   bool post(Client& client, size_t nic_port, std::vector<ibv_send_wr>& requests, Registration& registration);
   bool settle(Registration& registration, double seconds);
-  Result<MemoryWindow> spare(size_t nic_port);
+  Result<MemoryWindow> spare(Client& client, size_t nic_port);
   void poll();
   void completed(size_t nic_port, const ibv_wc& wc);
   void arrived(size_t nic_port, const ibv_wc& wc);
@@ -86,7 +91,6 @@ class Serving {
   std::mutex mutex_;
   std::set<PeerId> connected_;
   std::map<PeerId, Client> clients_;
-  std::vector<std::deque<MemoryWindow>> spare_;               // [NIC ports]; unbound, oldest first
   std::vector<int> used_;                                     // [NIC ports]; receives to be posted again
   std::unordered_map<uint32_t, Registration> registrations_;  // by generation
   std::deque<uint32_t> free_indices_;

@@ -97,7 +97,7 @@ Error cannot_register(const NicPort& nic_port, size_t bytes, int error) {
 }
 
 Status register_regions(NicPort& nic_port, const TransportOptions& options) {
-  const int access = IBV_ACCESS_LOCAL_WRITE | (nic_port.memory_windows ? IBV_ACCESS_MW_BIND : 0);
+  constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
   for (const MemoryRange& region : options.regions) {
     std::optional<DmaBuf> exported;
     if (options.queue) {
@@ -105,22 +105,19 @@ Status register_regions(NicPort& nic_port, const TransportOptions& options) {
       if (!tried) return unavailable(tried.error().message);
       exported = std::move(tried.value());
     }
-    if (exported && !nic_port.memory_windows)
-      return unavailable(nic_port.name +
-                         " has no memory windows (type 2B), so access to device memory could not be revoked");
     nic_port.device_memory = exported.has_value();
     ibv_pd* pd = nic_port.protection.get();
     MemoryRegion registered(exported
                                 ? ibv_reg_dmabuf_mr(pd, exported->offset, region.size(),
-                                                    reinterpret_cast<uint64_t>(region.data()), exported->fd, access)
-                                : ibv_reg_mr(pd, region.data(), region.size(), access));
+                                                    reinterpret_cast<uint64_t>(region.data()), exported->fd, kAccess)
+                                : ibv_reg_mr(pd, region.data(), region.size(), kAccess));
     if (!registered) return cannot_register(nic_port, region.size(), errno);
     nic_port.regions.push_back(std::move(registered));
   }
   return ok();
 }
 
-Status fill(NicPort& nic_port, const Port& port, Keys keys, const TransportOptions& options) {
+Status fill(NicPort& nic_port, const Port& port, const TransportOptions& options) {
   const ibv_device_attr& can = port.attributes;
   nic_port.ethernet = port.port.link_layer == IBV_LINK_LAYER_ETHERNET;
   nic_port.lid = port.port.lid;
@@ -130,7 +127,8 @@ Status fill(NicPort& nic_port, const Port& port, Keys keys, const TransportOptio
   nic_port.queue_depth = std::min(kQueueDepth, can.max_qp_wr);
   nic_port.send_depth = std::min(kSendDepth, can.max_cqe);
   nic_port.pieces = std::clamp(std::min(can.max_sge, can.max_sge_rd), 1, kPieces);
-  nic_port.memory_windows = keys == Keys::automatic && (can.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+  if ((can.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) == 0)
+    return unavailable(nic_port.name + " has no memory windows of type 2B, so access to KV could not be revoked");
   if (!choose_gid(nic_port, port.port.gid_tbl_len) && nic_port.ethernet)
     return unavailable(nic_port.name + " has no RoCE v2 address: its network interface needs an IP address");
 
@@ -167,7 +165,7 @@ int post_receives(NicPort& nic_port, int n) {
   return 0;
 }
 
-Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options, Keys keys) {
+Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options) {
   Devices devices;
   if (!devices.list || devices.n == 0)
     return unavailable(
@@ -198,7 +196,7 @@ Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options, Key
     nic_port.port = port->number;
     if (!port->context) return invalid("--rdma-nics: " + nic_port.name + " is given twice");
     nic_port.context = std::move(port->context);
-    if (auto filled = fill(nic_port, *port, keys, options); !filled) return filled.error();
+    if (auto filled = fill(nic_port, *port, options); !filled) return filled.error();
     nic_ports.push_back(std::move(nic_port));
   }
   return nic_ports;
@@ -206,9 +204,10 @@ Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options, Key
 
 namespace {
 
-// A request without an acknowledgement is sent again after 4.096 us * 2^16 (268 ms), seven times. A broken path is
-// therefore noticed after 2 to 8 s. A caller that cannot wait that long sets a deadline.
-constexpr uint8_t kTimeout = 16, kRetries = 7;
+// A request without an acknowledgement is sent again after 4.096 us * 2^16 (268 ms), six times (Soft-RoCE takes seven
+// for "without end"). A broken path is therefore noticed after 2 to 8 s. A caller that cannot wait that long sets a
+// deadline.
+constexpr uint8_t kTimeout = 16, kRetries = 6;
 // 7: retries without end while the owner has no posted receive, because it has not polled for long.
 constexpr uint8_t kNotReadyRetries = 7;
 constexpr uint8_t kNotReadyTimer = 12;  // 0.64 ms

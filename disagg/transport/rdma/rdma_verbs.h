@@ -40,12 +40,6 @@ using MemoryRegion = std::unique_ptr<ibv_mr, Destroy<ibv_dereg_mr>>;
 using QpPtr = std::unique_ptr<ibv_qp, Destroy<ibv_destroy_qp>>;
 using MemoryWindow = std::unique_ptr<ibv_mw, Destroy<destroy_window>>;
 
-// How remote keys are made.
-enum class Keys {
-  automatic,      // as memory windows if the device has type 2B, else as `registrations`
-  registrations,  // as a memory region for each range, removed by close()
-};
-
 struct NicPort {
   std::string name;  // "mlx5_0:1"
   Context context;
@@ -69,13 +63,12 @@ struct NicPort {
   int receive_batch = 1;        // receives that are posted again at a time
   int pieces = 1;               // most local pieces of one request
   size_t message_bytes = 0;     // most bytes of one request
-  bool memory_windows = false;  // type 2B
-  bool device_memory = false;   // the KV lies in device memory
+  bool device_memory = false;  // the KV lies in device memory
 };
 
 // Opens the ports in options.nics, or all that are up, and registers the KV memory. Errors name what is missing: a
-// device, a permission, locked memory, a port.
-Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options, Keys keys);
+// device, a permission, locked memory, a port, memory windows of type 2B.
+Result<std::vector<NicPort>> open_nic_ports(const TransportOptions& options);
 
 // Posts n empty receives; a write with immediate data consumes one. Returns an errno, or 0.
 int post_receives(NicPort& nic_port, int n);
