@@ -7,7 +7,7 @@ COPY . .
 RUN apt-get update && apt-get install -y --no-install-recommends make && make install DESTDIR=/installed PREFIX=/usr/local
 
 FROM debian:13-slim
-RUN apt-get update && apt-get install -y --no-install-recommends libboost-program-options1.83.0 libibverbs1 libzmq5 libssl3t64 && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends libboost-program-options1.83.0 libibverbs1 libzmq5 && rm -rf /var/lib/apt/lists/*
 COPY --from=build /installed/ /
 # xpyd does not need root: KV in shared memory uses memfds, and models are only read.
 USER 65534:65534

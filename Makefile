@@ -15,7 +15,7 @@ SEEDS   ?= 2000
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
             nlohmann-json3-dev libxxhash-dev libutf8proc-dev libpcre2-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev \
-            libzmq3-dev libmsgpack-cxx-dev libsimde-dev libssl-dev openssl
+            libzmq3-dev libmsgpack-cxx-dev libsimde-dev
 
 # Debian's own Python, which finds Debian's matplotlib.
 PYTHON  ?= $(firstword $(wildcard /usr/bin/python3) python3)

@@ -40,7 +40,7 @@ IMPLEMENTED = {
     "server/backend.cc": LLAMA,
     "experiments/load/bench.h": ["experiments/load/bench_client.cc", "experiments/load/bench_result.cc"],
     "server/openai/api.h": ["server/openai/api_parse.cc", "server/openai/generation.cc", "server/openai/page.cc", "server/openai/stats_body.cc"],
-    "server/http/http.h": ["server/http/boost_impl.cc", "server/http/http_parser.cc"],
+    "server/http/http.h": ["server/http/boost_impl.cc", "server/http/http_access.cc"],
     "server/workers/local_workers.h": ["server/workers/etcd_registry.cc"],
     "server/main.cc": ["server/cli/" + command + ".cc" for command in ("tour", "serve", "commands", "info")],
     "server/build.h": ["server/backend.cc", "server/backend_cuda.cu", "server/cli/options.cc"],

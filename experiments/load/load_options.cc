@@ -9,10 +9,7 @@ std::vector<OptionRow> bench_options() {
   using enum OptionKind;
   // name, kind, default, unit, choices, min, max, help, group, field, also
   return {
-      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0,
-       "URL of the server, http or https; its certificate is verified (SSL_CERT_FILE names other authorities than the "
-       "system's)",
-       "bench", sets<&BenchOptions::url>},
+      {"url", text, "http://127.0.0.1:8000", "", "URL", 0, 0, "URL of the server", "bench", sets<&BenchOptions::url>},
       {"endpoint", text, "/v1/completions", "", "PATH", 0, 0,
        "path of a completions endpoint, or of a chat endpoint (…/chat/completions), which gets one message per request",
        "bench", sets<&SendOptions::endpoint>},

@@ -107,11 +107,6 @@ std::string switches_json(const Options& options, const Build& build) {
   return out.close(']').take();
 }
 
-size_t descriptor_limit() {  // current limit of this process
-  rlimit limit{};
-  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
-}
-
 // Reads what needs no model, before the build opens or overwrites a file. Throws an Error if an option is wrong.
 ServerOptions access_options(const Options& options) {
   ServerOptions http;
@@ -133,13 +128,6 @@ ServerOptions access_options(const Options& options) {
 }
 
 void complete(ServerOptions& http, const Options& options, Build& build) {
-  const int wanted = http.max_connections;
-  http.max_connections = connections_within(wanted, descriptor_limit());
-  if (http.max_connections < wanted)
-    log_line(LogLevel::warning,
-             "xpyd serve: this process may open %zu file descriptors, so it accepts %d connections instead of "
-             "--max-connections %d",
-             descriptor_limit(), http.max_connections, wanted);
   http.name = http.names.empty() ? build.config.name : http.names.front();
   http.model_root = build.model_dir;
   if (!is_embedded(build.model_dir)) {

@@ -6,7 +6,6 @@
 // header defines this macro first, so that all agree.
 #define BOOST_ASIO_DISABLE_FENCED_BLOCK
 #include <boost/asio/impl/src.hpp>
-#include <boost/asio/ssl/impl/src.hpp>
 
 // Beast 1.74's chunk parser asserts that at least five bytes are present when it sees the last chunk's header for the
 // second time. A body "0\r\n\r\n" that arrives byte by byte has four. The parser handles it, but the assertion would

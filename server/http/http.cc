@@ -2,47 +2,32 @@
 #include "server/http/http.h"
 
 #include <fcntl.h>
-#include <sys/socket.h>
 
-#include <algorithm>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/string_body.hpp>
 #include <chrono>
-#include <ctime>
-#include <deque>
-#include <limits>
-#include <mutex>
+#include <cstdio>
 #include <unordered_set>
-
-#include "base/log.h"
 
 namespace xpyd::server {
 namespace {
 
 namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
 using asio::ip::tcp;
 using error_code = boost::system::error_code;
-using Wait = tcp::socket::wait_type;
 
-constexpr size_t kReadBytes = 64u << 10;
-constexpr size_t kPipelineBytes = 64u << 10;  // of later requests, kept while one is being answered
-constexpr size_t kPacketBytes = 16u << 10;    // small waiting writes are joined up to this size
-constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kLingerSeconds = 2;  // a refused client can read the reason before the reset
+constexpr size_t kReadBytes = 64u << 10;  // Beast reads at most so much at once
+constexpr double kLingerSeconds = 2;      // a refused client can read the reason before the reset
 
 std::chrono::nanoseconds seconds(double s) { return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9)); }
-
-double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-std::string date_header() {
-  std::time_t now = std::time(nullptr);
-  std::tm parts;
-  gmtime_r(&now, &parts);
-  char text[64];
-  size_t n = std::strftime(text, sizeof text, "Date: %a, %d %b %Y %H:%M:%S GMT\r\n", &parts);
-  return std::string(text, n);
-}
 
 // Also true for an IPv4 loopback address mapped into IPv6.
 bool is_loopback_address(const asio::ip::address& address) {
@@ -54,36 +39,18 @@ bool is_loopback_address(const asio::ip::address& address) {
 // Asio does not set this. A worker process that inherits a socket would keep its port and client.
 void keep_from_children(int fd) { fcntl(fd, F_SETFD, FD_CLOEXEC); }
 
-// Prevents a reason phrase or header value from ending its line.
-std::string one_line(std::string_view text, size_t longest) {
-  std::string out(text.substr(0, longest));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) > 0x7e) c = ' ';
-  return out;
-}
-
-std::string head_text(const HttpResponse& response, const std::string& framing, bool close, int version) {
-  std::string out = "HTTP/1.1 " + std::to_string(response.status) + " ";
-  out += response.reason.empty() ? http_reason(response.status) : one_line(response.reason, 120);
-  out += "\r\n" + date_header();
+std::string head_text(const HttpResponse& response, const std::string& framing, bool close) {
+  std::string out = "HTTP/1.1 " + std::to_string(response.status) + " " +
+                    std::string(http::obsolete_reason(static_cast<http::status>(response.status))) + "\r\n";
   if (!response.content_type.empty()) out += "Content-Type: " + response.content_type + "\r\n";
-  for (const auto& [name, value] : response.headers) out += name + ": " + one_line(value, 1024) + "\r\n";
-  out += framing;
-  if (close)
-    out += "Connection: close\r\n";
-  else if (version == 10)
-    out += "Connection: keep-alive\r\n";
-  return out + "\r\n";
+  for (const auto& [name, value] : response.headers) out += name + ": " + value + "\r\n";
+  return out + framing + (close ? "Connection: close\r\n\r\n" : "\r\n");
 }
 
 }  // namespace
 
-// The state of the I/O thread. Asio waits and Beast parses; reads and writes are plain calls in between. So one buffer
-// serves all connections, and each phase of a connection has its own deadline. (Beast's stream has one deadline for
-// reading and writing together.)
-//
-// It outlives the listener while an HttpPost refers to it.
-struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
+// The state of the I/O thread. It outlives the listener while an HttpPost refers to it.
+struct HttpListener::Loop {
   explicit Loop(HttpListenOptions o) : options(std::move(o)) {}
 
   HttpListenOptions options;
@@ -91,85 +58,41 @@ struct HttpListener::Loop : std::enable_shared_from_this<Loop> {
   tcp::acceptor acceptor{io};
   asio::steady_timer accept_retry{io}, ticker{io};
   HttpHandler* handler = nullptr;
-  std::unordered_set<std::shared_ptr<Connection>> connections;
-  size_t body_bytes = 0;  // held by all connections
-  bool draining = false, accepting = false;
-  size_t waited_for = 0;  // draining: connections that existed when the drain began
-  std::vector<char> scratch = std::vector<char>(kReadBytes);
-
-  std::mutex mutex;  // guards the next three members
-  std::vector<std::function<void()>> inbox;
-  bool scheduled = false, closed = false;
-
-  // One wake-up serves all events that arrive before the I/O thread handles them.
-  void post(std::function<void()> f) {
-    std::lock_guard lock(mutex);
-    if (closed) return;
-    inbox.push_back(std::move(f));
-    if (std::exchange(scheduled, true)) return;
-    asio::post(io, [this] { run_inbox(); });
-  }
-  void run_inbox() {
-    std::vector<std::function<void()>> batch;
-    {
-      std::lock_guard lock(mutex);
-      batch.swap(inbox);
-      scheduled = false;
-    }
-    for (auto& f : batch) f();
-  }
+  std::unordered_set<std::shared_ptr<Connection>> connections;  // without those that came during a drain
+  bool draining = false;
 
   void accept();
+  void accept_later();
   void tick();
   void drain();
   void end_drain();
   void leave(const std::shared_ptr<Connection>& connection);
-  bool close_idlest();
-  void shed_bodies();
-  bool free_descriptor();
-  double said_s = -kNever;  // last time it logged that no descriptor is left
 };
 
 class HttpListener::Connection : public std::enable_shared_from_this<Connection> {
  public:
   Connection(Loop& loop, tcp::socket socket)
-      : late(loop.draining), loop_(loop), socket_(std::move(socket)), timer_(loop.io), parser_(loop.options.limits) {}
-
-  const bool late;  // it came during the drain: it is refused and not waited for
+      : loop_(loop), stream_(std::move(socket)), input_(loop.options.max_header_bytes + kReadBytes) {}
 
   void start() {
     error_code ignored;
-    keep_from_children(socket_.native_handle());
-    socket_.non_blocking(true, ignored);
-    socket_.set_option(tcp::no_delay(true), ignored);
-    auto peer = socket_.remote_endpoint(ignored);
+    keep_from_children(stream_.socket().native_handle());
+    stream_.socket().non_blocking(true, ignored);
+    stream_.socket().set_option(tcp::no_delay(true), ignored);
+    const auto peer = stream_.socket().remote_endpoint(ignored);
     from_loopback_ = !ignored && is_loopback_address(peer.address());
-    arm(loop_.options.header_timeout_s);
-    read();
-  }
-
-  // Start of the time without a request, if that is long enough. kNever: the connection is not idle.
-  double idle_since_s() const {
-    const bool idle = phase_ == Phase::lingering ||
-                      (phase_ == Phase::receiving && parser_.state() == HttpParser::State::header);
-    return idle && now_s() >= since_s_ + loop_.options.place_s ? since_s_ : kNever;
-  }
-  double body_since_s() const {  // kNever: no body is arriving
-    return phase_ == Phase::receiving && body_accounted_ > 0 ? since_s_ : kNever;
+    await_request();
   }
 
   void drain() {  // an idle connection has no answer to wait for
-    if (phase_ == Phase::receiving && input_.empty() && parser_.state() == HttpParser::State::header) close();
+    if (phase_ == Phase::idle) close();
   }
 
   void close() {
     if (phase_ == Phase::closed) return;
     phase_ = Phase::closed;
-    account_body(0);
-    timer_.cancel();
-    error_code ignored;
-    socket_.close(ignored);
-    tell_gone();
+    stream_.close();
+    if (const auto callback = std::exchange(gone_, nullptr)) callback();
     loop_.leave(shared_from_this());
   }
 
@@ -179,54 +102,49 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
   void begin_stream(HttpResponse head);
   void write(std::string bytes);
   void end_stream();
-  void body_freed() { account_body(0); }
-  void refuse(int status, const std::string& why);
   void on_gone(std::function<void()> callback) { gone_ = std::move(callback); }
-  void on_half_closed(std::function<void()> callback) { doubted_ = std::move(callback); }
 
  private:
-  // receiving: reading a request or waiting for one. answering: the handler has it. flushing: the complete answer is
-  // being sent. lingering: it is sent, and further input is discarded.
-  enum class Phase { receiving, answering, flushing, lingering, closed };
+  // idle: no byte of a request has come. receiving: a request is arriving. answering: the handler has it. flushing: the
+  // complete answer is being sent. lingering: it is sent, and further input is discarded.
+  enum class Phase { idle, receiving, answering, flushing, lingering, closed };
 
-  void arm(double s);
-  void on_timer();
-  void read();
-  void on_readable();
-  void advance();
-  bool judge();
-  void begin_exchange(const HttpRequest& request);
+  // Returns a handler of an operation's end. It does nothing if the connection has closed meanwhile.
+  template <class F>
+  auto while_open(F then) {
+    return [self = shared_from_this(), then](const error_code& failed, size_t n) {
+      if (self->phase_ != Phase::closed) then(*self, failed, n);
+    };
+  }
+
+  void await_request();
+  void receive();
+  void on_header();
+  void begin_answer(bool close_after);
   void dispatch();
-  void half_closed();
-  void append(std::string bytes);
-  void queue(std::string bytes);
+  void refuse_input(const error_code& failed);
+  void refuse(int status, const std::string& why);
+  void watch();
+  void queue(const std::string& bytes);
   void flush();
   void answered();
   void linger();
-  void account_body(size_t bytes);
-  void tell_gone() {
-    if (auto callback = std::exchange(gone_, nullptr)) callback();
-  }
+  void discard();
 
   Loop& loop_;
-  tcp::socket socket_;
-  asio::steady_timer timer_;
-  HttpParser parser_;
-  Phase phase_ = Phase::receiving;
-  bool from_loopback_ = false, judged_ = false;
-  double since_s_ = now_s();  // start of the time without a request, or of the arriving body
-  bool ended_ = false;        // the client has closed its side
-  bool head_begun_ = false;   // the head of the answer is queued
-  std::string input_;         // received, not yet parsed
-  bool reading_ = false, advancing_ = false, body_timed_ = false, header_timed_ = false;
-  std::deque<std::string> output_;
-  size_t output_bytes_ = 0, output_at_ = 0;  // in the queue; already sent of its front
-  bool writing_ = false;                     // waiting until the socket takes more
+  beast::tcp_stream stream_;
+  beast::flat_buffer input_;  // received, not yet parsed; also of later requests
+  std::optional<http::request_parser<http::string_body>> parser_;
+  HttpRequest request_;  // the parser's header as plain values
+  Phase phase_ = Phase::idle;
+  bool from_loopback_ = false;
+  bool watching_ = false;         // waiting for input, or for the client's end, while the handler has the request
+  std::string output_, sending_;  // not yet given to the system: after `sending_`, and from byte `sent_` of it
+  size_t sent_ = 0;
+  bool writing_ = false;
   uint64_t exchange_id_ = 0;
-  int version_ = 11;
-  bool head_only_ = false, close_after_ = false, chunked_ = false;
-  size_t body_accounted_ = 0;
-  std::function<void()> gone_, doubted_;
+  bool head_only_ = false, close_after_ = false;
+  std::function<void()> gone_;
 };
 
 class HttpListener::Exchange final : public HttpExchange {
@@ -236,12 +154,8 @@ class HttpListener::Exchange final : public HttpExchange {
   void begin_stream(HttpResponse head) override { call(&Connection::begin_stream, std::move(head)); }
   void write(std::string bytes) override { call(&Connection::write, std::move(bytes)); }
   void end_stream() override { call(&Connection::end_stream); }
-  void body_freed() override { call(&Connection::body_freed); }
   void on_gone(std::function<void()> callback) override {
     if (!call(&Connection::on_gone, callback)) callback();
-  }
-  void on_half_closed(std::function<void()> callback) override {
-    call(&Connection::on_half_closed, std::move(callback));
   }
 
  private:
@@ -259,325 +173,204 @@ class HttpListener::Exchange final : public HttpExchange {
 
 // ---- Receiving.
 
-void HttpListener::Connection::arm(double s) {
-  timer_.expires_after(seconds(s));
-  timer_.async_wait([self = shared_from_this()](error_code stopped) {
-    // A cancelled wait may already be queued as done. The expiry time shows it.
-    if (!stopped && self->timer_.expiry() <= std::chrono::steady_clock::now()) self->on_timer();
-  });
+void HttpListener::Connection::await_request() {
+  phase_ = Phase::idle;
+  if (input_.size() > 0) return receive();
+  stream_.expires_after(seconds(loop_.options.idle_timeout_s));
+  stream_.async_read_some(input_.prepare(4096), while_open([](Connection& c, const error_code& failed, size_t n) {
+                            if (failed) return c.close();
+                            c.input_.commit(n);
+                            c.receive();
+                          }));
 }
 
-void HttpListener::Connection::on_timer() {
-  bool began = !input_.empty() || parser_.state() != HttpParser::State::header;
-  if (phase_ == Phase::receiving && began) return refuse(408, "the request did not arrive within the time limit");
-  close();  // the client is silent, or does not take its answer
+void HttpListener::Connection::receive() {
+  phase_ = Phase::receiving;
+  parser_.emplace();
+  parser_->header_limit(static_cast<uint32_t>(loop_.options.max_header_bytes));
+  parser_->body_limit(loop_.options.max_body_bytes);
+  stream_.expires_after(seconds(loop_.options.receive_timeout_s));  // of the header and the body together
+  http::async_read_header(stream_, input_, *parser_, while_open([](Connection& c, const error_code& failed, size_t) {
+                            failed ? c.refuse_input(failed) : c.on_header();
+                          }));
 }
 
-void HttpListener::Connection::read() {
-  if (reading_ || ended_ || phase_ == Phase::closed) return;
-  bool busy = phase_ == Phase::answering || phase_ == Phase::flushing;
-  if (busy && input_.size() >= kPipelineBytes) return;
-  reading_ = true;
-  socket_.async_wait(Wait::wait_read, [self = shared_from_this()](error_code failed) {
-    self->reading_ = false;
-    if (self->phase_ == Phase::closed) return;
-    if (failed) return self->close();
-    self->on_readable();
-  });
-}
-
-void HttpListener::Connection::on_readable() {
-  error_code failed;
-  auto& scratch = loop_.scratch;
-  size_t n = socket_.read_some(asio::buffer(scratch), failed);
-  if (failed == asio::error::would_block) return read();
-  bool busy = phase_ == Phase::answering || phase_ == Phase::flushing;
-  if (failed == asio::error::eof && busy) return half_closed();
-  if (failed) return close();
-  if (phase_ == Phase::lingering) return read();
-  input_.append(scratch.data(), n);
-  advance();
-  read();
-}
-
-// The client sends no more. It either waits for its answer or has gone, and its system tells which after the next
-// write. Before an HTTP/1.1 answer begins, a "100 Continue" may be written for this, any number of times. An HTTP/1.0
-// client that has gone is noticed when its answer is sent. The handler of a stream is told.
-void HttpListener::Connection::half_closed() {
-  ended_ = true;
-  socket_.async_wait(Wait::wait_error, [self = shared_from_this()](error_code) { self->close(); });
-  if (!head_begun_ && version_ >= 11) queue("HTTP/1.1 100 Continue\r\n\r\n");
-  if (auto callback = std::exchange(doubted_, nullptr); callback && head_begun_ && phase_ == Phase::answering)
-    callback();
-}
-
-// Parses requests one after another until one has to wait for input or for its answer.
-void HttpListener::Connection::advance() {
-  if (advancing_) return;
-  advancing_ = true;
-  size_t at = 0;
-  while (phase_ == Phase::receiving && at < input_.size()) {
-    size_t used = parser_.feed(std::string_view(input_).substr(at));
-    at += used;
-    auto state = parser_.state();
-    const bool whole = state == HttpParser::State::body || state == HttpParser::State::done;
-    if (whole && !std::exchange(judged_, true) && !judge()) continue;
-    if (state == HttpParser::State::failed) {
-      refuse(parser_.error_status(), parser_.error());
-    } else if (state == HttpParser::State::done) {
-      // dispatch() may read input_, so used bytes are erased first.
-      input_.erase(0, at);
-      at = 0;
-      dispatch();
-    } else if (state == HttpParser::State::body) {
-      if (!std::exchange(body_timed_, true)) arm(loop_.options.body_timeout_s);
-      if (parser_.wants_continue() && at == input_.size()) queue("HTTP/1.1 100 Continue\r\n\r\n");
-      if (used == 0) break;
-    } else {
-      if (!std::exchange(header_timed_, true)) arm(loop_.options.header_timeout_s);
-      if (used == 0) break;
-    }
+void HttpListener::Connection::on_header() {
+  const auto& message = parser_->get();
+  const std::string target(message.target());
+  request_ = {.method = std::string(message.method_string()),
+              .path = target.substr(0, target.find('?')),
+              .from_loopback = from_loopback_};
+  for (const auto& field : message)
+    request_.headers.emplace_back(lower(std::string(field.name_string())), std::string(field.value()));
+  head_only_ = request_.method == "HEAD";
+  if (message.version() != 11) return refuse(505, "expected HTTP/1.1");
+  if (message.count(http::field::host) != 1) return refuse(400, "expected one Host header");
+  // Beast takes the body of any other encoding for the next request. A server in front of this one may not.
+  if (const std::string_view encoding = request_.header("transfer-encoding");
+      !encoding.empty() && lower(encoding) != "chunked")
+    return refuse(501, "Transfer-Encoding other than chunked is not supported");
+  if (auto refusal = loop_.handler->on_header(request_)) {
+    // The rest of its body is not read, so the start of the next request is unknown.
+    begin_answer(!message.keep_alive() || !parser_->is_done());
+    return respond(std::move(*refusal));
   }
-  if (at > 0) input_.erase(0, at);
-  advancing_ = false;
-  if (phase_ == Phase::receiving) account_body(parser_.body_bytes() + input_.size());
+  if (parser_->is_done()) return dispatch();
+  http::async_read(stream_, input_, *parser_, while_open([](Connection& c, const error_code& failed, size_t) {
+                     failed ? c.refuse_input(failed) : c.dispatch();
+                   }));
+  if (lower(request_.header("expect")) == "100-continue") queue("HTTP/1.1 100 Continue\r\n\r\n");
 }
 
-void HttpListener::Connection::account_body(size_t bytes) {
-  loop_.body_bytes += bytes - body_accounted_;
-  body_accounted_ = bytes;
-  if (bytes > 0) loop_.shed_bodies();
-}
-
-// The header is complete. False: the request has already been answered.
-bool HttpListener::Connection::judge() {
-  HttpRequest& request = parser_.request();
-  account_body(0);
-  bool proxied = false;
-  for (const char* name : {"x-forwarded-for", "forwarded", "via"}) proxied = proxied || !request.header(name).empty();
-  request.from_loopback = from_loopback_ && !proxied;
-  since_s_ = now_s();
-  auto refusal = loop_.handler->on_header(request);
-  if (!refusal) return true;
-  begin_exchange(request);
-  // Its body is not read, so the start of the next request is unknown.
-  close_after_ = close_after_ || parser_.state() == HttpParser::State::body;
-  if (parser_.state() == HttpParser::State::done) parser_.take();
-  respond(std::move(*refusal));
-  return false;
-}
-
-void HttpListener::Connection::begin_exchange(const HttpRequest& request) {
-  body_timed_ = header_timed_ = judged_ = head_begun_ = false;
-  doubted_ = nullptr;
-  timer_.cancel();
+void HttpListener::Connection::begin_answer(bool close_after) {
   phase_ = Phase::answering;
   ++exchange_id_;
-  version_ = request.version;
-  head_only_ = request.method == "HEAD";
-  close_after_ = !request.keep_alive;
-  chunked_ = false;
+  close_after_ = close_after;
 }
 
 void HttpListener::Connection::dispatch() {
-  HttpRequest request = parser_.take();
-  begin_exchange(request);
-  loop_.handler->handle(std::move(request), std::make_shared<Exchange>(weak_from_this(), exchange_id_));
+  request_.body = std::move(parser_->get().body());
+  begin_answer(!parser_->get().keep_alive());
+  parser_.reset();
+  watch();
+  loop_.handler->handle(std::move(request_), std::make_shared<Exchange>(weak_from_this(), exchange_id_));
+}
+
+// The client has sent no request, or it has gone or is too slow.
+void HttpListener::Connection::refuse_input(const error_code& failed) {
+  const HttpListenOptions& bound = loop_.options;
+  head_only_ = false;
+  if (failed == http::error::header_limit)
+    return refuse(431, "the request header is longer than " + std::to_string(bound.max_header_bytes) + " bytes");
+  if (failed == http::error::body_limit)
+    return refuse(413, "the request body is larger than " + std::to_string(bound.max_body_bytes) + " bytes");
+  const bool ended = failed == http::error::end_of_stream || failed == http::error::partial_message;
+  if (ended || failed.category() != make_error_code(http::error::bad_method).category()) return close();
+  refuse(400, "malformed request: " + failed.message());
 }
 
 void HttpListener::Connection::refuse(int status, const std::string& why) {
-  HttpResponse response = loop_.handler->refuse(status, why);
-  response.close = true;
-  phase_ = Phase::answering;
-  ++exchange_id_;
-  head_only_ = false;
-  account_body(0);
-  respond(std::move(response));
+  begin_answer(true);
+  respond(loop_.handler->refuse(status, why));
+}
+
+// Closes the connection when the client has gone, or has closed its sending side, before its answer is complete. If the
+// client has sent another request meanwhile, only a failed write tells.
+void HttpListener::Connection::watch() {
+  if (std::exchange(watching_, true)) return;
+  stream_.socket().async_wait(tcp::socket::wait_read, [self = shared_from_this()](error_code failed) {
+    self->watching_ = false;
+    if (self->phase_ != Phase::answering) return;
+    char next;
+    if (!failed) self->stream_.socket().receive(asio::buffer(&next, 1), tcp::socket::message_peek, failed);
+    if (failed == asio::error::would_block) return self->watch();
+    if (failed) self->close();
+  });
 }
 
 // ---- Answering.
 
 void HttpListener::Connection::respond(HttpResponse response) {
   close_after_ = close_after_ || response.close || loop_.draining;
-  std::string framing = "Content-Length: " + std::to_string(response.body.size()) + "\r\n";
-  std::string text = head_text(response, framing, close_after_, version_);
+  std::string text = head_text(response, "Content-Length: " + std::to_string(response.body.size()) + "\r\n",
+                               close_after_);
   if (!head_only_) text += response.body;
   gone_ = nullptr;
-  head_begun_ = true;
   phase_ = Phase::flushing;
-  queue(std::move(text));
+  queue(text);
 }
 
 void HttpListener::Connection::begin_stream(HttpResponse head) {
-  head_begun_ = true;
-  chunked_ = version_ >= 11;
-  close_after_ = close_after_ || head.close || loop_.draining || !chunked_;
-  queue(head_text(head, chunked_ ? "Transfer-Encoding: chunked\r\n" : "", close_after_, version_));
+  close_after_ = close_after_ || head.close || loop_.draining;
+  queue(head_text(head, "Transfer-Encoding: chunked\r\n", close_after_));
 }
 
 void HttpListener::Connection::write(std::string bytes) {
   if (bytes.empty()) return;
-  if (output_bytes_ + bytes.size() > loop_.options.max_stream_buffer_bytes) return close();
-  if (chunked_) {
-    char size[24];
-    std::snprintf(size, sizeof size, "%zx\r\n", bytes.size());
-    bytes.insert(0, size);
-    bytes += "\r\n";
-  }
-  queue(std::move(bytes));
+  if (output_.size() + sending_.size() - sent_ + bytes.size() > loop_.options.max_stream_buffer_bytes) return close();
+  char size[24];
+  std::snprintf(size, sizeof size, "%zx\r\n", bytes.size());
+  queue(size + bytes + "\r\n");
 }
 
 void HttpListener::Connection::end_stream() {
   gone_ = nullptr;
   phase_ = Phase::flushing;
-  if (chunked_)
-    queue("0\r\n\r\n");
-  else
-    flush();
+  queue("0\r\n\r\n");
 }
 
-void HttpListener::Connection::append(std::string bytes) {
-  output_bytes_ += bytes.size();
-  bool back_is_whole = output_.size() > 1 || (output_.size() == 1 && output_at_ == 0);
-  if (back_is_whole && output_.back().size() + bytes.size() <= kPacketBytes)
-    output_.back() += bytes;
-  else
-    output_.push_back(std::move(bytes));
-}
-
-void HttpListener::Connection::queue(std::string bytes) {
-  append(std::move(bytes));
+void HttpListener::Connection::queue(const std::string& bytes) {
+  output_ += bytes;
   flush();
 }
 
-// Sends what the socket takes at once. Waits only when the socket is full.
+// What comes while a write is under way goes out together in the next one.
 void HttpListener::Connection::flush() {
-  if (writing_ || phase_ == Phase::closed) return;
-  while (!output_.empty()) {
-    error_code failed;
-    const std::string& front = output_.front();
-    size_t n = socket_.write_some(asio::buffer(front.data() + output_at_, front.size() - output_at_), failed);
-    if (failed == asio::error::would_block) {
-      writing_ = true;
-      bool timed = phase_ != Phase::receiving;  // otherwise the body's deadline is running
-      if (timed) arm(loop_.options.write_timeout_s);
-      socket_.async_wait(Wait::wait_write, [self = shared_from_this(), timed](error_code why) {
-        self->writing_ = false;
-        if (self->phase_ == Phase::closed) return;
-        if (why) return self->close();
-        if (timed) self->timer_.cancel();
-        self->flush();
-      });
-      return;
-    }
-    if (failed) return close();
-    output_at_ += n;
-    output_bytes_ -= n;
-    if (output_at_ == front.size()) {
-      output_.pop_front();
-      output_at_ = 0;
-    }
+  if (writing_) return;
+  if (sent_ == sending_.size()) {
+    sending_ = std::exchange(output_, {});
+    sent_ = 0;
   }
-  if (phase_ == Phase::flushing) answered();
+  if (sending_.empty()) {
+    if (phase_ == Phase::flushing) answered();
+    return;
+  }
+  writing_ = true;
+  stream_.expires_after(seconds(loop_.options.write_timeout_s));
+  stream_.async_write_some(asio::buffer(sending_) + sent_,
+                           while_open([](Connection& c, const error_code& failed, size_t n) {
+                             c.writing_ = false;
+                             if (failed) return c.close();
+                             c.sent_ += n;
+                             c.flush();
+                           }));
 }
 
 void HttpListener::Connection::answered() {
-  account_body(0);
   if (close_after_ || loop_.draining) return linger();
-  phase_ = Phase::receiving;
-  since_s_ = now_s();
-  arm(loop_.options.idle_timeout_s);
-  // advance() loops instead of recursing, for a client that pipelines thousands of requests.
-  if (!advancing_) {
-    auto self = shared_from_this();
-    advance();
-    if (ended_ && phase_ == Phase::receiving) return close();
-    read();
-  }
+  await_request();
 }
 
 // Closing a socket with unread input resets the connection and can destroy the answer in flight.
 void HttpListener::Connection::linger() {
   phase_ = Phase::lingering;
-  since_s_ = now_s();
-  input_.clear();
   error_code ignored;
-  socket_.shutdown(tcp::socket::shutdown_send, ignored);
-  if (ended_) return close();
-  arm(kLingerSeconds);
-  read();
+  stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+  stream_.expires_after(seconds(kLingerSeconds));
+  discard();
+}
+
+void HttpListener::Connection::discard() {
+  input_.clear();
+  stream_.async_read_some(input_.prepare(kReadBytes), while_open([](Connection& c, const error_code& failed, size_t) {
+                            failed ? c.close() : c.discard();
+                          }));
 }
 
 // ---- The listener.
 
-int connections_within(int wanted, size_t descriptors) {
-  constexpr size_t kReserve = 64;  // files, channels, transports, pipes of workers
-  const size_t most = descriptors > kReserve ? descriptors - kReserve : 0;
-  return static_cast<int>(std::clamp(most, size_t(1), static_cast<size_t>(wanted)));
-}
-
-void HttpListener::Loop::shed_bodies() {
-  while (body_bytes > options.max_body_bytes_in_all) {
-    std::shared_ptr<Connection> oldest;
-    for (const auto& c : connections)
-      if (c->body_since_s() < (oldest ? oldest->body_since_s() : kNever)) oldest = c;
-    if (!oldest) return;
-    oldest->refuse(503, "the server is receiving too many request bodies; try again later");
-  }
-}
-
-// Closes the connection that has been without a request for longest. False: all have one, or have just connected.
-bool HttpListener::Loop::close_idlest() {
-  std::shared_ptr<Connection> oldest;
-  for (const auto& c : connections)
-    if (c->idle_since_s() < (oldest ? oldest->idle_since_s() : kNever)) oldest = c;
-  if (oldest) oldest->close();
-  return oldest != nullptr;
-}
-
-// True: a descriptor is free for another connection.
-bool HttpListener::Loop::free_descriptor() {
-  constexpr double kQuietSeconds = 10;
-  if (now_s() >= said_s + kQuietSeconds) {
-    said_s = now_s();
-    log_line(LogLevel::warning,
-             "xpyd: no file descriptor is left for a new connection (%zu are open); idle connections are closed",
-             connections.size());
-  }
-  return close_idlest();
-}
-
 void HttpListener::Loop::accept() {
-  if (!acceptor.is_open() || accepting) return;
-  // On EMFILE and similar errors the backlog stays readable, so retrying at once would spin.
-  auto later = [this] {
-    accept_retry.expires_after(std::chrono::milliseconds(100));
-    accept_retry.async_wait([this](error_code stopped) {
-      if (!stopped) accept();
-    });
-  };
-  accepting = true;
-  acceptor.async_wait(Wait::wait_read, [this, later](error_code failed) {
-    accepting = false;
+  if (connections.size() >= static_cast<size_t>(options.max_connections)) return accept_later();
+  acceptor.async_accept([this](const error_code& failed, tcp::socket socket) {
     if (!acceptor.is_open()) return;
-    const bool full = connections.size() >= static_cast<size_t>(options.max_connections);
-    if (failed || (full && !close_idlest())) return later();
-    tcp::socket socket(io);
-    acceptor.accept(socket, failed);
-    if (failed == asio::error::would_block) return accept();  // the client has gone
-    const bool none_left = failed == asio::error::no_descriptors || failed == std::errc::too_many_files_open_in_system;
-    if (none_left && free_descriptor()) return accept();
-    if (failed) return later();
+    if (failed) return accept_later();  // no descriptor is left: retrying at once would spin
     auto connection = std::make_shared<Connection>(*this, std::move(socket));
-    connections.insert(connection);
+    if (!draining) connections.insert(connection);
     connection->start();
     accept();
   });
 }
 
+void HttpListener::Loop::accept_later() {
+  accept_retry.expires_after(std::chrono::milliseconds(100));
+  accept_retry.async_wait([this](const error_code& stopped) {
+    if (!stopped) accept();
+  });
+}
+
 void HttpListener::Loop::tick() {
   ticker.expires_after(std::chrono::milliseconds(500));
-  ticker.async_wait([this](error_code stopped) {
+  ticker.async_wait([this](const error_code& stopped) {
     if (stopped) return;
     handler->tick();
     tick();
@@ -585,12 +378,10 @@ void HttpListener::Loop::tick() {
 }
 
 void HttpListener::Loop::drain() {
-  if (draining) return;
-  auto all = std::vector(connections.begin(), connections.end());
-  for (auto& connection : all) connection->drain();
   draining = true;
-  waited_for = connections.size();
-  if (waited_for == 0) end_drain();
+  const auto all = std::vector(connections.begin(), connections.end());
+  for (auto& connection : all) connection->drain();
+  if (connections.empty()) end_drain();
 }
 
 // Closes the port, so that no client waits at a port that nobody serves.
@@ -602,7 +393,7 @@ void HttpListener::Loop::end_drain() {
 
 void HttpListener::Loop::leave(const std::shared_ptr<Connection>& connection) {
   connections.erase(connection);
-  if (draining && !connection->late && --waited_for == 0) end_drain();
+  if (draining && connections.empty()) end_drain();
 }
 
 HttpListener::HttpListener(std::shared_ptr<Loop> loop) : loop_(std::move(loop)) {}
@@ -634,15 +425,9 @@ Result<std::unique_ptr<HttpListener>> HttpListener::open(const HttpListenOptions
 }
 
 HttpListener::~HttpListener() {
-  std::vector<std::function<void()>> dropped;
-  {
-    std::lock_guard lock(loop_->mutex);
-    loop_->closed = true;
-    dropped.swap(loop_->inbox);
-  }
   error_code ignored;
   loop_->acceptor.close(ignored);
-  auto all = std::vector(loop_->connections.begin(), loop_->connections.end());
+  const auto all = std::vector(loop_->connections.begin(), loop_->connections.end());
   for (auto& connection : all) connection->close();
 }
 
@@ -654,15 +439,13 @@ void HttpListener::run(HttpHandler& handler) {
 }
 
 void HttpListener::begin_drain() {
-  loop_->post([loop = loop_.get()] { loop->drain(); });
+  asio::post(loop_->io, [loop = loop_.get()] { loop->drain(); });
 }
-void HttpListener::stop() {
-  loop_->post([loop = loop_.get()] { loop->io.stop(); });
-}
+void HttpListener::stop() { loop_->io.stop(); }
 int HttpListener::port() const { return loop_->acceptor.local_endpoint().port(); }
 bool HttpListener::is_loopback() const { return is_loopback_address(loop_->acceptor.local_endpoint().address()); }
 HttpPost HttpListener::post() const {
-  return [loop = loop_](std::function<void()> f) { loop->post(std::move(f)); };
+  return [loop = loop_](std::function<void()> f) { asio::post(loop->io, std::move(f)); };
 }
 
 }  // namespace xpyd::server

@@ -4,14 +4,15 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <array>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/post.hpp>
-#include <boost/asio/ssl.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/write.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
-#include <optional>
+#include <boost/beast/http/parser.hpp>
+#include <boost/beast/http/read.hpp>
+#include <boost/beast/http/string_body.hpp>
 #include <unordered_set>
 
 #include "base/numbers.h"
@@ -21,11 +22,13 @@ namespace {
 
 namespace asio = boost::asio;
 namespace beast = boost::beast;
+namespace http = beast::http;
 using asio::ip::tcp;
 using error_code = boost::system::error_code;
 
 constexpr size_t kMaxEventBytes = 16 << 20;
-constexpr size_t kMaxFetchBytes = 64 << 20;
+constexpr uint32_t kMaxHeadBytes = 64 << 10;
+constexpr uint64_t kMaxBodyBytes = 1 << 30;
 
 std::chrono::nanoseconds in_ns(double s) { return std::chrono::nanoseconds(static_cast<int64_t>(s * 1e9)); }
 
@@ -62,41 +65,27 @@ std::string HttpUrl::authority() const {
 }
 
 Result<HttpUrl> parse_http_url(const std::string& text) {
-  auto bad = [&](const std::string& why) { return invalid("'" + text + "': " + why + "; expected http://HOST:PORT"); };
-  const bool tls = text.rfind("https://", 0) == 0;
-  if (!tls && text.rfind("http://", 0) != 0) return bad("it does not begin with http:// or https://");
-  for (unsigned char c : text)
-    if (c <= ' ' || c == 0x7f) return bad("it has a blank or a control character");
-  HttpUrl url{.port = tls ? 443 : 80, .tls = tls};
-  std::string_view rest = std::string_view(text).substr(tls ? 8 : 7);
-  size_t slash = std::min(rest.find_first_of("/?#"), rest.size());
-  std::string_view place = rest.substr(0, slash), path = rest.substr(slash);
-  if (path.find_first_of("?#") != path.npos) return bad("it has a query or a fragment");
-  while (!path.empty() && path.back() == '/') path.remove_suffix(1);
-  url.prefix = path;
-  if (place.find('@') != place.npos) return bad("a user name is not supported");
-  std::string_view port;
-  if (!place.empty() && place[0] == '[') {
-    size_t close = place.find(']');
-    if (close == place.npos) return bad("it has '[' without ']'");
-    url.host = place.substr(1, close - 1);
-    port = place.substr(close + 1);
-  } else {
-    size_t colon = std::min(place.find(':'), place.size());
-    url.host = place.substr(0, colon);
-    port = place.substr(colon);
-  }
-  if (url.host.empty()) return bad("it has no host");
-  if (port.empty()) return url;
-  if (port[0] != ':' || !read_number(port.substr(1), url.port) || url.port < 1 || url.port > 65535)
-    return bad("the port is not from 1 to 65535");
+  constexpr std::string_view kScheme = "http://";
+  std::string_view place = text;
+  place.remove_prefix(place.starts_with(kScheme) ? kScheme.size() : place.size());
+  HttpUrl url;
+  const size_t slash = std::min(place.find('/'), place.size());
+  url.prefix = place.substr(slash);
+  url.prefix.erase(url.prefix.find_last_not_of('/') + 1);
+  place = place.substr(0, slash);
+  const size_t colon = place.find(':', place.starts_with('[') ? std::min(place.find(']'), place.size()) : 0);
+  url.host = place.substr(0, colon);
+  if (url.host.starts_with('[') && url.host.ends_with(']')) url.host = url.host.substr(1, url.host.size() - 2);
+  const bool good = !url.host.empty() && text.find_first_of("?#@ \t\r\n") == text.npos &&
+                    (colon == place.npos ||
+                     (read_number(place.substr(colon + 1), url.port) && url.port >= 1 && url.port <= 65535));
+  if (!good) return invalid("'" + text + "': expected http://HOST:PORT");
   return url;
 }
 
 struct HttpClient::Impl {
   HttpUrl url;
   std::string fixed_headers;
-  std::optional<asio::ssl::context> tls;
   asio::io_context io{1};
   asio::steady_timer wake{io};
   tcp::endpoint server;
@@ -105,16 +94,11 @@ struct HttpClient::Impl {
 
 // One call. Operations still in flight after its end keep it alive and see `over`.
 struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
+  // The parser is not eager: after a chunk an eager one waits for the next chunk's header before it passes the chunk
+  // on.
   explicit Connection(Impl& its_client) : client(its_client), stream(its_client.io) {
-    if (!client.tls) return;
-    tls.emplace(stream, *client.tls);
-    tls->set_verify_callback(asio::ssl::host_name_verification(client.url.host));
-    SSL_set_tlsext_host_name(tls->native_handle(), client.url.host.c_str());
-  }
-
-  template <class F>
-  void on_stream(F&& f) {
-    tls ? f(*tls) : f(stream);
+    parser.header_limit(kMaxHeadBytes);
+    parser.body_limit(kMaxBodyBytes);
   }
 
   void connect(double its_timeout_s) {
@@ -126,38 +110,30 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
     fcntl(stream.socket().native_handle(), F_SETFD, FD_CLOEXEC);
     stream.socket().set_option(tcp::no_delay(true), failed);
     stream.async_connect(client.server, [self = shared_from_this()](error_code why) {
+      if (self->over) return;
       if (why) return self->end("connect", why);
-      if (!self->tls) return self->send();
-      self->tls->async_handshake(asio::ssl::stream_base::client, [self](error_code refused) {
-        if (self->over) return;
-        refused ? self->end("TLS", refused) : self->send();
-      });
+      // A server may answer (413, 503) and close before it has read everything. That answer counts.
+      asio::async_write(self->stream, asio::buffer(self->out), [self](error_code, size_t) {});
+      self->read();
     });
-  }
-
-  void send() {
-    // A server may answer (413, 503) and close before it has read everything. That answer counts.
-    on_stream([&](auto& to) {
-      asio::async_write(to, asio::buffer(out), [self = shared_from_this()](error_code, size_t) {});
-    });
-    read();
   }
 
   void read() {
-    const auto on_bytes = [self = shared_from_this()](error_code failed, size_t n) {
+    http::async_read_some(stream, buffer, parser, [self = shared_from_this()](error_code failed, size_t) {
       if (self->over) return;
-      if (failed == asio::ssl::error::stream_truncated) failed = asio::error::eof;  // no close_notify, as in plain TCP
-      if (failed && failed != asio::error::eof) return self->end("", failed);
-      const std::string_view bytes(self->buffer.data(), n);
-      auto body = [&](std::string_view part) { self->on_body(self->parser.status(), part); };
-      const Status status = failed ? self->parser.finish() : self->parser.feed(bytes, body);
+      std::string& body = self->parser.get().body();
+      if (!body.empty()) self->on_body(self->status(), body);
+      body.clear();
       if (self->over) return;
-      if (!status) return self->end(status.error().message);
-      if (self->parser.complete()) return self->end("");
-      self->read();
-    };
-    on_stream([&](auto& from) { from.async_read_some(asio::buffer(buffer), on_bytes); });
+      if (failed == http::error::end_of_stream) return self->end("the server closed the connection before it answered");
+      if (failed == http::error::partial_message)
+        return self->end("the server closed the connection in the middle of its answer");
+      if (failed) return self->end("", failed);
+      self->parser.is_done() ? self->end("") : self->read();
+    });
   }
+
+  int status() { return parser.is_header_done() ? int(parser.get().result_int()) : 0; }
 
   void end(const std::string& during, const error_code& why) {
     if (why == beast::error::timeout)
@@ -169,7 +145,8 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
     if (over) return;
     const OnDone done = std::move(on_done);
     drop();
-    done({parser.status(), parser.reason(), error, std::string(parser.header("retry-after"))});
+    const auto& head = parser.get();
+    done({status(), std::string(head.reason()), error, std::string(head[http::field::retry_after])});
   }
   void drop() {
     over = true;
@@ -179,11 +156,10 @@ struct HttpClient::Connection : std::enable_shared_from_this<Connection> {
 
   Impl& client;
   beast::tcp_stream stream;
-  std::optional<asio::ssl::stream<beast::tcp_stream&>> tls;
   double timeout_s = 0;
   std::string out;
-  std::array<char, 16 << 10> buffer;
-  HttpResponseParser parser;
+  beast::flat_buffer buffer;
+  http::response_parser<http::string_body> parser;  // its body is passed on and cleared after each read
   OnBody on_body;
   OnDone on_done;
   bool over = false;
@@ -195,11 +171,6 @@ HttpClient::~HttpClient() { abort_all(); }
 Result<std::unique_ptr<HttpClient>> HttpClient::create(const HttpUrl& url, HttpHeaders headers) {
   auto impl = std::make_unique<Impl>();
   impl->url = url;
-  if (url.tls) {
-    impl->tls.emplace(asio::ssl::context::tls_client);
-    impl->tls->set_default_verify_paths();
-    impl->tls->set_verify_mode(asio::ssl::verify_peer);
-  }
   headers.insert(headers.begin(), {"Host", url.authority()});
   for (const auto& [name, value] : headers) {
     if ((name + value).find_first_of(std::string("\r\n\0", 3)) != std::string::npos)
@@ -247,27 +218,21 @@ void HttpClient::abort_all() {
 
 Result<std::string> HttpClient::fetch(const HttpCall& call) {
   std::string body;
-  bool done = false, too_long = false;
+  bool done = false;
   HttpOutcome outcome;
   start(
-      call,
-      [&](int, std::string_view bytes) {
-        too_long = too_long || body.size() + bytes.size() > kMaxFetchBytes;
-        if (!too_long) body += bytes;
-      },
+      call, [&](int, std::string_view bytes) { body += bytes; },
       [&](const HttpOutcome& result) {
         outcome = result;
         done = true;
       });
   while (!done) poll(0.1);
-  std::string what = call.method + (impl_->tls ? " https://" : " http://") + impl_->url.authority() +
-                     impl_->url.prefix + call.target + ": ";
+  std::string what = call.method + " http://" + impl_->url.authority() + impl_->url.prefix + call.target + ": ";
   if (!outcome.error.empty()) return Error{ErrorCode::io, what + outcome.error};
   if (outcome.status < 200 || outcome.status > 299) {
     ErrorCode code = outcome.status == 404 ? ErrorCode::not_found : ErrorCode::io;
     return Error{code, what + std::to_string(outcome.status) + " " + outcome.reason};
   }
-  if (too_long) return Error{ErrorCode::io, what + "the answer is larger than 64 MiB"};
   return body;
 }
 

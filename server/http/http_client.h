@@ -17,12 +17,11 @@ namespace xpyd::server {
 struct HttpUrl {
   std::string host;  // name or address, IPv6 without brackets
   int port = 80;
-  std::string prefix;  // path before every target: "" or "/base", without a final slash
-  bool tls = false;
+  std::string prefix;             // path before every target: "" or "/base", without a final slash
   std::string authority() const;  // value of the Host header
 };
 
-// Parses "http://host:port/base", or https.
+// Parses "http://host:port/base".
 Result<HttpUrl> parse_http_url(const std::string& text);
 
 struct HttpCall {

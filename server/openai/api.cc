@@ -270,8 +270,6 @@ HttpResponse Api::preflight(const HttpRequest& request) const {
 
 HttpResponse Api::error_response(const ApiError& error) {
   HttpResponse response = json_response(error_body(error), error.status);
-  // Benchmark clients record only the reason phrase.
-  response.reason = http_reason(error.status) + ": " + error.message.substr(0, 80);
   if (error.status == 503 || error.status == 429)
     response.headers.emplace_back("Retry-After", std::to_string(std::max(1L, std::lround(std::ceil(error.retry_s)))));
   if (error.status >= 500 && error.status != 503) response.headers.emplace_back("X-Should-Retry", "false");
@@ -457,7 +455,6 @@ void Api::generate(const std::shared_ptr<Incoming>& in, bool chat) {
     if (!error) error = read_objectives(in->request, *call);
     in->request.body = std::string();
     then = [this, in, chat, call] {
-      in->exchange->body_freed();
       const std::string random = hex(id_random_.next()) + hex(id_random_.next() >> 32, 8);
       const std::string id = (chat ? "chatcmpl-" : "cmpl-") + random;
       auto generation = std::make_shared<Generation>(*this, std::move(*call), in->exchange, id, client_id(in->request),

@@ -152,7 +152,8 @@ std::string stats_body(const ServedModel& model, const ServiceStats& stats, cons
                        const std::string& switches = "[]");
 
 // Threads that parse and tokenize request bodies. One thread takes only small bodies, so that large ones never delay
-// them. The others take large bodies first, then small ones. The listener's bound on body bytes also bounds the queue.
+// them. The others take large bodies first, then small ones. The listener's bounds on connections and bodies also bound
+// the queue.
 //
 // Thread safety: any thread.
 class BodyThreads {

@@ -150,9 +150,6 @@ void Generation::start() {
   exchange_->on_gone([weak = weak_from_this()] {
     if (auto g = weak.lock()) g->on_gone();
   });
-  exchange_->on_half_closed([weak = weak_from_this()] {
-    if (auto g = weak.lock(); g && !g->over_) g->send(kWaiting);
-  });
   if (over_) return end();  // the client left while its body was being read
   choices_.resize(call_.prompts.size() * static_cast<size_t>(call_.prompts[0].n));
   prompts_.resize(call_.prompts.size());

@@ -1,7 +1,11 @@
-// Feeds bytes as they may come from the network to HttpParser and Api, without sockets. No input may crash, hang, or
-// leave a request without exactly one answer. The first byte chooses how the input is cut.
+// Feeds bytes as they may come from the network to an HttpServer over a socket, or as a body to Api. No input may
+// crash, hang, or leave a request without exactly one answer. The first byte chooses which, and how the input is cut.
 //
 // The requests of tests/server/http_test.cc are useful seeds. `make check STAGE=fuzz` runs it for a minute.
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -11,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "base/json/json.h"
 #include "base/utf8.h"
@@ -99,11 +104,14 @@ struct Fixture {
   std::condition_variable wake;
   std::deque<std::function<void()>> posted;
   std::unique_ptr<Api> api;
+  std::unique_ptr<HttpServer> server;
+  std::thread thread;
   Fixture() {
     auto made = Tokenizer::parse(tokenizer_json(), "tokenizer");
     XPYD_CHECK(made.ok(), made.error().message);
     tokenizer = std::move(made).value();
     ServerOptions options;
+    options.port = 0;
     options.name = "m";
     options.max_model_len = 512;
     options.dev_endpoints = true;
@@ -114,6 +122,8 @@ struct Fixture {
       posted.push_back(std::move(f));
       wake.notify_one();
     });
+    server = HttpServer::listen(options, service, tokenizer.get(), chat.get(), clock).value();
+    thread = std::thread([this] { server->run(); });
   }
   // Runs the posted work until there is an answer. A session's turn is parsed on another thread.
   void run_posted(const int& answers) {
@@ -138,6 +148,26 @@ void serve(Fixture& fixture, HttpRequest request) {
   XPYD_CHECK(exchange->answers == 1);
 }
 
+// Sends the input in pieces of `step` bytes, then reads until the server closes.
+void send(int port, std::string_view input, size_t step) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  const timeval limit{20, 0};
+  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  XPYD_CHECK(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+  for (; !input.empty(); input.remove_prefix(std::min(step, input.size())))
+    if (::send(fd, input.data(), std::min(step, input.size()), MSG_NOSIGNAL) < 0) break;
+  shutdown(fd, SHUT_WR);
+  char answer[4096];
+  ssize_t n;
+  while ((n = recv(fd, answer, sizeof answer, 0)) > 0) continue;
+  XPYD_CHECK(n == 0 || errno != EAGAIN, "the server hangs");
+  close(fd);
+}
+
 }  // namespace
 }  // namespace xpyd::testing
 
@@ -158,27 +188,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     return 0;
   }
-  xpyd::testing::HttpParser parser({});
-  std::string waiting;
-  while (!input.empty()) {
-    size_t n = std::min(step, input.size());
-    waiting.append(input.substr(0, n));
-    input.remove_prefix(n);
-    for (;;) {
-      size_t used = parser.feed(waiting);
-      XPYD_CHECK(used <= waiting.size());
-      waiting.erase(0, used);
-      parser.wants_continue();
-      if (parser.state() == xpyd::testing::HttpParser::State::failed) {
-        XPYD_CHECK(parser.error_status() >= 400 && !parser.error().empty());
-        fixture->api->refuse(parser.error_status(), parser.error());
-        return 0;
-      }
-      if (parser.state() == xpyd::testing::HttpParser::State::done)
-        serve(*fixture, parser.take());
-      else if (used == 0 || waiting.empty())
-        break;
-    }
-  }
+  xpyd::testing::send(fixture->server->port(), input, step);
   return 0;
 }

@@ -1,4 +1,4 @@
-// Tests HTTP itself: the parser byte by byte, and the listener over real sockets.
+// Tests HTTP itself over real sockets.
 #include "server/http/http.h"
 
 #include <fcntl.h>
@@ -21,24 +21,16 @@ namespace {
 
 const std::string kGet = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
 
-// Feeds `text` in pieces of `step` bytes and returns how it ended: "done METHOD PATH BODY" or "STATUS".
-std::string parse(const std::string& text, size_t step = 1 << 20, HttpLimits limits = {}) {
-  HttpParser parser(limits);
-  std::string waiting;
-  for (size_t at = 0; at < text.size(); at += step) {
-    waiting += text.substr(at, step);
-    for (;;) {
-      size_t used = parser.feed(waiting);
-      waiting.erase(0, used);
-      if (parser.state() == HttpParser::State::failed) return std::to_string(parser.error_status());
-      if (parser.state() == HttpParser::State::done) {
-        HttpRequest r = parser.take();
-        return "done " + r.method + " " + r.path + " " + r.body;
-      }
-      if (used == 0 || waiting.empty()) break;
-    }
-  }
-  return "waits";
+// Sends `text` in pieces of `step` bytes and returns the status of the answer.
+int answer(const TestServer& server, const std::string& text, size_t step = 1 << 20) {
+  Client client(server.port());
+  for (size_t at = 0; at < text.size(); at += step) client.send(text.substr(at, step));
+  return client.read().status;
+}
+
+// A POST to /v1/completions with more headers and a body as it goes over the wire.
+std::string post_text(const std::string& headers, const std::string& body) {
+  return "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" + headers + "\r\n" + body;
 }
 
 using Clients = std::vector<std::unique_ptr<Client>>;
@@ -52,12 +44,6 @@ Clients connections(const TestServer& server, size_t n, const std::string& sent 
     if (answered) REQUIRE(clients.back()->read().status == 200);
   }
   return clients;
-}
-
-// The head of a POST that announces a body of `bytes`.
-std::string post_head(size_t bytes) {
-  return "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: " +
-         std::to_string(bytes) + "\r\n\r\n";
 }
 
 // While this lives, the process may open one more descriptor, or none. A client takes the last one, so the server has
@@ -90,47 +76,45 @@ double cpu_seconds() {
 
 }  // namespace
 
-TEST_CASE("http parser: requests parse the same in pieces of any size", "[server][http]") {
-  struct {
-    std::string text, expected;
-  } const cases[] = {
-      {kGet, "done GET /health "},
-      {"\r\n" + kGet, "done GET /health "},
-      {"GET /a?b=c HTTP/1.0\r\n\r\n", "done GET /a "},
-      {"GET http://host:80/x?y HTTP/1.1\r\nHost: host\r\n\r\n", "done GET /x "},
-      {"GET http://evil/x HTTP/1.1\r\nHost: host\r\n\r\n", "400"},
-      {"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello", "done POST /p hello"},
-      {"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", "done POST /p "},
-      {"POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "done POST /p "},
-      {"POST /p HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\n\r\n"
-       "3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nTrailer: x\r\n\r\n",
-       "done POST /p abcde"},
-      {"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhel", "waits"},
+TEST_CASE("http: requests parse the same in pieces of any size", "[server][http]") {
+  TestServer server;
+  const std::string body = R"({"prompt":"a"})";  // 14 bytes
+  const std::pair<std::string, int> cases[] = {
+      {kGet, 200},
+      {"GET /health?b=c HTTP/1.1\r\nhost:a\r\n\r\n", 200},
+      {"GET /a HTTP/1.1\r\nHost: a\r\n\r\n", 404},
+      {post_text("Content-Length: 14\r\n", body), 200},
+      {post_text("Content-Length: 0\r\n", ""), 400},
+      {post_text("Transfer-Encoding: chunked\r\n", "0\r\n\r\n"), 400},
+      {post_text("Transfer-Encoding: Chunked\r\n", "e\r\n" + body + "\r\n0\r\n\r\n"), 200},
+      {post_text("Transfer-Encoding: chunked\r\n", "3\r\n{\"p\r\nb;ext=1\r\nrompt\":\"a\"}\r\n0\r\nTrailer: x\r\n\r\n"),
+       200},
   };
-  for (const auto& c : cases)
-    for (size_t step : {size_t{1}, size_t{2}, size_t{3}, size_t{7}, size_t{1} << 20}) {
-      INFO("step " << step << ": " << c.text);
-      CHECK(parse(c.text, step) == c.expected);
+  for (const auto& [text, expected] : cases)
+    for (size_t step : {size_t{1}, size_t{2}, size_t{7}, size_t{1} << 20}) {
+      INFO("step " << step << ": " << text);
+      CHECK(answer(server, text, step) == expected);
     }
 }
 
-TEST_CASE("http parser: a trailer is not a header", "[server][http]") {
-  HttpParser parser({});
-  std::string text =
-      "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-      "0\r\nAuthorization: Bearer x\r\n\r\n";
-  size_t used = 0;
-  while (used < text.size()) used += parser.feed(std::string_view(text).substr(used));
-  REQUIRE(parser.state() == HttpParser::State::done);
-  CHECK(parser.take().header("authorization").empty());
+TEST_CASE("http: a trailer is not a header", "[server][http]") {
+  TestServer server;
+  for (const bool trailer : {false, true}) {
+    const std::string id = "X-Request-Id: x\r\n", framing = "Transfer-Encoding: chunked\r\n";
+    Client client(server.port());
+    client.send(
+        post_text(trailer ? framing : framing + id, "e\r\n{\"prompt\":\"a\"}\r\n0\r\n" + (trailer ? id : "") + "\r\n"));
+    const Reply reply = client.read();
+    CHECK(reply.status == 200);
+    CHECK((reply.header("x-request-id") == "x") == !trailer);
+  }
 }
 
-TEST_CASE("http parser: a request that two servers could read differently is refused", "[server][http]") {
-  auto post = [](const std::string& headers, const std::string& body = "hello") {
-    return "POST / HTTP/1.1\r\nHost: a\r\n" + headers + "\r\n" + body;
-  };
-  const std::pair<const char*, std::vector<std::string>> cases[] = {
-      {"400",
+TEST_CASE("http: a request that two servers could read differently is refused", "[server][http]") {
+  TestServer server;
+  auto post = [](const std::string& headers, const std::string& body = "hello") { return post_text(headers, body); };
+  const std::pair<int, std::vector<std::string>> cases[] = {
+      {400,
        {post("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"),
         post("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", "0\r\n\r\n"),
         post("Content-Length: 5\r\nContent-Length: 5\r\n"),
@@ -144,9 +128,6 @@ TEST_CASE("http parser: a request that two servers could read differently is ref
         post("Content-Length: 99999999999999999999999\r\n"),
         post("Content-Length : 5\r\n"),
         post("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"),
-        "POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        post("X: a\r\n folded\r\n"),
-        post("X: a\r\n\tfolded\r\n"),
         "GET / HTTP/1.1\nHost: a\n\n",
         "GET / HTTP/1.1\r\nHost: a\n\r\n",
         "GET / HTTP/1.1\r\nHost: a\rb\r\n\r\n",
@@ -154,61 +135,56 @@ TEST_CASE("http parser: a request that two servers could read differently is ref
         "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         "GET / HTTP/1.1\r\n\r\n",
         "GET /a b HTTP/1.1\r\nHost: a\r\n\r\n",
-        "GET a HTTP/1.1\r\nHost: a\r\n\r\n",
         "GET /\r\n\r\n",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "\x16\x03\x01\x02",
         post("Transfer-Encoding: chunked\r\n", "zz\r\n"),
         post("Transfer-Encoding: chunked\r\n", "-1\r\n"),
         post("Transfer-Encoding: chunked\r\n", "3\r\nabcXYZ\r\n"),
-        post("Transfer-Encoding: chunked\r\n", "1;" + std::string(20000, 'x')),
+        post("Transfer-Encoding: chunked\r\n", "1;" + std::string(200000, 'x')),
         post("Transfer-Encoding: chunked\r\n", "fffffffffffffffff\r\n")}},
-      {"501",
+      {501,
        {post("Transfer-Encoding: gzip, chunked\r\n"), post("Transfer-Encoding: chunked, identity\r\n"),
         post("Transfer-Encoding: xchunked\r\n")}},
-      {"505", {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "GET / HTTP/3.0\r\nHost: a\r\n\r\n"}},
-      {"417", {"GET / HTTP/1.1\r\nHost: a\r\nExpect: a-miracle\r\n\r\n"}},
+      {505, {"GET /health HTTP/1.0\r\nHost: a\r\n\r\n"}},
   };
   for (const auto& [expected, texts] : cases)
     for (const std::string& text : texts)
-      for (size_t step : {size_t{1}, size_t{5}, size_t{1} << 20}) {
+      for (size_t step : {size_t{1}, size_t{1} << 20}) {
+        // Byte by byte, a header that ends in bare LFs never ends. Its connection closes at the deadline.
+        const bool bare_lf = text.find("a\n") != text.npos;
+        if (step == 1 && (bare_lf || text.size() > 10000)) continue;
         INFO("step " << step << ": " << text.substr(0, 200));
-        CHECK(parse(text, step) == expected);
+        CHECK(answer(server, text, step) == expected);
       }
+  CHECK(server.service.seen().empty());
 }
 
-TEST_CASE("http parser: headers, lines and bodies beyond their limits are refused", "[server][http]") {
-  HttpLimits limits;
-  auto headers = [](int n) {
-    std::string text = "GET / HTTP/1.1\r\nHost: a\r\n";
-    for (int i = 1; i < n; ++i) text += "X" + std::to_string(i) + ": y\r\n";
-    return text + "\r\n";
-  };
-  CHECK(parse(headers(limits.max_headers)) == "done GET / ");
-  CHECK(parse(headers(limits.max_headers + 1)) == "431");
+TEST_CASE("http: headers and bodies beyond their limits are refused", "[server][http]") {
+  TestServer server([](ServerOptions& o) { o.max_body_bytes = 20; });
+  const size_t most = HttpListenOptions().max_header_bytes;
   auto sized = [](size_t bytes) {
-    std::string text = "GET / HTTP/1.1\r\nHost: a\r\nX: ";
+    std::string text = "GET /health HTTP/1.1\r\nHost: a\r\nX: ";
     return text + std::string(bytes - text.size() - 4, 'x') + "\r\n\r\n";
   };
-  CHECK(parse(sized(limits.max_header_bytes)) == "done GET / ");
-  CHECK(parse(sized(limits.max_header_bytes + 1)) == "431");
-  CHECK(parse("GET / HTTP/1.1\r\nX: " + std::string(64 << 10, 'x'), 1000) == "431");
-  auto target = [](size_t bytes) { return "GET /" + std::string(bytes - 1, 'a') + " HTTP/1.1\r\nHost: a\r\n\r\n"; };
-  CHECK(parse(target(limits.max_target_bytes)).starts_with("done"));
-  CHECK(parse(target(limits.max_target_bytes + 1)) == "414");
+  CHECK(answer(server, sized(most)) == 200);
+  CHECK(answer(server, sized(most + 100)) == 431);
+  CHECK(answer(server, "GET / HTTP/1.1\r\nX: " + std::string(64 << 10, 'x'), 1000) == 431);
+  CHECK(answer(server, "GET /" + std::string(64 << 10, 'x')) == 431);
 
-  limits.max_body_bytes = 10;
   auto body = [](size_t n) {
-    return "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: " + std::to_string(n) + "\r\n\r\n" + std::string(n, 'x');
+    return post_text("Content-Length: " + std::to_string(n) + "\r\n",
+                     "{\"prompt\":\"" + std::string(n - 13, 'x') + "\"}");
   };
-  CHECK(parse(body(10), 1 << 20, limits) == "done POST / xxxxxxxxxx");
-  CHECK(parse(body(11), 1 << 20, limits) == "413");
-  std::string chunked = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
-  CHECK(parse(chunked + "5\r\nabcde\r\n5\r\nabcde\r\n0\r\n\r\n", 1, limits) == "done POST / abcdeabcde");
-  CHECK(parse(chunked + "5\r\nabcde\r\n6\r\n", 1, limits) == "413");
-  CHECK(parse(chunked + "7fffffffffffffff\r\n", 1, limits) == "413");
+  CHECK(answer(server, body(20)) == 200);
+  CHECK(answer(server, body(21)) == 413);
+  const std::string chunked = "Transfer-Encoding: chunked\r\n";
+  CHECK(answer(server, post_text(chunked, "b\r\n{\"prompt\":\"\r\n9\r\nabcdefg\"}\r\n0\r\n\r\n"), 1) == 200);
+  CHECK(answer(server, post_text(chunked, "b\r\n{\"prompt\":\"\r\na\r\nabcdefgh\"}\r\n0\r\n\r\n"), 1) == 413);
+  CHECK(answer(server, post_text(chunked, "7fffffffffffffff\r\n"), 1) == 413);
 }
 
-TEST_CASE("http: keep-alive, pipelining, HEAD, HTTP/1.0 and Connection: close work", "[server][http]") {
+TEST_CASE("http: keep-alive, pipelining, HEAD and Connection: close work", "[server][http]") {
   TestServer server;
   Client client(server.port());
   std::string many;
@@ -227,38 +203,20 @@ TEST_CASE("http: keep-alive, pipelining, HEAD, HTTP/1.0 and Connection: close wo
   CHECK(last.status == 200);
   CHECK(last.header("connection") == "close");
   CHECK(client.at_end());
-
-  Client old(server.port());
-  old.send("GET /health HTTP/1.0\r\n\r\n");
-  CHECK(old.read().status == 200);
-  CHECK(old.at_end());
-  Client old_kept(server.port());
-  old_kept.send("GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
-  CHECK(old_kept.read().header("connection") == "keep-alive");
-  old_kept.send(kGet);
-  CHECK(old_kept.read().status == 200);
 }
 
-TEST_CASE("http: a pipelined request waits for a stream, and a stream ends an HTTP/1.0 connection", "[server][http]") {
+TEST_CASE("http: a pipelined request waits for a stream", "[server][http]") {
   TestServer server;
-  const std::string body = R"({"prompt":"a","max_tokens":40,"stream":true})";
-  Client client(server.port()), old(server.port());
-  client.send(request_text("POST", "/v1/completions", body) + kGet);
+  Client client(server.port());
+  client.send(request_text("POST", "/v1/completions", R"({"prompt":"a","max_tokens":40,"stream":true})") + kGet);
   const Reply stream = client.read();
   CHECK(stream.chunked);
   CHECK(stream.events().size() == 41);
   CHECK(client.read().body == "{\"status\":\"ok\"}");
-  old.send("POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: " +
-           std::to_string(body.size()) + "\r\n\r\n" + body);
-  const Reply reply = old.read();
-  CHECK_FALSE(reply.chunked);
-  CHECK(reply.header("connection") == "close");
-  REQUIRE(reply.events().size() == 41);
-  CHECK(reply.events().back() == "[DONE]");
 }
 
 TEST_CASE("http: Expect: 100-continue gets a 100, or the refusal instead", "[server][http]") {
-  TestServer server([](ServerOptions& o) { o.limits.max_body_bytes = 1000; });
+  TestServer server([](ServerOptions& o) { o.max_body_bytes = 1000; });
   std::string body = R"({"prompt":"a","max_tokens":1})";
   std::string head =
       "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -276,7 +234,7 @@ TEST_CASE("http: Expect: 100-continue gets a 100, or the refusal instead", "[ser
 }
 
 TEST_CASE("http: a refused request says why, and then the connection closes", "[server][http]") {
-  TestServer server([](ServerOptions& o) { o.limits.max_body_bytes = 100000; });
+  TestServer server([](ServerOptions& o) { o.max_body_bytes = 100000; });
   struct {
     std::string text;
     int status;
@@ -286,7 +244,7 @@ TEST_CASE("http: a refused request says why, and then the connection closes", "[
       {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400},
       // The client keeps sending, and must receive the answer all the same.
       {request_text("POST", "/v1/completions", std::string(4 << 20, 'x')), 413},
-      {"PRI * HTTP/2.0\r\n\r\n", 505},
+      {"GET /health HTTP/1.0\r\n\r\n", 505},
   };
   for (const auto& c : cases) {
     INFO(c.text.substr(0, 80));
@@ -302,13 +260,13 @@ TEST_CASE("http: a refused request says why, and then the connection closes", "[
 }
 
 TEST_CASE("http: partial, trickling, idle and silent connections all end at their deadlines", "[server][http]") {
-  TestServer server([](ServerOptions& o) { o.header_timeout_s = o.body_timeout_s = 0.7, o.idle_timeout_s = 0.4; });
+  TestServer server([](ServerOptions& o) { o.receive_timeout_s = 0.7, o.idle_timeout_s = 0.4; });
   Client idle(server.port());
   idle.send(kGet);
   CHECK(idle.read().status == 200);
   const Clients silent = connections(server, 500);
   CHECK(server.post("/v1/completions", R"({"prompt":"a","max_tokens":5})").status == 200);
-  const std::string head = "GET /health HTTP/1.1\r\nX: ", body = post_head(100000);
+  const std::string head = "GET /health HTTP/1.1\r\nX: ", body = post_text("Content-Length: 100000\r\n", "{");
   Client halves[] = {Client(server.port()), Client(server.port())};
   Client trickling[] = {Client(server.port()), Client(server.port())};
   for (Client* clients : {halves, trickling}) clients[0].send(head), clients[1].send(body);
@@ -319,8 +277,7 @@ TEST_CASE("http: partial, trickling, idle and silent connections all end at thei
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   });
-  for (Client* clients : {halves, trickling})
-    for (int i = 0; i < 2; ++i) CHECK(clients[i].read().status == 408);
+  for (Client& client : trickling) CHECK(client.at_end());
   stop = true;
   trickle.join();
   for (Client& client : halves) CHECK(client.at_end());
@@ -350,40 +307,16 @@ TEST_CASE("http: without file descriptors the server waits and does not spin", "
   }
 }
 
-// 293 idle connections once kept /health silent, without a line in the log.
-TEST_CASE("http: where descriptors run out before --max-connections, idle connections give way", "[server][http]") {
-  TestServer server([](ServerOptions& o) { o.place_s = 0.1; });
-  const Clients idle = connections(server, 8, kGet, true);
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // afterwards idle connections may lose their places
-  FewDescriptors few;
-  few.leave_one();
+TEST_CASE("http: beyond --max-connections a new connection waits for a place", "[server][limits]") {
+  TestServer server([](ServerOptions& o) { o.max_connections = 2; });
+  Clients kept = connections(server, 2, kGet, true);
   Client late(server.port());
   late.send(kGet);
+  CHECK(late.quiet());
+  kept.pop_back();
   CHECK(late.read().status == 200);
-  size_t closed = 0;
-  for (auto& client : idle) closed += !client->quiet();
-  CHECK((closed >= 1 && closed < 8));
-  CHECK_FALSE(idle[0]->quiet());  // the longest idle goes first
-}
-
-TEST_CASE("issue: idle keep-alive connections give way to new requests", "[server][limits]") {
-  TestServer server([](ServerOptions& o) { o.max_connections = 32, o.place_s = 0.1; });
-  const Clients idle = connections(server, 32, kGet, true);
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  CHECK(idle[0]->quiet());  // no connection is closed without need
-  for (int i = 0; i < 20; ++i) REQUIRE(server.get("/health").status == 200);
-  CHECK(server.post("/v1/completions", R"({"prompt":"a","max_tokens":1})").status == 200);
-  CHECK(idle[0]->at_end());  // it has been idle for longest
-  idle[31]->send(kGet);
-  CHECK(idle[31]->read().status == 200);
-}
-
-TEST_CASE("http: the connection limit stays within the number of descriptors", "[server][http]") {
-  for (const auto& [wanted, descriptors, within] :
-       {std::tuple{2048, 1 << 20, 2048}, {2048, 300, 236}, {100, 300, 100}, {2048, 64, 1}, {2048, 0, 1}}) {
-    INFO(wanted << " " << descriptors);
-    CHECK(connections_within(wanted, size_t(descriptors)) == within);
-  }
+  kept[0]->send(kGet);
+  CHECK(kept[0]->read().status == 200);
 }
 
 TEST_CASE("http: a port in use is an error that names the address", "[server][http]") {
@@ -409,10 +342,10 @@ TEST_CASE("http: a client that goes away, or does not read, aborts its request",
   const auto aborts = [](const TestServer& server, size_t n) {
     return server.service.wait([&](auto& s) { return s.aborted().size() == n && s.in_flight() == 0; });
   };
-  for (const char* when : {"whole answer", "first event", "middle"}) {
+  for (const char* when : {"whole answer", "first event", "middle", "half-closed"}) {
     INFO(when);
     TestServer server;
-    const bool stream = *when != 'w', middle = *when == 'm';
+    const bool stream = *when == 'f' || *when == 'm', middle = *when == 'm';
     server.service.hold(!middle);
     server.service.step_delay_s = middle ? 0.01 : 0;
     Client client(server.port());
@@ -425,7 +358,7 @@ TEST_CASE("http: a client that goes away, or does not read, aborts its request",
       REQUIRE_FALSE(more.empty());
       seen += more;
     }
-    client.close();
+    *when == 'h' ? client.half_close() : client.close();
     CHECK(aborts(server, stream ? 1 : 2));
     if (middle) CHECK(server.get("/metrics").body.find("finished_reason=\"abort\"} 1\n") != std::string::npos);
   }
@@ -457,39 +390,6 @@ TEST_CASE("http: a client that goes away, or does not read, aborts its request",
     CHECK(server.service.wait([&](auto&) { return descriptors() <= before + 1; }));
     CHECK_FALSE(client.read().complete);
   }
-}
-
-TEST_CASE("issue: clients without a key cannot hold all the memory for bodies", "[server][limits]") {
-  const bool with_key = GENERATE(true, false);
-  TestServer server([&](ServerOptions& o) {
-    o.max_body_bytes_in_all = 4 << 20;
-    if (with_key) o.api_keys = {"key"};
-  });
-  // Each has sent one byte less than the 256 KiB that it announced.
-  const Clients held = connections(server, 16, post_head(256 << 10) + std::string((256 << 10) - 1, 'x'));
-  CHECK(server.get("/health").status == 200);
-  const std::string body = R"({"prompt":"a","max_tokens":1,"user":")" + std::string(300000, 'u') + "\"}";
-  CHECK(server.post("/v1/completions", body, "Authorization: Bearer key\r\n").status == 200);
-  if (with_key) return;
-  const Reply first = held[0]->read();  // the oldest unfinished body gives way
-  CHECK(first.status == 503);
-  CHECK(first.header("retry-after") == "1");
-  held[15]->send("x");
-  CHECK(held[15]->read().status == 400);
-}
-
-TEST_CASE("http: a body stops counting against the limit once it is parsed", "[server][limits]") {
-  TestServer server([](ServerOptions& o) { o.max_body_bytes_in_all = 1 << 20; });
-  server.service.hold(true);
-  const std::string body = R"({"prompt":"a","max_tokens":1,"user":")" + std::string(300000, 'u') + "\"}";
-  std::vector<std::unique_ptr<Client>> clients;
-  for (int i = 0; i < 8; ++i) {
-    clients.push_back(std::make_unique<Client>(server.port()));
-    clients.back()->send(request_text("POST", "/v1/completions", body));
-    REQUIRE(server.service.wait([&](auto& s) { return s.in_flight() == i + 1; }));
-  }
-  server.service.hold(false);
-  for (auto& client : clients) CHECK(client->read().status == 200);
 }
 
 TEST_CASE("issue: a small turn does not wait behind large bodies", "[server][limits]") {
@@ -538,27 +438,6 @@ TEST_CASE("issue: a small turn does not wait behind large bodies", "[server][lim
   for (auto& client : large) CHECK(client->read().status == 200);
   server->stop();
   thread.join();
-}
-
-TEST_CASE("issue: a client that has closed its sending side still gets its answer", "[server][http]") {
-  TestServer server;
-  server.service.hold(true);
-  const bool stream = GENERATE(false, true);
-  Client client(server.port());
-  client.send(request_text("POST", "/v1/completions",
-                           std::string(R"({"prompt":"a","max_tokens":3,"stream":)") + (stream ? "true}" : "false}")));
-  client.half_close();
-  REQUIRE(server.service.wait([](auto& s) { return s.in_flight() == 1; }));
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  CHECK(server.service.aborted().empty());
-  server.service.hold(false);
-  const Reply reply = client.read();
-  CHECK(reply.status == 200);
-  CHECK(reply.complete);
-  // The server probes the client with a 100, or with a comment in a stream whose head is sent.
-  CHECK((client.continues == 1 || (stream && reply.body.find(": waiting\n\n") != std::string::npos)));
-  CHECK(client.at_end());
-  CHECK(server.get("/metrics").body.find("finished_reason=\"abort\"} 0\n") != std::string::npos);
 }
 
 TEST_CASE("http: a drain refuses new work, answers probes with 503, finishes running requests and ends",

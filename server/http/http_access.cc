@@ -1,0 +1,90 @@
+// Which requests are refused for their Host, Origin, content type or content encoding.
+#include <arpa/inet.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "server/http/http.h"
+
+namespace xpyd::server {
+namespace {
+
+// "name:80", "[::1]:80" -> "name", "::1".
+std::string host_name(std::string_view host) {
+  if (host.starts_with('[')) return lower(host.substr(1, host.find(']') - 1));
+  return lower(host.substr(0, host.find(':')));
+}
+
+bool is_address(const std::string& name) {
+  const std::string text(name.substr(0, name.find('%')));  // without the zone (interface name)
+  in6_addr any;
+  return inet_pton(AF_INET, text.c_str(), &any) == 1 || inet_pton(AF_INET6, text.c_str(), &any) == 1;
+}
+
+bool is_own_name(const std::string& name) {
+  char own[256] = "";
+  gethostname(own, sizeof own - 1);
+  return name == "localhost" || name.ends_with(".localhost") || name == lower(own) || is_address(name);
+}
+
+bool is_json(std::string_view type) {
+  const std::string text = lower(type.substr(0, type.find(';')));
+  return text.substr(0, text.find(' ')) == "application/json";
+}
+
+}  // namespace
+
+std::string_view find_header(const HttpHeaders& headers, std::string_view name) {
+  for (const auto& [key, value] : headers)
+    if (key == name) return value;
+  return {};
+}
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
+  return out;
+}
+
+bool allows_origin(const HttpRequest& request, const std::vector<std::string>& allowed_origins) {
+  const std::string origin = lower(request.header("origin"));
+  return !origin.empty() && std::any_of(allowed_origins.begin(), allowed_origins.end(),
+                                        [&](const std::string& one) { return one == "*" || lower(one) == origin; });
+}
+
+std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
+                                                     const std::vector<std::string>& allowed_hosts,
+                                                     const std::vector<std::string>& allowed_origins) {
+  const std::string_view host = request.header("host"), origin = request.header("origin");
+  auto listed = [&](const std::string& name) {
+    return std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
+                       [&](const std::string& one) { return one == "*" || lower(one) == name; });
+  };
+  if (!host.empty() && !is_own_name(host_name(host)) && !listed(host_name(host)))
+    return std::pair(403, "this server does not have the name in the Host header; --allowed-hosts sets its names");
+  // A browser's Origin names the page that sends the request. Our own page has our own name.
+  if (!origin.empty() && !allows_origin(request, allowed_origins)) {
+    const size_t at = origin.find("://");
+    const std::string_view from = at == origin.npos ? "" : origin.substr(at + 3);
+    const bool named =  // behind a proxy the Host may differ
+        std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
+                    [&](const std::string& one) { return lower(one) == lower(from); });
+    if (from.empty() || (lower(from) != lower(host) && !named))
+      return std::pair(403,
+                       "this server does not answer requests from web pages of another origin; --allowed-origins sets "
+                       "which it does");
+  }
+  // A form or script of another origin may send other content types without a preflight request.
+  const std::string_view type = request.header("content-type"), length = request.header("content-length");
+  const bool body = !request.header("transfer-encoding").empty() || length.find_first_not_of('0') != length.npos;
+  if (request.method == "POST" && (body || !type.empty()) && !is_json(type))
+    return std::pair(415, "expected a body with Content-Type: application/json");
+  const std::string encoding = lower(request.header("content-encoding"));
+  if (!encoding.empty() && encoding != "identity")
+    return std::pair(
+        415, "Content-Encoding: " + encoding.substr(0, 64) + " is not supported: send the body without encoding");
+  return {};
+}
+
+}  // namespace xpyd::server
