@@ -105,7 +105,6 @@ struct Welcome {
   std::string name;
   Role role = Role::colocated;
   double lease_s = 0;
-  std::string pool;           // address of the shared pool (transport/handoff/handoff_pool.h); empty: none
   bool report_cache = false;  // the instance sends CacheReports
   bool local = true;          // decode instances may get prompts to compute (DisaggPolicy)
   DisaggOrder order = DisaggOrder::push;
@@ -191,7 +190,7 @@ struct KvOffered {  // P -> D (pull)
   std::vector<ChoiceState> choices;
   KvPlace source;
 };
-struct KvTaken {  // D -> P (pull, and block ids between processes): P may free the blocks
+struct KvTaken {  // D -> P (pull): P may free the blocks
   AttemptId attempt = 0;
 };
 struct KvRenewed {  // in both directions: the sender still has these attempts

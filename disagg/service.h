@@ -108,18 +108,10 @@ struct ConductorStats {
   int64_t ended = 0, kept = 0;            // choices that ended by stop or length; of these, within both objectives
 };
 
-// One KV pool that several processes share, counted by the process that made it.
-struct SharedPoolStats {
-  int blocks = 0, free = 0;
-  int64_t bytes = 0, block_bytes = 0;
-};
-
 struct ServiceStats {
   ConductorStats conductor;
   std::vector<InstanceStats> instances;
   bool shared_pool = false;  // all instances take blocks from one pool: their `kv` blocks are the same blocks
-  // Set if all instances are processes on one pool. `kv` is then what each holds, and `kv.free` is the pool's.
-  std::optional<SharedPoolStats> process_pool;
 };
 
 // The data of the server's status page, beside ServiceStats.

@@ -332,7 +332,7 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
   check_ranks(*build);
   need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *build));
-  need(check_shared_pool(cluster, build->processes));
+  need(check_shared_pool(cluster));
   if (worker) {  // it keeps its ranks when it gets another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;
@@ -371,11 +371,6 @@ Result<std::unique_ptr<Build>> make_build(const Options& options) try {
   std::unique_ptr<Build> prepared = need(prepare_build(options));
   Build& build = *prepared;
   if (build.processes) {
-    const auto open = build.backend_options.device->alone;
-    if (open && build.options.transport->shared_pool) {
-      build.pool_device = need(open());
-      build.options.device = build.pool_device.get();
-    }
     build.runtime = need(make_local_workers(build, options));
     return prepared;
   }

@@ -157,7 +157,7 @@ class VattentionMemory final : public Pooled<SlotSequence> {
       discard(std::move(handover));
       return kNoKv;
     }
-    XPYD_CHECK(pool_->adopt(handover));
+    pool_->adopt(handover);
     if (sharing()) contents_.begin(slot, tokens.first(size_t(handover.tokens)), salt);
     return open(slot, handover.tokens);
   }

@@ -95,7 +95,7 @@ class Receiver {
   struct With {
     AttemptFailure reason = AttemptFailure::given_up;
     std::string why;
-    InstanceId from = -1;              // claimed, delivered
+    InstanceId from = -1;              // claimed
     KvDelivered* delivered = nullptr;  // delivered
   };
 
@@ -123,7 +123,7 @@ class Receiver {
   bool all_arrived(const Incoming& in) const;
   bool is_whole(const Incoming& in) const;
   void adopt(Incoming& in, bool whole);
-  void give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover);
+  void give_back(std::optional<KvHandover>& handover);
   bool close(Place& place);
   void give_up(Place& place);
   bool sweep();

@@ -192,11 +192,6 @@ void Sender::deliver(Outgoing& out) {
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
   if (parts_.transport.zero_copy()) {
     delivered.handover = parts_.memory.handoff().hand_over(std::exchange(out.kv, kNoKv));
-    if (delivered.handover->between_processes()) {
-      out.given = *delivered.handover;
-      out.deadline_s = parts_.new_deadline();
-      on(out, Event::lends);
-    }
   } else if (parts_.checksum) {
     delivered.checksums = kv_checksums(parts_.memory, out.kv, out.destination.cached_tokens, out.choices[0]->given);
   }
@@ -212,9 +207,6 @@ void Sender::end(Outgoing& out) {
 
 void Sender::free(Outgoing& out) {
   if (out.kv != kNoKv) parts_.memory.free(std::exchange(out.kv, kNoKv));
-  // The attempt now belongs to D. If D is silent, it keeps the blocks that it has already shared, or computes the
-  // prompt.
-  if (out.given.between_processes()) parts_.memory.handoff().discard(std::move(out.given));
 }
 
 // ---- Time.

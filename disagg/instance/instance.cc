@@ -54,7 +54,7 @@ InstanceInfo Instance::info() const {
           .layout = memory_->layout(),
           .shards = shards_of(*memory_),
           .stages = engine_.in_waves() ? model_->stages() : 1,
-          .capacity_blocks = kv.capacity + kv.elsewhere,
+          .capacity_blocks = kv.capacity,
           .block_tokens = kv.block_tokens,
           .tier_blocks = int(std::min<int64_t>(1 << 30, kv.tiers.host_capacity + kv.tiers.disk_capacity)),
           .max_batch = options_.engine.max_batch,

@@ -148,13 +148,13 @@ XPYD_MESSAGE(KvShards, n_layers, n_kv_heads, tp, pp, long_stage, stage_layers)
 XPYD_MESSAGE(InstanceInfo, id, name, role, layout, shards, stages, capacity_blocks, block_tokens, tier_blocks,
              max_batch, address, control)
 XPYD_MESSAGE(KvPlace, registration, blocks, slot, cached_tokens, checksums)
-XPYD_MESSAGE(KvHandover, blocks, tokens, generations, giver)
+XPYD_MESSAGE(KvHandover, blocks, tokens)
 XPYD_MESSAGE(OffloadStats, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,
              copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions,
              disk_evictions, host_relieved, failed_writes, failed_reads, corrupt_reads, dropped_out, load_wait_seconds)
 XPYD_MESSAGE(VattentionStats, map_calls, unmap_calls, waited_jobs, map_wait_seconds)
-XPYD_MESSAGE(KvStats, capacity, free, active, cached, in_transfer, reserved_blocks, elsewhere, block_tokens,
-             prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes,
+XPYD_MESSAGE(KvStats, capacity, free, active, cached, in_transfer, reserved_blocks, block_tokens, prefix_query_tokens,
+             prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes,
              reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
 XPYD_MESSAGE(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, seconds, wait_s, regret_s, ask_s)
 XPYD_MESSAGE(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops)
@@ -185,7 +185,7 @@ XPYD_MESSAGE(KvTaken, attempt)
 XPYD_MESSAGE(KvRenewed, attempts)
 XPYD_MESSAGE(PeerBroken, id)
 XPYD_FIELDS(ClearPrefixCache)
-XPYD_MESSAGE(Welcome, id, name, role, lease_s, pool, report_cache, local, order)
+XPYD_MESSAGE(Welcome, id, name, role, lease_s, report_cache, local, order)
 XPYD_MESSAGE(Retire, rejoin, role)
 XPYD_MESSAGE(JoinRequest, role)
 XPYD_MESSAGE(Joined, info)

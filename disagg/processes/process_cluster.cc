@@ -114,7 +114,6 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
     Welcome welcome{.id = id,
                     .role = request->role,
                     .lease_s = options_.conductor.lease_s,
-                    .pool = options_.pool ? options_.pool->address() : "",
                     .report_cache = true,
                     .local = options_.conductor.disagg->stays != nullptr,
                     .order = options_.conductor.remote_order()};
@@ -221,7 +220,6 @@ void ProcessCluster::keep() {
     changed_.wait_for(lock, std::chrono::duration<double>(lease > 0 ? lease / 8 : 0.1));
     const std::map<InstanceId, Worker> workers = workers_;
     lock.unlock();
-    if (options_.pool) options_.pool->reap();  // frees blocks without an owner within a lease
     conductor_.tick();
     const std::vector<InstanceInfo> members = conductor_.members();
     for (const auto& [id, worker] : workers) {
@@ -261,16 +259,6 @@ Status ProcessCluster::submit(std::shared_ptr<const Request> request, std::share
         !crossed)
       return crossed.error();
   return conductor_.submit(std::move(request), std::move(sink));
-}
-
-ServiceStats ProcessCluster::stats() const {
-  ServiceStats all = conductor_.stats();
-  if (const HandoffPool* pool = options_.pool.get())
-    all.process_pool = {.blocks = pool->ledger().n_blocks(),
-                        .free = pool->ledger().count_free(),
-                        .bytes = int64_t(pool->bytes()),
-                        .block_bytes = int64_t(pool->block_bytes())};
-  return all;
 }
 
 void ProcessCluster::clear_prefix_caches() {

@@ -16,7 +16,6 @@
 #include "disagg/conductor/conductor.h"
 #include "disagg/net/channel.h"
 #include "disagg/processes/codec.h"
-#include "disagg/transport/handoff/handoff_pool.h"
 
 namespace xpyd::disagg {
 
@@ -25,9 +24,8 @@ struct ProcessClusterOptions {
   Limits limits;  // ranges of what workers send
   std::string listen = "127.0.0.1:0";
   ClusterKey key;
-  uint64_t fingerprint = 0;           // see NodeIdentity; workers with another one are refused
-  std::shared_ptr<HandoffPool> pool;  // shared by all instances; null: each has its own
-  bool stands_by = false;             // no worker is accepted before take_workers(true)
+  uint64_t fingerprint = 0;  // see NodeIdentity; workers with another one are refused
+  bool stands_by = false;    // no worker is accepted before take_workers(true)
 };
 
 // The state of a worker's process: no channel; a channel but no instance; a serving instance. Only its parent can
@@ -56,7 +54,7 @@ class ProcessCluster final : public Runtime, public MessageBus {
 
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override { conductor_.abort(request_id); }
-  ServiceStats stats() const override;
+  ServiceStats stats() const override { return conductor_.stats(); }
   ServicePicture picture() const override { return conductor_.picture(); }
   std::string trouble() const override { return conductor_.trouble(); }
   uint64_t logits_hash() const override { return conductor_.logits_hash(); }

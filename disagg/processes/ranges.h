@@ -9,8 +9,6 @@
 #include <string_view>
 #include <type_traits>
 
-#include "allocator/pool/block_ledger.h"
-
 namespace xpyd::disagg {
 
 // The limits of the model and its context. The defaults fit any model.
@@ -38,7 +36,6 @@ enum class Number : uint8_t {
   head_dim,
   ranks,    // tp or pp of an instance
   stage,    // pipeline stage; -1: none
-  member,   // process that shares a pool
   count,    // small enough that two can be added
   total,    // bytes or events; several can be added
   natural,  // not negative
@@ -70,7 +67,6 @@ constexpr Bounds bounds(Number range, const Limits& limits) {
       {0, limits.head_dim},            // head_dim
       {1, kRanks},                     // ranks
       {-1, kRanks},                    // stage
-      {0, BlockLedger::kMembers - 1},  // member
       {0, kMost},                      // count
       {-kTotal, kTotal},               // total
       {0, INT_MAX},                    // natural
@@ -101,7 +97,6 @@ inline constexpr NamedNumbers kNamedNumbers[] = {
     {Number::head_dim, "head_dim"},
     {Number::ranks, "tp pp stages"},
     {Number::stage, "long_stage"},
-    {Number::member, "giver"},  // -1 is used only within a process
     {Number::natural, "nan_logits rank"},
     {Number::any, "priority"},
     {Number::time, "arrival_s deadline_s queued_s scheduled_s time_s heartbeat_s"},

@@ -175,15 +175,6 @@ Result<std::optional<Welcome>> Worker::join(ControlLoop& loop, const NamedConduc
 // Makes the instance, with the memory that the one before has left.
 Result<BuiltInstance> Worker::build(const Welcome& as) {
   ClusterOptions own = options_.cluster;
-  Result<JoinedPool> joined = join_pool(own, as);
-  if (!joined) {
-    std::lock_guard lock(mutex_);  // if the conductor is gone, so is the address of its pool
-    return Error{lost_ ? ErrorCode::unavailable : ErrorCode::invalid_argument, joined.error().message};
-  }
-  if (joined.value().pool) {
-    own.kv.n_memories = joined.value().n_instances;
-    own.kv.keep_idle = false;  // other instances may need what an idle one would keep
-  }
   if (own.ranks) {
     own.ranks->broken = [this](const std::string& why) { give_up(why); };
     own.ranks->given_up = [this] {
@@ -191,8 +182,7 @@ Result<BuiltInstance> Worker::build(const Welcome& as) {
       return stopped_ || lost_ || leaving_;
     };
   }
-  Result<BuiltInstance> built = build_instance(own, as, 0, std::move(joined.value().pool), clock_, *this,
-                                               std::exchange(left_, {}));
+  Result<BuiltInstance> built = build_instance(own, as, 0, nullptr, clock_, *this, std::exchange(left_, {}));
   if (built) return built;
   const bool again = own.ranks && built.error().code == ErrorCode::unavailable;  // a stage is gone
   return Error{again ? ErrorCode::unavailable : ErrorCode::invalid_argument, built.error().message};

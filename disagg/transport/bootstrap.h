@@ -3,7 +3,7 @@
 // memory listens. Its address contains the host and port, a token, and where its memory lies. The caller's hello proves
 // that it has the token. When a process dies its channels end at once, so the other side learns of it; RDMA itself
 // would retry for seconds, and NCCL would wait for ever. A stopped peer stays connected. Processes of one user and host
-// (shm, handoff) use a Unix socket with an abstract, random name instead, because it can carry file descriptors.
+// (shm) use a Unix socket with an abstract, random name instead, because it can carry file descriptors.
 //
 // Thread safety: Bootstrap and Calls: the owner's thread, and callbacks run on the loop's thread. Answer: any thread.
 #pragma once

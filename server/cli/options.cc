@@ -155,8 +155,7 @@ std::vector<OptionRow> make_rows() {
       {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens in one KV block (paged)", kShape,
        sets<&ClusterOptions::kv, &KvOptions::block_tokens>, "block-size page-size"},
       {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
-       "exact size of each instance's KV pool; with --transport handoff all instances share one pool of the summed "
-       "size (each worker counts as much as the conductor says)",
+       "exact size of each instance's KV pool; with --transport handoff all instances share one pool of the summed size",
        kShape, sets<&ClusterOptions::kv, &KvOptions::pool_bytes>,
        "gpu-memory-utilization kv-cache-memory-bytes mem-fraction-static"},
       {"page-group-bytes", bytes, "64KiB", "bytes", "", 4096, 1 << 30,
@@ -301,8 +300,8 @@ std::vector<OptionRow> make_rows() {
        "verify a checksum of all KV that is transferred; a prompt whose KV differs is computed again", kEngine,
        sets<&ClusterOptions::kv_checksum>},
       {"transport", text, "local", "", transport_names.c_str(), 0, 0,
-       "how KV goes from P to D: the KV is copied, or block ids of one shared pool are handed over (handoff; between "
-       "processes it needs one host, one user, --device cpu, and not vattention); the default with --processes is shm; "
+       "how KV goes from P to D: the KV is copied, or block ids of one shared pool are handed over (handoff, within one "
+       "process); the default with --processes is shm; "
        "fault:TRANSPORT,seed=7,drop=0.01,delay=2ms injects faults into a transport",
        kEngine},
       {"rdma-nics", text, "", "", "mlx5_0:1,...", 0, 0,

@@ -372,7 +372,6 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Build& build, const Options&
                                 .key = own.read_key(),
                                 .fingerprint = fingerprint(build)};
   cluster.conductor.lease_s = own.lease_s;
-  cluster.pool = need(make_handoff_pool(build.options));
   cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;
   cluster.stands_by = !own.registry_url.empty();
   Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), build.clock);
