@@ -137,10 +137,8 @@ void choose_transport(const Options& options, Build& build) {
   ClusterOptions& cluster = build.options;
   const bool processes = build.processes = is_worker(options) || options.flag("processes") ||
                                            options.text("ranks") == "processes";
-  const std::string transport = processes && !options.given("transport") ? "shm" : options.text("transport");
-  const TransportChoice choice = need(parse_transport(transport), "--transport: ");
-  cluster.transport = choice.row;
-  cluster.faults = choice.faults;
+  if (processes && !options.given("transport")) cluster.transport = find_transport("shm");
+  const std::string transport = cluster.transport->name;
   if (processes && !cluster.transport->leaves_process)
     throw invalid("--transport " + transport + " works within one process only: expected " +
                   "a transport that works between processes");

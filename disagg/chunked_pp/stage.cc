@@ -236,7 +236,6 @@ void Stage::set_up(Parts& p) {
                                            .host = options_.transport_host,
                                            .connections = 1};
   p.transport = need(transport->make(transport_options));
-  if (options_.faults) p.transport = make_fault_transport(std::move(p.transport), *options_.faults, transport_options);
   if (p.last) p.logits.resize(kSlots * most_logits);
   const Ready ready{p.transport->address(), p.built.weight_bytes, p.built.ranks->scratch_bytes()};
   if (start.far)

@@ -117,7 +117,6 @@ std::unique_ptr<KvTransport> make_transport(const ClusterOptions& o, const Welco
                                            .host = o.transport_host,
                                            .nics = o.nics};
   std::unique_ptr<KvTransport> transport = need(o.transport->make(transport_options), "--transport: ");
-  if (o.faults) transport = make_fault_transport(std::move(transport), *o.faults, transport_options);
   if (far) transport = ranks::make_far_transport(std::move(transport), *far, transport_options);
   return transport;
 }

@@ -19,7 +19,6 @@
 #include "disagg/instance/instance.h"
 #include "disagg/pool/kv_events.h"
 #include "disagg/service.h"
-#include "disagg/transport/fault.h"
 
 namespace xpyd::disagg {
 
@@ -47,7 +46,6 @@ struct ClusterOptions : ConductorOptions {
   SpeculationOptions speculation;
   const TransportRow* transport = nullptr;
   KvEventsOptions kv_events;                 // an instance adds its number to `rank`
-  std::optional<FaultOptions> faults;        // faults injected into the transport
   std::string transport_host = "127.0.0.1";  // address at which transports listen
   std::vector<std::string> nics;             // rdma: see TransportOptions
   bool kv_checksum = false;                  // checksums over all KV that crosses

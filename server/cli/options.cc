@@ -299,11 +299,10 @@ std::vector<OptionRow> make_rows() {
       {"kv-checksum", choice, "off", "", "on|off", 0, 0,
        "verify a checksum of all KV that is transferred; a prompt whose KV differs is computed again", kEngine,
        sets<&ClusterOptions::kv_checksum>},
-      {"transport", text, "local", "", transport_names.c_str(), 0, 0,
+      {"transport", choice, "local", "", transport_names.c_str(), 0, 0,
        "how KV goes from P to D: the KV is copied, or block ids of one shared pool are handed over (handoff, within one "
-       "process); the default with --processes is shm; "
-       "fault:TRANSPORT,seed=7,drop=0.01,delay=2ms injects faults into a transport",
-       kEngine},
+       "process); the default with --processes is shm",
+       kEngine, sets_as<find_transport, &ClusterOptions::transport>},
       {"rdma-nics", text, "", "", "mlx5_0:1,...", 0, 0,
        "--transport rdma: RDMA devices and their ports; empty: all ports that are up", kEngine,
        sets<&ClusterOptions::nics>},

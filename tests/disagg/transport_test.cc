@@ -337,7 +337,7 @@ TEST_CASE("transports: addresses of other transports, and registrations for unkn
              {"", "nonsense", "local", "local:1:1", "tcp", "tcp:", "tcp:127.0.0.1", "shm:", "shm:@nobody",
               "tcp:127.0.0.1:1:00", "tcp:127.0.0.1:99999:00", "tcp:256.0.0.1:80:00",
               "tcp:127.0.0.1:1:00000000000000000000000000000000", "shm:/nonexistent/socket:1", "rdma:mlx5_0:1:2:3",
-              "fault:", "local:99999999999999999999:1"}) {
+              "local:99999999999999999999:1"}) {
           INFO(address);
           CHECK(pair.poster->connect(77, address) != "");
         }

@@ -84,7 +84,7 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--port", "x"}, "expected a whole number from 0 to 65535"},
       {{"serve", "--device", "gpu"}, "expected cpu|cuda"},
       {{"serve", "--allocator", "pagd"}, "nearest: 'paged'"},
-      {{"serve", "--transport", "rdmaa"}, "expected one of local handoff shm tcp rdma nccl"},
+      {{"serve", "--transport", "rdmaa"}, "nearest: 'rdma'"},
       {{"serve", "--config", ini}, "unknown option '--topolgy'; nearest: '--topology'"},
       {{"serve", "a", "b"}, "unexpected argument 'b'"},
       {{"serve", "--kv-events", "5557"}, "--kv-events 5557: expected tcp://HOST:PORT"},
@@ -466,7 +466,7 @@ TEST_CASE("issue: an option without effect is reported by its name", "[issues][o
   CHECK(said("worker", {"--cluster-key-file", "key", "--join", "127.0.0.1:1"}).empty());
   CHECK(said("serve", {"--gpu-split", "off"}) == Words{"--gpu-split has no effect without --device cuda"});
   CHECK(said("serve", {"--gpu-split", "off", "--device", "cuda"}).empty());
-  CHECK(said("worker", {"--transport", "fault:rdma,drop=0.1", "--rdma-nics", "mlx5_0:1"}).empty());
+  CHECK(said("worker", {"--transport", "rdma", "--rdma-nics", "mlx5_0:1"}).empty());
   CHECK(said("serve", {}).empty());
   CHECK(said("serve", {"--replication", "heat", "--kv-load", "cost", "--fetch-threshold", "2"}) ==
         Words{"--kv-load has no effect without --host-kv-bytes",

@@ -1,5 +1,4 @@
-// ForwardingTransport passes every call to another transport. A transport that changes only a few calls derives from it
-// (fault.cc, transports of experiments and tests).
+// ForwardingTransport passes every call to another transport. A transport that changes only a few calls derives from it.
 #pragma once
 
 #include <memory>
