@@ -1,6 +1,7 @@
 // Pipeline stages of an instance in separate processes. They have the bits of one process, whatever transports
 // activations and however many waves are under way. The death of a stage ends its instance and no request.
 
+#include "disagg/chunked_pp/boundary.h"
 #include "disagg/chunked_pp/stage.h"
 #include "disagg/processes/registry.h"
 #include "server/workers/local_workers.h"
