@@ -356,7 +356,7 @@ Status open_backend(Build& build) try {
 
 uint64_t fingerprint(const Build& build) {
   const ClusterOptions& o = build.options;
-  std::string text = std::string(version()) + " " + build.config.name + " " + std::to_string(build.config.vocab) + " " +
+  std::string text = std::string(version()) + " " + commit() + " " + build.config.name + " " + std::to_string(build.config.vocab) + " " +
                      std::to_string(o.max_model_len) + " " + o.transport->name + " " + weights_text(build);
   const KvShape& s = o.kv.shape;
   for (int n : {s.n_layers, s.n_kv_heads, s.head_dim, int(s.dtype)}) text += " " + std::to_string(n);

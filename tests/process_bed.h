@@ -80,7 +80,6 @@ class Bed {
     options_ = Options::parse(option_table(), "serve", words, 0).value();
     build_ = prepare_build(*options_).value();
     ProcessClusterOptions cluster{.conductor = conductor_options(build_->options),
-                                  .limits = limits(build_->options),
                                   .listen = "unix:" + dir_.path + "/conductor",
                                   .fingerprint = fingerprint(*build_)};
     if (const std::string& file = options_->text("cluster-key-file"); !file.empty())

@@ -179,11 +179,4 @@ bool say_to(const ChannelPtr& channel, const T& message) {
   return channel->send(kType<T>, to_bytes(message));
 }
 
-// The identity that a process shows on these channels. `id` is "head" or "stage0". The schema covers all messages.
-inline NodeIdentity identity_of(const std::string& id, uint64_t fingerprint) {
-  DescribeFields all;
-  std::apply([&](auto&&... one) { (fields(all, one), ...); }, All());
-  return {NodeRole::tool, id, fingerprint, siphash({0, 0}, all.out)};
-}
-
 }  // namespace xpyd::disagg::ranks

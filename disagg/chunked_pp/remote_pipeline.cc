@@ -73,7 +73,7 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
       clock_, ChannelLimits{.silence_timeout_s = o.silence_s, .max_files = size_t(o.far ? 0 : shards_.tp)}, log);
   const std::string random = hex(random_secret()) + hex(random_secret());
   const std::string address = need(loop_->listen(
-      {o.listen == "unix:@" ? o.listen + "xpyd-ranks-" + random : o.listen, o.key, identity_of("head", o.fingerprint)},
+      {o.listen == "unix:@" ? o.listen + "xpyd-ranks-" + random : o.listen, o.key, {"head", o.fingerprint}},
       [this](const ChannelPtr& channel) { return on_open(channel); }));
   if (o.start) processes_ = need(o.start(address, shards_.pp));
   if (!processes_)

@@ -161,7 +161,7 @@ Status Stage::serve() {
               changed_.notify_all();
             }};
   };
-  const NodeIdentity self = identity_of("stage" + std::to_string(options_.stage), options_.fingerprint);
+  const NodeIdentity self{"stage" + std::to_string(options_.stage), options_.fingerprint};
   const std::string head = options_.find_head ? options_.find_head() : options_.join;
   if (head.empty()) return Error{ErrorCode::unavailable, "the registry has no instance with this --rank-group"};
   Result<ChannelPtr> channel = loop.connect({head, options_.key, self}, 5, on_open);

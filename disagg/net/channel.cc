@@ -161,7 +161,7 @@ void ControlLoop::Impl::become_open(const ChannelPtr& channel) {
   c.heartbeat_s = clock.now();
   c.heard_s = c.heartbeat_s;
   if (c.accepted) {
-    c.address = name_of(c.peer.role) + (" " + c.peer.id);
+    c.address = c.peer.id;
     std::erase(unknown, c.id);
   }
   {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kHelloMagic = "xpydctl\n";
 constexpr size_t kNonceBytes = 32;
-constexpr size_t kMaxMessageBytes = 256;  // a hello has at most 127 bytes
+constexpr size_t kMaxMessageBytes = 256;  // a hello has at most 118 bytes
 
 Error refuse(const std::string& why) { return {ErrorCode::io, "handshake: " + why}; }
 
@@ -97,20 +97,7 @@ Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
 
 // ---- the handshake
 
-const char* name_of(NodeRole role) {
-  switch (role) {
-    case NodeRole::conductor: return "conductor";
-    case NodeRole::prefill: return "prefill";
-    case NodeRole::decode: return "decode";
-    case NodeRole::colocated: return "colocated";
-    case NodeRole::tool: return "tool";
-    case NodeRole::transport: return "transport";
-  }
-  return "?";
-}
-
 Status check_identity(const NodeIdentity& identity) {
-  if (identity.role > NodeRole::transport) return invalid("role: unknown");
   if (identity.id.empty() || identity.id.size() > kMaxNodeIdBytes)
     return invalid("node id: " + std::to_string(identity.id.size()) + " bytes; expected 1 to " +
                    std::to_string(kMaxNodeIdBytes));
@@ -119,8 +106,7 @@ Status check_identity(const NodeIdentity& identity) {
   return ok();
 }
 
-Handshake::Handshake(Side side, const ClusterKey& key, const NodeIdentity& self)
-    : side_(side), key_(key), schema_(self.schema) {
+Handshake::Handshake(Side side, const ClusterKey& key, const NodeIdentity& self) : side_(side), key_(key) {
   Status valid = check_identity(self);
   XPYD_CHECK(valid.ok(), valid.error().message);
   char nonce[kNonceBytes];
@@ -129,9 +115,7 @@ Handshake::Handshake(Side side, const ClusterKey& key, const NodeIdentity& self)
   hello.raw(kHelloMagic);
   hello.number(kControlVersion);
   hello.raw({nonce, sizeof nonce});
-  hello.number(uint8_t(self.role));
   hello.number(self.fingerprint);
-  hello.number(self.schema);
   hello.text(self.id);
   own_hello_ = hello.take();
 }
@@ -205,13 +189,10 @@ Status Handshake::take_hello(std::string_view message) {
     return refuse("the peer speaks version " + std::to_string(version) + ", but this is version " +
                   std::to_string(kControlVersion));
   reader.raw("nonce", kNonceBytes);
-  peer_.role = NodeRole(reader.number<uint8_t>("role", 0, uint8_t(NodeRole::transport)));
   peer_.fingerprint = reader.number<uint64_t>("fingerprint");
-  peer_.schema = reader.number<uint64_t>("schema");
   peer_.id = reader.text("node id", kMaxNodeIdBytes);
   if (Status status = reader.finish(); !status) return refuse(status.error().message);
   if (Status status = check_identity(peer_); !status) return refuse(status.error().message);
-  if (peer_.schema != schema_) return refuse("the peer is a different build of this program, with other messages");
   peer_hello_ = message;
   return ok();
 }

@@ -21,7 +21,6 @@ namespace xpyd::disagg {
 
 struct ProcessClusterOptions {
   ConductorOptions conductor;
-  Limits limits;  // ranges of what workers send
   std::string listen = "127.0.0.1:0";
   ClusterKey key;
   uint64_t fingerprint = 0;  // see NodeIdentity; workers with another one are refused
@@ -52,7 +51,9 @@ class ProcessCluster final : public Runtime, public MessageBus {
   bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
   void stop() override;  // also closes every channel
 
-  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
+    return conductor_.submit(std::move(request), std::move(sink));
+  }
   void abort(uint64_t request_id) override { conductor_.abort(request_id); }
   ServiceStats stats() const override { return conductor_.stats(); }
   ServicePicture picture() const override { return conductor_.picture(); }
@@ -82,7 +83,6 @@ class ProcessCluster final : public Runtime, public MessageBus {
 
   const ProcessClusterOptions options_;
   Clock& clock_;
-  const Door door_;
   const std::string id_;
   std::atomic<bool> takes_workers_;
   std::string address_;

@@ -68,11 +68,10 @@ ChannelLimits transport_limits(size_t max_frame_bytes, size_t max_files) {
           .max_files = max_files};
 }
 
-Bootstrap::Bootstrap(const char* kind, PeerId self, uint64_t schema, const ChannelLimits& limits,
-                     std::function<bool()> work, std::function<void(const std::string&)> log)
+Bootstrap::Bootstrap(const char* kind, PeerId self, const ChannelLimits& limits, std::function<bool()> work)
     : kind_(kind),
-      self_{NodeRole::transport, std::to_string(self), 0, schema},
-      loop_(std::make_unique<ControlLoop>(clock_, limits, std::move(log), std::move(work))) {}
+      self_{std::to_string(self)},
+      loop_(std::make_unique<ControlLoop>(clock_, limits, nullptr, std::move(work))) {}
 
 Result<std::string> Bootstrap::listen_at(const std::string& at, const std::string& token, Accepted accepted) {
   return loop_->listen({at, ClusterKey::of(token), self_, true},

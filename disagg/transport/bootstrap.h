@@ -71,9 +71,8 @@ ChannelLimits transport_limits(size_t max_frame_bytes, size_t max_files = 0);
 class Bootstrap {
  public:
   using Accepted = std::function<ChannelEvents(const ChannelPtr&, PeerId)>;
-  // `schema`: hash of the messages between the ends. `log`, `work`: as for ControlLoop.
-  Bootstrap(const char* kind, PeerId self, uint64_t schema, const ChannelLimits& limits,
-            std::function<bool()> work = nullptr, std::function<void(const std::string&)> log = nullptr);
+  // `work`: as for ControlLoop.
+  Bootstrap(const char* kind, PeerId self, const ChannelLimits& limits, std::function<bool()> work = nullptr);
   // Listens at a free port of options.host, or at a Unix socket here. `accepted` returns the callbacks of a new
   // channel.
   Status listen(const TransportOptions& options, Accepted accepted);

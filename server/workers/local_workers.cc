@@ -368,7 +368,6 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Build& build, const Options&
     write_key(own.key_file);
   }
   ProcessClusterOptions cluster{.conductor = conductor_options(build.options),
-                                .limits = limits(build.options),
                                 .key = own.read_key(),
                                 .fingerprint = fingerprint(build)};
   cluster.conductor.lease_s = own.lease_s;

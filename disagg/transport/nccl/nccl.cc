@@ -173,7 +173,7 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
         api_(api),
         registrations_(options.regions, true),
         calls_("nccl", options_),
-        bootstrap_("nccl", options.self, schema_of<nccl::Message>(), transport_limits(kMaxMessageBytes),
+        bootstrap_("nccl", options.self, transport_limits(kMaxMessageBytes),
                    [this] { return turn(); }) {}
   ~NcclTransport() override {
     registrations_.shut();

@@ -9,7 +9,7 @@
 
 namespace xpyd::disagg::shm {
 Owner::Owner(PeerId self)
-    : bootstrap_("shm", self, schema_of<Welcome>(), transport_limits(64 + 16 * kMaxRegions, kMaxRegions + 1)) {}
+    : bootstrap_("shm", self, transport_limits(64 + 16 * kMaxRegions, kMaxRegions + 1)) {}
 
 Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) try {
   auto owner = std::unique_ptr<Owner>(new Owner(options.self));
