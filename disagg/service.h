@@ -86,7 +86,6 @@ enum class AttemptFailure : uint8_t {
   instance_silent,  // the conductor heard nothing from the instance for a lease
   peer_silent,      // P or D heard nothing from the other, or about the attempt, for a lease
   peer_unknown,     // P or D is not connected to the other
-  connection_lost,  // the connection between P and D broke
   given_up,         // the peer has given the attempt up
   refused,          // a message or a reservation did not fit
 };

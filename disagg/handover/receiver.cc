@@ -162,11 +162,11 @@ void Receiver::renewed(InstanceId from, AttemptId attempt) {
   if (Incoming* in = find(from, attempt)) in->deadline_s = parts_.new_deadline();
 }
 
-void Receiver::peer_gone(InstanceId peer, const std::string& why) {
+void Receiver::peer_gone(InstanceId peer) {
   for (auto& [attempt, in] : incoming_) {
     if (in.from != peer) continue;
     if (in.state == State::finished_prefills && all_arrived(in)) on(in, Event::counted);
-    on(in, why.empty() ? Event::peer_gone : Event::connection_lost, {AttemptFailure::connection_lost, why});
+    on(in, Event::peer_gone);
   }
   tidy();
 }

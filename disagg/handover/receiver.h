@@ -37,8 +37,7 @@ class Receiver {
   void handle(InstanceId from, KvOffered message);
   void handle(InstanceId from, const ReservationCancelled& message);
   void renewed(InstanceId from, AttemptId attempt);
-  // Gives up what is shared with the peer. `why` goes to the conductor; "": it knows already.
-  void peer_gone(InstanceId peer, const std::string& why = "");
+  void peer_gone(InstanceId peer);  // gives up what is shared with the peer
 
   // Handles silent peers, finished requests, free room and KV that has arrived. Returns whether something moved.
   bool tick();

@@ -54,7 +54,7 @@ void Sender::expect(AttemptId attempt, InstanceId decode) {
   out.peer = decode;
   out.sent.assign(size_t(parts_.n_layers), 0);
   if (!parts_.peers.contains(decode))
-    on(out, Event::connection_lost, {AttemptFailure::peer_unknown, "its decode instance is gone"});
+    on(out, Event::cancelled, {AttemptFailure::peer_unknown, "its decode instance is gone"});
 }
 
 // P itself asks D for room, so messages are in order in both directions: D learns of a request before its end, and P
@@ -127,10 +127,9 @@ void Sender::renewed(InstanceId from, AttemptId attempt) {
   if (Outgoing* out = find(from, attempt)) out->deadline_s = parts_.new_deadline();
 }
 
-void Sender::peer_gone(InstanceId peer, const std::string& why) {
+void Sender::peer_gone(InstanceId peer) {
   for (auto& [attempt, out] : outgoing_)
-    if (out.peer == peer)
-      on(out, why.empty() ? Event::peer_gone : Event::connection_lost, {AttemptFailure::connection_lost, why});
+    if (out.peer == peer) on(out, Event::peer_gone);
 }
 
 // ---- Actions.

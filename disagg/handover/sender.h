@@ -42,8 +42,7 @@ class Sender final : public EngineHooks {
   void handle(InstanceId from, const KvTaken& message);
   void handle(InstanceId from, const ReservationCancelled& message);
   void renewed(InstanceId from, AttemptId attempt);
-  // Gives up what is shared with the peer. `why` goes to the conductor; "": it knows already.
-  void peer_gone(InstanceId peer, const std::string& why = "");
+  void peer_gone(InstanceId peer);  // gives up what is shared with the peer
 
   // Handles finished transfers, silent peers and finished requests. Returns whether something moved.
   bool tick();

@@ -44,7 +44,6 @@ enum class SenderEvent : uint8_t {
   taken,            // D: KvTaken
   cancelled,        // D: ReservationCancelled
   peer_gone,        // the conductor knows
-  connection_lost,  // the conductor does not know
   no_registration,  // transport: a registration to read is refused
   post_failed,      // transport
   quiet,            // transport: nothing is in flight and the registration is closed
@@ -93,7 +92,6 @@ enum class ReceiverEvent : uint8_t {
   misdelivered,     // P: the same, and it does not fit the request
   cancelled,        // P: ReservationCancelled
   peer_gone,        // the conductor knows
-  connection_lost,  // the conductor does not know
   no_registration,  // transport: a registration to write is refused
   counted,          // transport: all transfers have arrived
   closed,           // transport: the registration is closed
@@ -222,12 +220,12 @@ constexpr SenderMachine sender_table() {
       {waiting, E::misplaced, closing_told, A::end_or_fail},
       {{offered, closing_told}, E::taken, closing, A::nothing},
       {kComputing | kWithdrawing | Any{waiting, prefill_sending, closing}, E::taken, kStays, A::nothing},
-      {kComputing, {E::cancelled, E::connection_lost}, withdrawing, A::fail},
-      {kComputed, {E::cancelled, E::connection_lost}, closing, A::end_or_fail},
+      {kComputing, E::cancelled, withdrawing, A::fail},
+      {kComputed, E::cancelled, closing, A::end_or_fail},
       {kComputing, E::peer_gone, withdrawing, A::nothing},
       {kComputed, E::peer_gone, closing, A::nothing},
-      {kWithdrawing, {E::cancelled, E::connection_lost, E::peer_gone}, withdrawing, A::nothing},
-      {kClosing | prefill_sending, {E::cancelled, E::connection_lost, E::peer_gone}, closing, A::nothing},
+      {kWithdrawing, {E::cancelled, E::peer_gone}, withdrawing, A::nothing},
+      {kClosing | prefill_sending, {E::cancelled, E::peer_gone}, closing, A::nothing},
 
       {offered, E::no_registration, closing, A::end_or_fail},
       {{writing, writing_short}, E::post_failed, writing_short, A::nothing},
@@ -268,9 +266,8 @@ constexpr ReceiverMachine receiver_table() {
       {kWaiting | kDelivered | reading, E::delivered, kStays, A::give_back},
       {kWaiting | granted, E::cancelled, gone, A::give_up},
       {kWaiting | Any{granted, reading}, E::peer_gone, gone, A::drop},
-      {kWaiting | Any{granted, reading}, E::connection_lost, gone, A::fail},
-      {finished_prefills, {E::cancelled, E::peer_gone, E::connection_lost}, incomplete, A::nothing},
-      {{closing, incomplete}, {E::cancelled, E::peer_gone, E::connection_lost}, kStays, A::nothing},
+      {finished_prefills, {E::cancelled, E::peer_gone}, incomplete, A::nothing},
+      {{closing, incomplete}, {E::cancelled, E::peer_gone}, kStays, A::nothing},
       {reading, E::cancelled, kStays, A::nothing},
 
       {granted, E::no_registration, gone, A::fail},

@@ -172,13 +172,6 @@ void Instance::handle(InstanceId, PeerGone message) {
   peers_.forget(message.id);
 }
 
-// The peer may still live and write, so registrations that are being closed wait for it. Its connection is made again
-// when it joins again.
-void Instance::handle(InstanceId, PeerBroken message) {
-  kv_.peer_gone(message.id, options_.name + " lost its connection to a peer");
-  peers_.lost(message.id);
-}
-
 void Instance::renew_leases() {
   handover::SharedAttempts of_peer;
   if (!leases_.renew(of_peer)) return;

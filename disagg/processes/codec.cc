@@ -1,6 +1,7 @@
 #include "disagg/processes/codec.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -74,6 +75,18 @@ std::string encode(InstanceId from, InstanceId to, const Message& message, doubl
   Encoder encoder{{writer}, now};
   std::visit([&](const auto& m) { fields(encoder, m); }, message);
   return writer.take();
+}
+
+InstanceId receiver_of(std::string_view payload) {
+  InstanceId to = kConductor;
+  if (payload.size() >= sizeof to) std::memcpy(&to, payload.data(), sizeof to);
+  return to;
+}
+
+std::string with_sender(std::string_view payload, InstanceId from) {
+  std::string changed(payload);
+  if (changed.size() >= 2 * sizeof from) std::memcpy(changed.data() + sizeof from, &from, sizeof from);
+  return changed;
 }
 
 Result<Envelope> decode(uint16_t type, std::string_view payload, double now) {

@@ -21,6 +21,11 @@ uint16_t frame_type(const Message& message);
 // Encodes a frame's payload: receiver, sender, message. `now` is the Clock of this process in seconds.
 std::string encode(InstanceId from, InstanceId to, const Message& message, double now);
 
+// For the conductor, which passes messages on between instances: the receiver that a payload names (kConductor if it
+// is too short), and the payload with another sender.
+InstanceId receiver_of(std::string_view payload);
+std::string with_sender(std::string_view payload, InstanceId from);
+
 // Decodes any bytes. Returns a message in which every count fits the bytes, every enumerator exists and every text is
 // UTF-8, or an error that names the field. Members of a cluster trust each other with the rest: they have proved its
 // key, and their fingerprints are equal.

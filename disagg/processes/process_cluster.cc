@@ -97,6 +97,10 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
     workers_[id].process = peer.id;
   }
   return {[this, id, channel](uint16_t type, std::string_view payload) {
+            if (const InstanceId to = receiver_of(payload); to != kConductor) {
+              if (const ChannelPtr other = channel_of(to)) other->send(type, with_sender(payload, id));
+              return;
+            }
             Result<Envelope> got = decode(type, payload, clock_.now());
             if (got) return on_message(id, std::move(got.value().message));
             log_line(LogLevel::warning, "xpyd: instance %d is refused, because of its message: %s", id,
@@ -178,15 +182,15 @@ void ProcessCluster::on_closed(InstanceId id, const std::string& why) {
   if (joined) conductor_.left(id, why);
 }
 
+ChannelPtr ProcessCluster::channel_of(InstanceId id) const {
+  std::lock_guard lock(mutex_);
+  const auto found = workers_.find(id);
+  return found == workers_.end() ? nullptr : found->second.channel;
+}
+
 void ProcessCluster::send(InstanceId from, InstanceId to, Message message) {
-  ChannelPtr channel;
-  {
-    std::lock_guard lock(mutex_);
-    auto found = workers_.find(to);
-    if (found == workers_.end()) return;
-    channel = found->second.channel;
-  }
-  channel->send(frame_type(message), encode(from, to, message, clock_.now()));
+  if (const ChannelPtr channel = channel_of(to))
+    channel->send(frame_type(message), encode(from, to, message, clock_.now()));
 }
 
 // Returns the lowest free number. A restarted worker thus gets its predecessor's name, and metrics keep their series.

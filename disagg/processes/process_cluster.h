@@ -1,5 +1,5 @@
-// A cluster whose instances are processes: the conductor, and the channels to its workers (worker.h). Workers join,
-// drain, change their role, leave and die while requests run.
+// A cluster whose instances are processes: the conductor, and the channels to its workers (worker.h). Messages between
+// two workers pass through it. Workers join, drain, change their role, leave and die while requests run.
 //
 // Thread safety: any thread.
 #pragma once
@@ -77,6 +77,7 @@ class ProcessCluster final : public Runtime, public MessageBus {
   ProcessCluster(ProcessClusterOptions options, Clock& clock);
   ChannelEvents on_open(ChannelPtr channel);
   void on_message(InstanceId id, Message message);
+  ChannelPtr channel_of(InstanceId id) const;  // null: there is none
   void on_closed(InstanceId id, const std::string& why);
   std::string free_name(Role role) const;  // requires the mutex
   void keep();                             // thread: leases and retirements

@@ -55,7 +55,7 @@ struct Pair {
     XPYD_CHECK(!folder.path().empty(), "cannot create a temporary folder");
     ControlEndpoint at{tcp ? "127.0.0.1:0" : "unix:" + folder.path() + "/socket",
                        ClusterKey::random(),
-                       {NodeRole::conductor, "server"}};
+                       {"server"}};
     auto bound = server->listen(at, [this, echo](ChannelPtr channel) {
       ChannelEvents events;
       events.on_frame = [this, echo, c = channel.get()](uint16_t type, std::string_view payload) {

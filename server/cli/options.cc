@@ -407,8 +407,9 @@ std::vector<OptionRow> make_rows() {
        "--cluster-bind. While another conductor is registered, this one stands by without an HTTP port and takes over "
        "when that one is gone",
        "serve generate worker", sets<&ProcessOptions::registry_url>},
-      {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "address at which other workers reach this one",
-       "worker", sets<&WorkerOptions::listen>},
+      {"peer-host", text, "127.0.0.1", "ADDRESS", "HOST", 0, 0,
+       "address of this host, as a number, at which the transports of other workers reach this one", "worker",
+       sets<&ClusterOptions::transport_host>},
       {"give-up", number, "0", "s", "", 0, 86400,
        "the worker exits after this time without a conductor; 0: it waits for one", "worker",
        sets<&WorkerOptions::give_up_s>},

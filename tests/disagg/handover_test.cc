@@ -420,8 +420,7 @@ class Walk final : public MessageBus {
       if (side->parts->peers.empty()) {
         side->meet(side == p_.get() ? *d_ : *p_);
       } else if (chance(0.1)) {
-        const std::string why = chance(0.5) ? "" : "its connection broke";
-        side == p_.get() ? sender_->peer_gone(peer, why) : receiver_->peer_gone(peer, why);
+        side == p_.get() ? sender_->peer_gone(peer) : receiver_->peer_gone(peer);
         side->parts->peers.erase(peer);
       }
     }

@@ -191,7 +191,7 @@ TEST_CASE("ranks: with stages on two hosts, a pulled cable loses no request", "[
   std::filesystem::permissions(key, std::filesystem::perms::owner_read);
   Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--cluster-key-file", key, "--kv-checksum", "on"});
   const auto on = [](const std::string& host) { return Words{"ip", "netns", "exec", host}; };
-  const Words a = {"--peer-bind", "10.77.0.1:0"}, b = {"--peer-bind", "10.77.0.2:0"};
+  const Words a = {"--peer-host", "10.77.0.1"}, b = {"--peer-host", "10.77.0.2"};
   bed.start("prefill", {"--ranks", "remote", "--rank-bind", head, a[0], a[1]}, on(hosts.a));
   bed.start("decode", a, on(hosts.a));
   bed.start_stage(0, head, a, on(hosts.a));

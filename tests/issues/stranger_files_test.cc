@@ -146,7 +146,7 @@ TEST_CASE("files: a control loop removes its socket at its end, but not a file t
   TempDir dir;
   RealClock clock;
   const std::string path = dir.path + "/s", address = "unix:" + path;
-  const NodeIdentity self{NodeRole::conductor, "me", 1, 1};
+  const NodeIdentity self{"me", 1};
   auto nobody = [](ChannelPtr) { return ChannelEvents{}; };
   {
     ControlLoop loop(clock);
@@ -192,7 +192,7 @@ TEST_CASE("files: a result replaces its own file and no other", "[issues][files]
 TEST_CASE("issue: a conductor or worker that finds no free descriptor at its start reports an error",
           "[control][attack]") {
   RealClock clock;
-  const ControlEndpoint here{"127.0.0.1:0", ClusterKey::random(), {NodeRole::conductor, "conductor"}};
+  const ControlEndpoint here{"127.0.0.1:0", ClusterKey::random(), {"conductor"}};
   std::unique_ptr<ControlLoop> loop;
   {
     NoDescriptors none;

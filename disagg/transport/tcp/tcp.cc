@@ -163,7 +163,7 @@ class TcpTransport final : public PostingTransport<PosterSession, SessionTransfe
       : PostingTransport("tcp", options),
         host_(options_.regions),
         calls_("tcp", options_),
-        bootstrap_("tcp", options.self, kTcpVersion, transport_limits(0)) {
+        bootstrap_("tcp", options.self, transport_limits(0)) {
     const int cores = int(std::thread::hardware_concurrency());
     const int n = std::clamp(std::min(options.connections, cores / 2), 1, 8);
     for (int i = 0; i < n; ++i) loops_.push_back(std::make_unique<Loop>());
