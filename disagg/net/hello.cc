@@ -1,16 +1,14 @@
 #include "disagg/net/hello.h"
 
-#include <fcntl.h>
 #include <nettle/hmac.h>
 #include <nettle/memops.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
-#include "base/os.h"
+#include "base/files.h"
 #include "disagg/net/bytes.h"
 
 namespace xpyd::disagg {
@@ -38,15 +36,8 @@ Sha256 hmac_sha256(std::string_view key, std::string_view message) {
 
 bool equal_in_constant_time(const Sha256& a, const Sha256& b) { return memeql_sec(a.data(), b.data(), a.size()) == 1; }
 
-void fill_random(void* bytes, size_t n) {
-  char* out = static_cast<char*>(bytes);
-  while (n > 0) {
-    ssize_t got = getrandom(out, n, 0);
-    XPYD_CHECK(got > 0 || errno == EINTR, std::strerror(errno));
-    if (got <= 0) continue;
-    out += got;
-    n -= size_t(got);
-  }
+void fill_random(void* bytes, size_t n) {  // the kernel gives up to 256 bytes whole
+  XPYD_CHECK(getrandom(bytes, n, 0) == ssize_t(n), std::strerror(errno));
 }
 
 ClusterKey ClusterKey::of(std::string bytes) {
@@ -64,30 +55,19 @@ ClusterKey ClusterKey::random() {
 
 Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
   auto bad = [&](const std::string& why) { return invalid("cluster key file " + path + ": " + why); };
-  // O_NONBLOCK, because opening a FIFO would block. fstat and read use the same file even if the name changes.
-  int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return bad(std::strerror(errno));
-  const Fd closer(fd);
   struct stat info;
-  if (fstat(fd, &info) != 0) return bad(std::strerror(errno));
+  if (stat(path.c_str(), &info) != 0) return bad(std::strerror(errno));
   if (!S_ISREG(info.st_mode)) return bad("this is not a regular file");
   if (info.st_mode & (S_IRWXO | S_IWGRP)) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", unsigned(info.st_mode & 07777));
     return bad(std::string("its mode is ") + mode + ", so other users may read or change it; expected 0600 or 0640");
   }
-  ClusterKey key;
-  key.bytes_.resize(kMaxClusterKeyBytes + 1);
-  size_t n = 0;
-  while (n < key.bytes_.size()) {
-    ssize_t got = read(fd, key.bytes_.data() + n, key.bytes_.size() - n);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return bad(std::strerror(errno));
-    if (got == 0) break;
-    n += size_t(got);
-  }
-  if (n > kMaxClusterKeyBytes) return bad("it has more than 4096 bytes");
-  while (n > 0 && (key.bytes_[n - 1] == '\n' || key.bytes_[n - 1] == '\r')) --n;
+  if (info.st_size > off_t(kMaxClusterKeyBytes)) return bad("it has more than 4096 bytes");
+  Result<std::string> read = read_small_file(path, kMaxClusterKeyBytes);
+  if (!read) return bad(read.error().message);
+  ClusterKey key = of(std::move(read).value());
+  const size_t n = key.bytes_.find_last_not_of("\r\n") + 1;
   key.bytes_.resize(n);
   if (n < kMinClusterKeyBytes)
     return bad(std::to_string(n) + " bytes; expected at least " + std::to_string(kMinClusterKeyBytes) +
