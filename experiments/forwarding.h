@@ -25,7 +25,6 @@ class ForwardingTransport : public KvTransport {
   }
   TransferState poll(TransferId id) override { return inner_->poll(id); }
   void cancel(TransferId id) override { inner_->cancel(id); }
-  TransportStats stats() const override { return inner_->stats(); }
 
  protected:
   KvTransport& inner() const { return *inner_; }

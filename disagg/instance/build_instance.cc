@@ -1,4 +1,5 @@
 // Builds an instance part by part: inherited memory, stages, memory, model, transport.
+#include "allocator/kv_pool.h"
 #include "allocator/offload/offloaded_memory.h"
 #include "allocator/schemes.h"
 #include "disagg/chunked_pp/far_kv.h"

@@ -7,8 +7,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 
-#include "base/files.h"
+#include "base/status.h"
 #include "disagg/net/bytes.h"
 
 namespace xpyd::disagg {
@@ -64,9 +66,9 @@ Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
     return bad(std::string("its mode is ") + mode + ", so other users may read or change it; expected 0600 or 0640");
   }
   if (info.st_size > off_t(kMaxClusterKeyBytes)) return bad("it has more than 4096 bytes");
-  Result<std::string> read = read_small_file(path, kMaxClusterKeyBytes);
-  if (!read) return bad(read.error().message);
-  ClusterKey key = of(std::move(read).value());
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return bad("it cannot be read");
+  ClusterKey key = of(std::string(std::istreambuf_iterator<char>(file), {}));
   const size_t n = key.bytes_.find_last_not_of("\r\n") + 1;
   key.bytes_.resize(n);
   if (n < kMinClusterKeyBytes)

@@ -8,11 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <thread>
 
 #include "allocator/offload/disk_file.h"
 #include "base/clock.h"
@@ -113,32 +111,6 @@ TEST_CASE("files: the socket of a dead process is replaced, and that of a live o
   CHECK(answers(path));
   close_listener(second.value(), "unix:" + path);
   CHECK_FALSE(fs::exists(path));
-}
-
-// One process removes the dead socket and listens. Another one that has found it dead, too, must not remove the new
-// one.
-TEST_CASE("files: of many that find a dead socket one listens, and keeps its name", "[issues][files]") {
-  TempDir dir;
-  for (int round = 0; round < 100; ++round) {
-    const std::string path = dir.path + "/s" + std::to_string(round);
-    Result<int> dead = listen_unix(path);
-    REQUIRE(dead.ok());
-    close(dead.value());
-    std::atomic<int> ready{0}, listening{0};
-    std::vector<int> fds(4, -1);
-    std::vector<std::thread> threads;
-    for (int& fd : fds)
-      threads.emplace_back([&path, &ready, &listening, &fd] {
-        ++ready;
-        while (ready < 4) std::this_thread::yield();
-        if (Result<int> got = listen_unix(path); got) fd = got.value(), ++listening;
-      });
-    for (std::thread& thread : threads) thread.join();
-    REQUIRE(listening == 1);
-    CHECK(answers(path));
-    for (int fd : fds)
-      if (fd >= 0) close(fd);
-  }
 }
 
 TEST_CASE("files: a control loop removes its socket at its end, but not a file that has its name since then",

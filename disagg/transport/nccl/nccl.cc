@@ -242,7 +242,6 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
     return state;
   }
   RegistrationTable& registrations() const override { return registrations_; }
-  int64_t strangers() const override { return bootstrap_.refused(); }
 
   void submit(LinkTransfer& transfer) {
     if (transfer.submitted || (transfer.mark && !options_.queue->reached(*transfer.mark))) return;

@@ -73,7 +73,6 @@ class OwnerLink final : public Link {
       for (auto& answer : reader_.answers()) answers_.push_back({std::move(answer), {}, {}, false});
       reader_.answers().clear();
       if (!flush()) return Next::close;
-      if (reader_.reason()) host_.registrations.count_refused();
       if (outcome == TcpReader::Outcome::ended || reader_.reason()) return Next::close;
       if (outcome == TcpReader::Outcome::would_block) return given_up() ? Next::close : Next::wait;
     }
@@ -176,9 +175,9 @@ class TcpTransport final : public PostingTransport<PosterSession, SessionTransfe
   Status listen() {
     return bootstrap_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) -> ChannelEvents {
       auto session = host_.session(channel->peer().fingerprint, peer);
-      if (!session) return {.take_over = [this](const Fd&) { host_.registrations.count_refused(); }};
+      if (!session) return {.take_over = [](const Fd&) {}};
       return {.take_over = [this, session](Fd socket) {
-        if (host_.links >= kMaxLinks) return host_.registrations.count_refused();
+        if (host_.links >= kMaxLinks) return;
         loops_[accepted_++ % loops_.size()]->add(std::make_unique<OwnerLink>(std::move(socket), host_, session));
       }};
     });
@@ -218,7 +217,6 @@ class TcpTransport final : public PostingTransport<PosterSession, SessionTransfe
     return state;
   }
   RegistrationTable& registrations() const override { return host_.registrations; }
-  int64_t strangers() const override { return bootstrap_.refused(); }
 
   // A peer that has accepted all connections of the session.
   struct Connected {
