@@ -33,7 +33,7 @@ class KvCache {
   // Nobody else finds the tokens that this sequence commits from now on. Contiguous memory ignores it.
   virtual void keep_private(KvHandle) {}
   virtual void clear_prefix_cache() = 0;  // drops cached blocks that nobody uses; any thread
-  // Returns the state of each block of the pool. A block that only other processes hold counts as free. Any thread.
+  // Returns the state of each block of the pool. Any thread.
   virtual std::vector<KvState> states() const = 0;
 
  protected:
@@ -68,17 +68,9 @@ class KvBlockReserver {
 
 // A sequence on its way between two memories over one pool: block ids, and the references that go with them. A plain
 // value that owns references: it must be adopted or discarded exactly once.
-//
-// Between processes (block_ledger.h) it owns only the giver's references, and the taker gets a copy. The giver discards
-// its own once it knows that the taker has adopted the blocks or never will. The taker can adopt until then; later it
-// is refused.
 struct KvHandover {
   std::vector<int32_t> blocks;
   int tokens = 0;  // written tokens
-  // Only between processes:
-  std::vector<uint32_t> generations;  // generations of the blocks
-  int giver = -1;                     // the giver's slot in the ledger
-  bool between_processes() const { return giver >= 0; }
 };
 
 // Zero-copy hand-over: a sequence moves from one memory to another, and no byte moves. Requires: both memories have the
@@ -87,10 +79,10 @@ class KvHandoff {
  public:
   // Ends the sequence here, and keeps its blocks for the taker.
   virtual KvHandover hand_over(KvHandle handle) = 0;
-  // Takes a sequence over. kNoKv: there are no addresses for it now (vattention: no slot, or no mappings left), or the
-  // giver, another process, no longer holds those blocks. The hand-over is then used up.
+  // Takes a sequence over. kNoKv: there are no addresses for it now (vattention: no slot, or no mappings left). The
+  // hand-over is then used up.
   virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
-  // Ends a hand-over that nobody adopts. Between processes only the giver may call it.
+  // Ends a hand-over that nobody adopts.
   virtual void discard(KvHandover handover) = 0;
 
  protected:

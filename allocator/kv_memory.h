@@ -81,8 +81,7 @@ struct VattentionStats {  // cumulative: calls, and the engine's waits for them
   double map_wait_seconds = 0;
 };
 
-// Blocks by state. free + active + cached + in_transfer == capacity, always. If processes share the pool
-// (block_ledger.h), capacity is the blocks that this process or nobody holds.
+// Blocks by state. free + active + cached + in_transfer == capacity, always.
 struct KvStats {
   int capacity = 0;
   int free = 0;             // have no content
@@ -90,14 +89,13 @@ struct KvStats {
   int cached = 0;           // referenced by none, kept for a prefix hit, evictable
   int in_transfer = 0;      // held by a lease or a hand-over: being sent or received
   int reserved_blocks = 0;  // reserved for sequences (reserve_blocks()), among the free and cached ones
-  int elsewhere = 0;        // held only by other processes, in addition to the capacity
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, of this KvMemory
   int64_t evictions = 0, cow_copies = 0;                   // cumulative blocks
   VattentionStats vattention;
   // The state of the pool's bytes. `written` counts a byte that several sequences share once. capacity_bytes = written
   // + reserved + internal + idle + external, always.
-  int64_t capacity_bytes = 0;  // pool_bytes without what is elsewhere; on several ranks, the bytes of all blocks
+  int64_t capacity_bytes = 0;  // pool_bytes; on several ranks, the bytes of all blocks
   int64_t written_bytes = 0;   // KV of sequences
   int64_t reserved_bytes = 0;  // held for tokens that a sequence may still get (contiguous, slots)
   int64_t internal_bytes = 0;  // held by sequences only because blocks are not smaller
@@ -242,8 +240,7 @@ struct KvScheme {
   bool contiguous = false;    // views have no block table: a sequence has contiguous addresses
   bool whole_slots = false;   // a block is as long as the longest sequence
   bool prefix_index = false;  // its pool has a prefix cache
-  // A block has an address only where a memory maps it. Therefore neither instances on several ranks nor processes can
-  // share its pool.
+  // A block has an address only where a memory maps it. Therefore instances on several ranks cannot share its pool.
   bool page_groups = false;
 };
 

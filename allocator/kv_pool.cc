@@ -92,18 +92,16 @@ void KvPool::unhold(std::span<const int32_t> blocks) {
   for (size_t i = blocks.size(); i-- > 0;) change(blocks[i], [](Users& users) { return --users.leases >= 0; });
 }
 
-void KvPool::begin_handover(KvHandover& handover) {
+void KvPool::begin_handover(const KvHandover& handover) {
   Lock lock(mutex_);
-  sign(handover);
   for (int32_t block : handover.blocks)
     change(block, [](Users& users) { return --users.references >= 0 && users.handovers++ < INT16_MAX; });
 }
 
-bool KvPool::adopt(const KvHandover& handover) {
+void KvPool::adopt(const KvHandover& handover) {
   Lock lock(mutex_);
   for (int32_t block : handover.blocks)
     change(block, [](Users& users) { return ++users.references > 0 && --users.handovers >= 0; });
-  return true;
 }
 
 void KvPool::discard(const KvHandover& handover) {

@@ -51,10 +51,9 @@ class KvPool {
   void unhold(std::span<const int32_t> blocks);
 
   // Turns one reference of each block into a hold of the hand-over. adopt() turns it back; discard() drops it.
-  void begin_handover(KvHandover& handover);
-  // False: another process gave the blocks and no longer holds them; nothing has changed.
-  [[nodiscard]] virtual bool adopt(const KvHandover& handover);
-  virtual void discard(const KvHandover& handover);
+  void begin_handover(const KvHandover& handover);
+  void adopt(const KvHandover& handover);
+  void discard(const KvHandover& handover);
 
   // Counts the KV of n more tokens. `blocks` is the sequence's table, and `from` the first of these tokens. Does not
   // lock. Requires: the caller uses the blocks and is the only writer there.
@@ -113,7 +112,6 @@ class KvPool {
   virtual int64_t begin_use(std::span<const int32_t> blocks) = 0;
   virtual int64_t end_use(std::span<const int32_t> blocks) = 0;
   virtual bool cached(int32_t block) const = 0;         // requires: it is not in use
-  virtual void sign(KvHandover&) {}                     // called when a hand-over begins
   void add_reference(std::span<const int32_t> blocks);  // to each
   void add_reference(int32_t block) { add_reference({&block, 1}); }
   void drop_reference(int32_t block);

@@ -156,8 +156,7 @@ Result<std::shared_ptr<KvPool>> make_blocks(const PoolPlan& plan, bool prefix_in
     memories.push_back(std::move(memory).value());
   }
   auto pool = std::make_shared<BlockPool>(KvPlaces(plan.whole, plan.shards, std::move(memories)), prefix_index,
-                                          std::make_unique<FreeList>(plan.whole.n_blocks), INT_MAX, ~uint64_t{0},
-                                          plan.of_ranks[0].proof_tokens, plan.of_ranks[0].radix);
+                                          ~uint64_t{0}, plan.of_ranks[0].proof_tokens, plan.of_ranks[0].radix);
   if (&device_of(plan.of_ranks[0]) != &cpu_device() || !plan.of_ranks[0].rank_memory.empty())
     pool->poison_new_blocks(false);  // only the device can write there
   return std::shared_ptr<KvPool>(std::move(pool));

@@ -4,11 +4,11 @@
 //
 // An attempt is one try to serve one or all choices of a request at one placement. Its number is never used again, so a
 // message about an attempt that was given up names an unknown number and is ignored. Messages from one sender to one
-// receiver arrive in order and once, or the connection ends and those on their way may be lost (PeerBroken). Messages
-// from two senders may overtake each other.
+// receiver arrive in order and once. If one of them is in another process, they pass through the conductor's, and those
+// on their way are lost when the instance's channel to it ends. Messages from two senders may overtake each other.
 //
-// A new message needs a struct and a place in Message here, its fields in processes/codec_fields.h, its direction in
-// kKinds of processes/codec.cc, and a handle() in a part of the instance or an on() in the conductor.
+// A new message needs a struct and a place in Message here, its fields in processes/codec_fields.h, and a handle() in a
+// part of the instance or an on() in the conductor.
 //
 // Thread safety: plain values.
 #pragma once
@@ -65,7 +65,6 @@ struct InstanceInfo {
   int tier_blocks = 0;  // capacity of its offload tiers, host and disk
   int max_batch = 0;
   std::string address;  // of its transport
-  std::string control;  // where peers connect their channels; empty: a thread of the conductor's process
 };
 
 // ---- Conductor -> instance.
@@ -95,9 +94,6 @@ struct PeerJoined {
 struct PeerGone {
   InstanceId id = -1;
 };
-struct PeerBroken {  // from the instance's own process: a connection to a peer broke, and messages were lost
-  InstanceId id = -1;
-};
 struct ClearPrefixCache {};
 // The answer to a process's JoinRequest. The process sends Joined when it can serve.
 struct Welcome {
@@ -105,7 +101,6 @@ struct Welcome {
   std::string name;
   Role role = Role::colocated;
   double lease_s = 0;
-  std::string pool;           // address of the shared pool (transport/handoff/handoff_pool.h); empty: none
   bool report_cache = false;  // the instance sends CacheReports
   bool local = true;          // decode instances may get prompts to compute (DisaggPolicy)
   DisaggOrder order = DisaggOrder::push;
@@ -191,7 +186,7 @@ struct KvOffered {  // P -> D (pull)
   std::vector<ChoiceState> choices;
   KvPlace source;
 };
-struct KvTaken {  // D -> P (pull, and block ids between processes): P may free the blocks
+struct KvTaken {  // D -> P (pull): P may free the blocks
   AttemptId attempt = 0;
 };
 struct KvRenewed {  // in both directions: the sender still has these attempts
@@ -217,7 +212,7 @@ struct FetchOver {  // the reader does not read any more
 
 using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
                              Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
-                             KvTaken, KvRenewed, PeerBroken, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
+                             KvTaken, KvRenewed, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
                              LeaveRequest, CacheReport, FetchKv, KvLent, FetchOver>;
 
 struct Envelope {

@@ -86,7 +86,6 @@ enum class AttemptFailure : uint8_t {
   instance_silent,  // the conductor heard nothing from the instance for a lease
   peer_silent,      // P or D heard nothing from the other, or about the attempt, for a lease
   peer_unknown,     // P or D is not connected to the other
-  connection_lost,  // the connection between P and D broke
   given_up,         // the peer has given the attempt up
   refused,          // a message or a reservation did not fit
 };
@@ -108,18 +107,10 @@ struct ConductorStats {
   int64_t ended = 0, kept = 0;            // choices that ended by stop or length; of these, within both objectives
 };
 
-// One KV pool that several processes share, counted by the process that made it.
-struct SharedPoolStats {
-  int blocks = 0, free = 0;
-  int64_t bytes = 0, block_bytes = 0;
-};
-
 struct ServiceStats {
   ConductorStats conductor;
   std::vector<InstanceStats> instances;
   bool shared_pool = false;  // all instances take blocks from one pool: their `kv` blocks are the same blocks
-  // Set if all instances are processes on one pool. `kv` is then what each holds, and `kv.free` is the pool's.
-  std::optional<SharedPoolStats> process_pool;
 };
 
 // The data of the server's status page, beside ServiceStats.

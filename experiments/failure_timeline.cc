@@ -174,7 +174,6 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const PrivateFolder folder;
   if (folder.path().empty()) return Error{ErrorCode::io, "cannot create a temporary folder"};
   ProcessClusterOptions cluster_options{.conductor = conductor_options(build.value()->options),
-                                        .limits = limits(build.value()->options),
                                         .listen = "unix:" + folder.path() + "/conductor",
                                         .fingerprint = fingerprint(*build.value())};
   cluster_options.conductor.lease_s = kLease;

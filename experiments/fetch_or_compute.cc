@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "disagg/transport/forwarding.h"
+#include "experiments/forwarding.h"
 #include "experiments/experiment.h"
 #include "experiments/mooncake_cost.h"
 #include "experiments/offload.h"

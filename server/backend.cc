@@ -18,7 +18,6 @@ Error no_cuda() {
 }
 Result<std::unique_ptr<Backend>> open_no_cuda(const Build&) { return no_cuda(); }
 Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
-Result<std::unique_ptr<Device>> no_cuda_alone() { return no_cuda(); }
 #endif
 
 // ---- The CPU: a team of threads per instance over one copy of the weights.
@@ -69,11 +68,11 @@ class CpuBackend final : public Backend {
 // ---- The rows.
 
 constexpr DeviceRow kDevices[] = {
-    {"cpu", open_cpu_backend, nullptr, 64 << 10, nullptr},
+    {"cpu", open_cpu_backend, nullptr, 64 << 10},
 #ifdef XPYD_CUDA
-    {"cuda", open_cuda_backend, cuda_device_peak, 2 << 20, open_cuda_alone},
+    {"cuda", open_cuda_backend, cuda_device_peak, 2 << 20},
 #else
-    {"cuda", open_no_cuda, peak_of_no_cuda, 2 << 20, no_cuda_alone},
+    {"cuda", open_no_cuda, peak_of_no_cuda, 2 << 20},
 #endif
 };
 

@@ -87,11 +87,6 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const Build& build) try {
   return error;
 }
 
-Result<std::unique_ptr<Device>> open_cuda_alone() {
-  if (Result<cuda::Card> card = cuda::open(); !card) return card.error();
-  return make_cuda_device();
-}
-
 Result<DevicePeak> cuda_device_peak() try {
   const cuda::Card card = need(cuda::open());
   cuda::Stream stream;

@@ -137,10 +137,8 @@ void choose_transport(const Options& options, Build& build) {
   ClusterOptions& cluster = build.options;
   const bool processes = build.processes = is_worker(options) || options.flag("processes") ||
                                            options.text("ranks") == "processes";
-  const std::string transport = processes && !options.given("transport") ? "shm" : options.text("transport");
-  const TransportChoice choice = need(parse_transport(transport), "--transport: ");
-  cluster.transport = choice.row;
-  cluster.faults = choice.faults;
+  if (processes && !options.given("transport")) cluster.transport = find_transport("shm");
+  const std::string transport = cluster.transport->name;
   if (processes && !cluster.transport->leaves_process)
     throw invalid("--transport " + transport + " works within one process only: expected " +
                   "a transport that works between processes");
@@ -332,7 +330,7 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
   check_ranks(*build);
   need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *build));
-  need(check_shared_pool(cluster, build->processes));
+  need(check_shared_pool(cluster));
   if (worker) {  // it keeps its ranks when it gets another role
     const KvShards own = cluster.shards(cluster.topology[0]);
     cluster.prefill_tp = cluster.decode_tp = own.tp;
@@ -358,7 +356,7 @@ Status open_backend(Build& build) try {
 
 uint64_t fingerprint(const Build& build) {
   const ClusterOptions& o = build.options;
-  std::string text = std::string(version()) + " " + build.config.name + " " + std::to_string(build.config.vocab) + " " +
+  std::string text = std::string(version()) + " " + commit() + " " + build.config.name + " " + std::to_string(build.config.vocab) + " " +
                      std::to_string(o.max_model_len) + " " + o.transport->name + " " + weights_text(build);
   const KvShape& s = o.kv.shape;
   for (int n : {s.n_layers, s.n_kv_heads, s.head_dim, int(s.dtype)}) text += " " + std::to_string(n);
@@ -371,11 +369,6 @@ Result<std::unique_ptr<Build>> make_build(const Options& options) try {
   std::unique_ptr<Build> prepared = need(prepare_build(options));
   Build& build = *prepared;
   if (build.processes) {
-    const auto open = build.backend_options.device->alone;
-    if (open && build.options.transport->shared_pool) {
-      build.pool_device = need(open());
-      build.options.device = build.pool_device.get();
-    }
     build.runtime = need(make_local_workers(build, options));
     return prepared;
   }

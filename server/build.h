@@ -83,8 +83,6 @@ struct DeviceRow {
   // Measures the device's peaks now. Errors as in open(). Null: the host, which base/peak/peak.h measures.
   Result<DevicePeak> (*peak)();
   size_t page_group_bytes;  // default of --page-group-bytes: a size that it maps well
-  // Opens the device without weights, for a pool that processes share. Errors as in open(). Null: the host.
-  Result<std::unique_ptr<Device>> (*alone)();
 };
 std::span<const DeviceRow> devices();
 const DeviceRow* find_device(const std::string& name);  // null: no such row
@@ -93,7 +91,6 @@ const DeviceRow* find_device(const std::string& name);  // null: no such row
 Result<std::unique_ptr<Backend>> open_cpu_backend(const Build& build);
 Result<std::unique_ptr<Backend>> open_cuda_backend(const Build& build);
 Result<DevicePeak> cuda_device_peak();
-Result<std::unique_ptr<Device>> open_cuda_alone();
 
 // Loads the host's weights as the options say, with every core.
 Result<std::shared_ptr<const Weights>> load_host_weights(const Build& build);
@@ -110,10 +107,9 @@ struct Build {
   BackendOptions backend_options;
   bool processes = false;  // each instance is a process of its own
   int max_step_tokens() const { return std::max(options.step_tokens, options.max_batch); }  // per instance
-  std::unique_ptr<Backend> backend;     // null with --processes: the workers have theirs
-  std::unique_ptr<Device> pool_device;  // with --processes: device of the shared pool; null: host
-  std::unique_ptr<Runtime> runtime;     // not started
-  Cluster* cluster = nullptr;           // the runtime, if its instances are threads
+  std::unique_ptr<Backend> backend;  // null with --processes: the workers have theirs
+  std::unique_ptr<Runtime> runtime;  // not started
+  Cluster* cluster = nullptr;        // the runtime, if its instances are threads
 };
 
 // Returns MODEL_DIR, or the embedded demo model.

@@ -70,7 +70,6 @@ class Child {
 // A conductor in this process, and workers in others.
 class Bed {
  public:
-  // `topology` gives the shared pool its members, if the transport shares one.
   explicit Bed(Words more, double lease_s = kLongLease, const char* topology = "1P1D") : more_(std::move(more)) {
     more_.insert(more_.end(), {"--max-model-len", "400", "--max-batch", "8", "--threads", "1"});
     more_.insert(more_.end(), {"--event-log", dir_.path + "/events"});
@@ -81,7 +80,6 @@ class Bed {
     options_ = Options::parse(option_table(), "serve", words, 0).value();
     build_ = prepare_build(*options_).value();
     ProcessClusterOptions cluster{.conductor = conductor_options(build_->options),
-                                  .limits = limits(build_->options),
                                   .listen = "unix:" + dir_.path + "/conductor",
                                   .fingerprint = fingerprint(*build_)};
     if (const std::string& file = options_->text("cluster-key-file"); !file.empty())
@@ -90,7 +88,6 @@ class Bed {
     // A busy machine may make instances look silent any number of times.
     cluster.conductor.max_tries = cluster.conductor.max_crashes = 1000;
     cluster.conductor.patience_s = 120;
-    cluster.pool = pool_ = make_handoff_pool(build_->options).value();
     cluster_ = ProcessCluster::create(std::move(cluster), build_->clock).value();
   }
   ~Bed() {
@@ -213,12 +210,6 @@ class Bed {
     };
     while (held() > 0 && clock().now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     CHECK(held() == 0);
-    if (!pool_) return;
-    cluster_->clear_prefix_caches();
-    const BlockLedger& ledger = pool_->ledger();
-    while (ledger.count_free() < ledger.n_blocks() && clock().now() < until + 20)
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    CHECK(ledger.count_free() == ledger.n_blocks());
   }
 
  private:
@@ -229,7 +220,6 @@ class Bed {
   Words more_;
   std::optional<Options> options_;
   std::unique_ptr<Build> build_;
-  std::shared_ptr<HandoffPool> pool_;
   std::unique_ptr<ProcessCluster> cluster_;
   std::vector<Child> children_;
   std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();

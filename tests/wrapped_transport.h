@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "disagg/transport/forwarding.h"
+#include "experiments/forwarding.h"
 
 namespace xpyd::testing {
 

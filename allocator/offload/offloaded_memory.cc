@@ -19,7 +19,7 @@ constexpr double kLookAgain = 20e-6;  // seconds
 
 // The number of blocks whose copy out may be under way: half of the pool.
 size_t out_budget(const KvStats& pool, int block_tokens) {
-  const int64_t tokens = int64_t(pool.capacity + pool.elsewhere) * pool.block_tokens;
+  const int64_t tokens = int64_t(pool.capacity) * pool.block_tokens;
   return size_t(std::max<int64_t>(16, tokens / block_tokens / 2));
 }
 

@@ -127,7 +127,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
 
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
     XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-    if (!pool_->adopt(handover)) return kNoKv;
+    pool_->adopt(handover);
     const KvHandle handle = add();
     Sequence& s = sequences_[handle];
     s.table.assign(handover.blocks.begin(), handover.blocks.end());

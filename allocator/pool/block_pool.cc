@@ -1,17 +1,16 @@
 #include "allocator/pool/block_pool.h"
 
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
 
 namespace xpyd::allocator {
 
-BlockPool::BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, int share,
-                     uint64_t hash_mask, int proof_tokens, bool radix)
+BlockPool::BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask, int proof_tokens, bool radix)
     : KvPool(places, size_t(places.whole.block_tokens) * places.token_bytes()),
       blocks_(size_t(n_blocks_) * sizeof(Block)),
-      source_(std::move(source)),
-      share_(share),
+      free_(n_blocks_),
       poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
   static_assert(sizeof(Block) == 32);
   for (int32_t b = 0; b < n_blocks_; ++b) at(b) = {{}, {}, -1, -1};
@@ -64,11 +63,10 @@ int64_t BlockPool::end_use(std::span<const int32_t> blocks) {
       lru_append(block);
       tokens += std::exchange(last, false) ? filled(block) : block_tokens_;
     } else {
-      source_->release(block);
+      free_.release(block);
       tokens += filled(block);
     }
   }
-  shed();
   return tokens;
 }
 
@@ -77,24 +75,16 @@ void BlockPool::unlist(int32_t block) {
   --n_cached_;
 }
 
-void BlockPool::forget(int32_t block) {
-  unlist(block);
-  index_->evict(block);
-}
-
 void BlockPool::lost(int32_t block) {
   if (at(block).users.any()) return;
   unlist(block);
-  source_->release(block);
+  free_.release(block);
 }
 
 void BlockPool::evict(int32_t block) {
-  forget(block);
-  source_->release(block);
-}
-
-void BlockPool::shed() {
-  while (oldest_ >= 0 && n_blocks_ - n_free() > share_) evict(oldest_);
+  unlist(block);
+  index_->evict(block);
+  free_.release(block);
 }
 
 bool BlockPool::reserve(int n) {
@@ -108,35 +98,19 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, i
   const size_t first = out.size(), end = first + size_t(n);
   {
     Lock lock(mutex_);
-    if (reserved_ > 0 && n - drawn > spare()) return false;
-    source_->claim(n, out);
-    size_t claimed = out.size();
-    // A cached block that other processes hold as well gives no memory, so it stays.
-    for (int32_t block = oldest_; out.size() < end && block >= 0; block = at(block).newer)
-      if (source_->alone(block)) out.push_back(block);
-    if (out.size() < end) out.resize(claimed);
-    std::vector<int32_t> instead;
-    for (size_t i = claimed; i < out.size(); ++i) {
-      ++evictions;
-      if (!cached(out[i])) {  // it was evicted with a block that it continued, and is free now
-        claimed += size_t(source_->claim(1, instead));
-        if (!instead.empty()) out[claimed - 1] = instead.back(), instead.pop_back();
-        continue;
-      }
-      forget(out[i]);
-      if (source_->recycle(out[i])) out[claimed++] = out[i];  // otherwise another process has just shared it
-    }
-    if (claimed < end) {
-      while (claimed > first) source_->release(out[--claimed]);
-      out.resize(first);
-      return false;
+    if (n - drawn > spare()) return false;
+    free_.claim(end - out.size(), out);
+    while (out.size() < end) {
+      const int before = n_cached_;
+      evict(oldest_);  // with all that continues it in a tree
+      evictions += before - n_cached_;
+      free_.claim(end - out.size(), out);
     }
     reserved_ -= drawn;
     for (size_t i = first; i < end; ++i) {
       filled_[size_t(out[i])] = 0;
       add_reference(out[i]);
     }
-    shed();
   }
   if (poison_)
     for (size_t i = first; i < end; ++i) poison(out[i]);
@@ -188,6 +162,46 @@ void BlockPool::tell(std::shared_ptr<CacheListener> listener) {
 void BlockPool::clear_prefix_cache() {
   Lock lock(mutex_);
   while (oldest_ >= 0) evict(oldest_);
+}
+
+KvStats BlockPool::stats() const {
+  Lock lock(mutex_);
+  KvStats stats = count();
+  stats.reserved_blocks = reserved_;
+  stats.mappings = int(places_.ranks.size());
+  return stats;
+}
+
+void BlockPool::check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
+                                 bool complete) const {
+  Lock lock(mutex_);
+  check_uses(references, leases, complete);
+  std::vector<char> in_lru(size_t(n_blocks_), 0), held(size_t(n_blocks_), 0);
+  for (int32_t b = oldest_, before = -1; b >= 0 || before != newest_; before = b, b = at(b).newer)
+    XPYD_CHECK(b >= 0 && b < n_blocks_ && !in_lru[size_t(b)]++ && at(b).older == before, "LRU list");
+  for (int32_t b = 0; b < n_blocks_; ++b) {
+    const bool used = at(b).users.any();
+    held[size_t(b)] = used || cached(b);
+    XPYD_CHECK(bool(in_lru[size_t(b)]) == (!used && cached(b)), "block " + std::to_string(b));
+    if (cached(b)) XPYD_CHECK(filled(b) >= index_->tokens_in(b), "block " + std::to_string(b));
+  }
+  XPYD_CHECK(reserved_ >= 0 && (!complete || spare() >= 0), "more blocks are reserved than the pool has");
+  free_.check_invariants(held);
+  if (index_) index_->check_invariants();
+}
+
+void BlockPool::poison(int32_t block) {  // all ones is NaN in every float format
+  for (const auto& [l, memory] : places_.ranks) {
+    size_t bytes = size_t(l.block_tokens) * l.token_stride();
+    int planes = l.order == KvOrder::layer_major ? 2 * l.shape.n_layers : 1;
+    for (int p = 0; p < planes; ++p) std::memset(memory.get() + l.offset(block, p / 2, p % 2, 0, 0), 0xff, bytes);
+  }
+}
+
+size_t BlockPool::metadata_bytes(const KvLayout& layout, bool prefix_cache) {
+  const size_t in_free_list = sizeof(int32_t), filled = sizeof(int32_t);
+  return size_t(layout.n_blocks) * (sizeof(Block) + in_free_list + filled) +
+         (prefix_cache ? PrefixIndex::metadata_bytes(layout.n_blocks, layout.block_tokens) : 0);
 }
 
 }  // namespace xpyd::allocator

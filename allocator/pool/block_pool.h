@@ -1,4 +1,4 @@
-// BlockPool: a KvPool of blocks with addresses. A block that nobody uses is either free, in its BlockSource, or cached:
+// BlockPool: a KvPool of blocks with addresses. A block that nobody uses is either free, in the free list, or cached:
 // the prefix cache still finds it, and the least recently used one is evicted when memory is wanted (PagedAttention,
 // SOSP'23 section 4.2; vLLM V1's block_pool.py). One pool may serve several KvMemory on several threads.
 #pragma once
@@ -7,35 +7,52 @@
 #include <atomic>
 
 #include "allocator/kv_pool.h"
-#include "allocator/pool/block_source.h"
 #include "allocator/prefix/prefix_index.h"
 #include "allocator/prefix/radix_tree.h"
 #include "base/memory.h"
 
 namespace xpyd::allocator {
 
+// A list of free blocks. The last one freed goes out first; a new list is in ascending order, so that copies join.
+class FreeList {
+ public:
+  explicit FreeList(int n_blocks) : free_(size_t(n_blocks)) {
+    for (int i = 0; i < n_blocks; ++i) free_[size_t(i)] = n_blocks - 1 - i;
+  }
+  // Appends up to n blocks to `out`.
+  void claim(size_t n, std::vector<int32_t>& out) {
+    const size_t keep = free_.size() - std::min(free_.size(), n);
+    out.insert(out.end(), free_.rbegin(), free_.rend() - ptrdiff_t(keep));
+    free_.resize(keep);
+  }
+  void release(int32_t block) { free_.push_back(block); }
+  // Aborts unless exactly the marked blocks ([n_blocks]) are not in the list.
+  void check_invariants(std::span<const char> held) const {
+    std::vector<char> free(held.size(), 0);
+    for (int32_t block : free_) XPYD_CHECK(!free[size_t(block)]++, "free list");
+    for (size_t block = 0; block < held.size(); ++block) XPYD_CHECK(free[block] != held[block]);
+  }
+
+ private:
+  std::vector<int32_t> free_;  // the next one to go out is at the end
+};
+
 class BlockPool final : public KvPool {
  public:
-  // `share`: once this pool holds more blocks than this, it evicts cached ones. `hash_mask` and `proof_tokens`: see
-  // PrefixIndex. `radix`: a RadixTree is the prefix cache instead.
-  BlockPool(KvPlaces places, bool prefix_cache, std::unique_ptr<BlockSource> source, int share = INT_MAX,
-            uint64_t hash_mask = ~uint64_t{0}, int proof_tokens = INT_MAX, bool radix = false);
+  // `hash_mask` and `proof_tokens`: see PrefixIndex. `radix`: a RadixTree is the prefix cache instead.
+  BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask = ~uint64_t{0}, int proof_tokens = INT_MAX,
+            bool radix = false);
 
-  const BlockSource& source() const { return *source_; }
   const PrefixCache* index() const { return index_.get(); }  // null: no prefix cache; unlocked, for tests and benches
 
   // Appends n blocks with one reference each to `out`: first free ones, then cached ones, least recently used first.
   // Adds the number of evicted ones to `evictions`. `drawn` of the n come from the caller's reserved blocks. False:
-  // fewer than n are available, and no block was taken. Cached blocks that other processes hold as well are not
-  // available.
+  // fewer than n are available, and no block was taken.
   [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions, int drawn = 0);
 
   // Reserves n of the available blocks; n < 0 gives reserved ones back. It is a number, not particular blocks. False:
-  // fewer are available, and nothing has changed. Another process may still take them; then allocate() fails.
+  // fewer are available, and nothing has changed.
   [[nodiscard]] bool reserve(int n);
-
-  [[nodiscard]] bool adopt(const KvHandover& handover) override;
-  void discard(const KvHandover& handover) override;
 
   // Returns the tokens of the longest indexed prefix, at most max_tokens. Leaves the LRU order as it is.
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
@@ -71,15 +88,12 @@ class BlockPool final : public KvPool {
   int64_t begin_use(std::span<const int32_t> blocks) override;
   int64_t end_use(std::span<const int32_t> blocks) override;
   bool cached(int32_t block) const override { return at(block).node.uid != 0; }
-  void sign(KvHandover& handover) override;
   void lru_append(int32_t block);
   void lru_remove(int32_t newest, int32_t oldest);  // and all blocks between them
   void unlist(int32_t block);                       // takes it out of the LRU list
-  void forget(int32_t block);  // takes it out of the list and the index, with all that continues it in a tree
-  void evict(int32_t block);   // forget(), and gives it back to the source
-  void lost(int32_t block);    // the index has dropped it already
-  void shed();                 // evicts cached blocks beyond the share
-  int spare() const { return std::min(source_->count_free(), n_free()) + n_cached_ - reserved_; }
+  void evict(int32_t block);  // takes it out of the list and the index, with all that continues it in a tree; frees it
+  void lost(int32_t block);   // frees it; the index has dropped it already
+  int spare() const { return n_free() + n_cached_ - reserved_; }
   int spared(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
   void poison(int32_t block);
   Block& at(int32_t block) const { return blocks_.as<Block>()[block]; }
@@ -91,8 +105,7 @@ class BlockPool final : public KvPool {
   }
 
   Buffer blocks_;  // Block [n_blocks]
-  const std::unique_ptr<BlockSource> source_;
-  const int share_;
+  FreeList free_;
   std::unique_ptr<PrefixCache> index_;
   int32_t oldest_ = -1, newest_ = -1;  // ends of the LRU list
   std::atomic<int> reserved_{0};       // reserved blocks, among the free and cached ones; changed under the lock

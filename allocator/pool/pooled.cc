@@ -57,11 +57,9 @@ void PooledMemory::unpin(KvLease lease) {
 
 KvHandover PooledMemory::hand_over(KvHandle handle) {
   rollback(handle);  // unused room is not handed over
-  const bool alone = !tail_shared(handle);
   const std::span<const int32_t> table = blocks(handle);
   KvHandover handover{{table.begin(), table.end()}, written_tokens(handle)};
   pool_->begin_handover(handover);
-  XPYD_CHECK(alone || !handover.between_processes(), "another process would write where a sequence here reads");
   forget(handle);
   return handover;
 }
@@ -85,8 +83,7 @@ KvStats PooledMemory::stats() const {
   const int64_t block = int64_t(pool_->block_bytes());
   // With several ranks the pool is exactly its blocks. Bytes of options.pool_bytes that make no further block do not
   // count.
-  stats.capacity_bytes = stats.mapped_bytes = n_ranks() > 1 ? stats.capacity * block
-                                                            : int64_t(options_.pool_bytes) - stats.elsewhere * block;
+  stats.capacity_bytes = stats.mapped_bytes = n_ranks() > 1 ? stats.capacity * block : int64_t(options_.pool_bytes);
   stats.idle_bytes = (stats.free + stats.cached) * block;
   stats.external_bytes = stats.capacity_bytes - stats.capacity * block;
   (reserves() ? stats.reserved_bytes : stats.internal_bytes) = (stats.active + stats.in_transfer) * block -

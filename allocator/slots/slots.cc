@@ -120,7 +120,7 @@ class SlotsMemory final : public Pooled<SlotSequence> {
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
     const size_t n = size_t(handover.tokens);
     XPYD_CHECK(tokens.size() >= n && handover.blocks.size() == 1);
-    if (!pool_->adopt(handover)) return kNoKv;
+    pool_->adopt(handover);
     contents_.begin(handover.blocks[0], tokens.first(keep_ ? n : 0), salt);
     return open(handover.blocks[0], handover.tokens);
   }

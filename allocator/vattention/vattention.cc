@@ -22,13 +22,13 @@ constexpr int kAheadTokens = 8;    // the next row of a decoding sequence is map
 constexpr int kEagerRows = 2;      // rows kept mapped on one idle slot for the next arrival
 constexpr int kReclaimBelow = 10;  // percent of rows: with fewer free ones, idle slots give rows back
 
-struct SlotSequence : SequenceTokens {
+struct VattentionSequence : SequenceTokens {
   int32_t slot = -1;  // of virtual addresses
   void clear() { written = room = 0, slot = -1; }
 };
 
-class VattentionMemory final : public Pooled<SlotSequence> {
-  using Sequence = SlotSequence;
+class VattentionMemory final : public Pooled<VattentionSequence> {
+  using Sequence = VattentionSequence;
 
  public:
   // `slots`: their layout, at the addresses of `ranges`.
@@ -157,7 +157,7 @@ class VattentionMemory final : public Pooled<SlotSequence> {
       discard(std::move(handover));
       return kNoKv;
     }
-    XPYD_CHECK(pool_->adopt(handover));
+    pool_->adopt(handover);
     if (sharing()) contents_.begin(slot, tokens.first(size_t(handover.tokens)), salt);
     return open(slot, handover.tokens);
   }

@@ -152,12 +152,11 @@ bool has(CUdevice_attribute what) {
   return VMM(cuDeviceGetAttribute)(&value, what, kCard) == CUDA_SUCCESS && value;
 }
 
-CUmemAllocationProp on_card(Export to = Export::none) {
+CUmemAllocationProp on_card() {
   // A network card reaches this memory (export_dma_buf) only if it was created for that.
   static const bool rdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
   CUmemAllocationProp properties{};
   properties.allocFlags.gpuDirectRDMACapable = rdma;
-  if (to == Export::file) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = kCard;
@@ -178,9 +177,7 @@ Status available() {
                                                  NAMED(cuMemMap),
                                                  NAMED(cuMemSetAccess),
                                                  NAMED(cuMemUnmap),
-                                                 NAMED(cuGetErrorName),
-                                                 NAMED(cuMemExportToShareableHandle),
-                                                 NAMED(cuMemImportFromShareableHandle)};
+                                                 NAMED(cuGetErrorName)};
   for (const auto& [name, there] : needed)
     if (!there) return Error{ErrorCode::unavailable, std::string("page groups on CUDA: the driver has no ") + name};
   if (!has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED))
@@ -214,8 +211,8 @@ int address_reserve(Address* address, size_t bytes) {
 }
 int address_free(Address address, size_t bytes) { return int(VMM(cuMemAddressFree)(address, bytes)); }
 
-int create(Handle* handle, size_t bytes, Export to) {
-  const CUmemAllocationProp properties = on_card(to);
+int create(Handle* handle, size_t bytes) {
+  const CUmemAllocationProp properties = on_card();
   CUmemGenericAllocationHandle made = 0;
   const CUresult r = VMM(cuMemCreate)(&made, bytes, &properties, 0);
   *handle = made;
@@ -231,42 +228,6 @@ int set_access(Address address, size_t bytes) {
   return int(VMM(cuMemSetAccess)(address, bytes, &access, 1));
 }
 int unmap(Address address, size_t bytes) { return int(VMM(cuMemUnmap)(address, bytes)); }
-
-Status exports_files() {
-  if (Status there = available(); !there) return there;
-  if (has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) return ok();
-  return Error{ErrorCode::unavailable,
-               "this card's memory cannot be shared by file descriptor (the driver's "
-               "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED says so)"};
-}
-
-int export_file(int* file, Handle handle) {
-  return int(VMM(cuMemExportToShareableHandle)(file, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-}
-
-int import_file(Handle* handle, int file) {
-  CUmemGenericAllocationHandle found = 0;
-  // The call takes the descriptor itself in place of an address.
-  const CUresult r = VMM(cuMemImportFromShareableHandle)(&found, reinterpret_cast<void*>(intptr_t(file)),
-                                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-  *handle = found;
-  return int(r);
-}
-
-std::string card_identity() {
-  bind();
-  cudaDeviceProp properties{};
-  const cudaError_t r = cudaGetDeviceProperties(&properties, kCard);
-  XPYD_CHECK(r == cudaSuccess, std::string("cudaGetDeviceProperties: ") + cudaGetErrorString(r));
-  std::string text = "GPU-";
-  for (int i = 0; i < 16; ++i) {
-    char hex[4];
-    std::snprintf(hex, sizeof hex, "%02x", unsigned(uint8_t(properties.uuid.bytes[i])));
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    text += hex;
-  }
-  return text;
-}
 
 std::string code_name(int code) {
   const char* name = nullptr;

@@ -1,6 +1,6 @@
 // The driver's calls for virtual memory (CUDA driver API, "Virtual Memory Management") on card 0, one function each:
-// addresses, physical memory, and mappings between them. base/device/page_groups_cuda.cu makes page groups and memory
-// for other processes of them; experiments/gpu/vmm.cu times them. base/cuda/cuda_driver.cu calls the driver;
+// addresses, physical memory, and mappings between them. base/device/page_groups_cuda.cu makes page groups of them;
+// experiments/gpu/vmm.cu times them. base/cuda/cuda_driver.cu calls the driver;
 // tests/simt/vmm_simt.cc keeps the same rules on the CPU.
 //
 // All sizes, and the addresses of mappings, are multiples of granularity(). Every call returns the driver's code, 0 for
@@ -28,21 +28,14 @@ size_t granularity();  // bytes; 2 MiB on every card so far. Requires available(
 int address_reserve(Address* address, size_t bytes);
 int address_free(Address address,
                  size_t bytes);  // exactly what was reserved, with nothing mapped
-// file: export_file() can pass it to other processes. Requires exports_files().
-enum class Export { none, file };
-int create(Handle* handle, size_t bytes, Export to = Export::none);
-// The memory is freed when it is also not mapped any more and no file stands for it.
+int create(Handle* handle, size_t bytes);
+// The memory is freed when it is also not mapped any more.
 int release(Handle handle);
 // Maps all of `handle` to unmapped addresses. They must not be accessed before set_access(). The handle may also be
 // mapped elsewhere.
 int map(Address address, size_t bytes, Handle handle);
 int set_access(Address address, size_t bytes);  // whole mappings, for reading and writing
 int unmap(Address address, size_t bytes);       // whole mappings without a gap
-
-Status exports_files();                     // error: this card's memory cannot be exported by file descriptor
-int export_file(int* file, Handle handle);  // a new descriptor, which the caller closes
-int import_file(Handle* handle, int file);  // for all of the same physical memory
-std::string card_identity();                // "GPU-…", as nvidia-smi -L prints it
 
 // Exports memory of the card, of either kind, as a dma-buf for network cards, in whole pages of 4 KiB. Code 801 (not
 // supported) if the driver has no such call.

@@ -90,23 +90,4 @@ class VendorQueue {
   virtual std::unique_ptr<DeviceQueue> make_beside() = 0;
 };
 
-// Device memory that other processes can map: a file descriptor stands for it and is sent over a Unix socket. A Device
-// implements this too if its driver can (a card: base/device/page_groups_cuda.cu). Host memory does not need it,
-// because a memfd is such a descriptor.
-//
-// Thread safety: any thread.
-class MemoryExporter {
- public:
-  virtual ~MemoryExporter() = default;
-  virtual Status exports() = 0;  // error `unavailable`: this card cannot. To be called before the others
-  // Identifies the card: the same text in every process that uses it.
-  virtual std::string identity() = 0;
-  // Allocates zeroed memory. The caller closes `file`. The memory is freed when no process has it mapped or has such a
-  // file open. Errors `unavailable`: not enough memory; `io`: the driver cannot.
-  virtual Result<std::shared_ptr<std::byte>> allocate_exported(size_t bytes, int& file) = 0;
-  // Maps memory of another process on this card; `bytes` is the size that it was allocated with. Errors as
-  // allocate_exported().
-  virtual Result<std::shared_ptr<std::byte>> import(int file, size_t bytes) = 0;
-};
-
 }  // namespace xpyd

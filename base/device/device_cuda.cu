@@ -148,7 +148,7 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
   int64_t last_mark_ = 0;
 };
 
-class CudaDevice final : public Device, public MemoryExporter {
+class CudaDevice final : public Device {
  public:
   explicit CudaDevice(CudaSharing sharing) : sharing_(std::move(sharing)) {}
   const char* name() const override { return "cuda"; }
@@ -169,12 +169,6 @@ class CudaDevice final : public Device, public MemoryExporter {
     std::memset(owner->data(), 0, bytes);
     return std::shared_ptr<std::byte>(owner, owner->data());
   }
-  Status exports() override { return cuda::vmm::exports_files(); }
-  std::string identity() override { return cuda::vmm::card_identity(); }
-  Result<std::shared_ptr<std::byte>> allocate_exported(size_t bytes, int& file) override {
-    return make_cuda_exported(bytes, file);
-  }
-  Result<std::shared_ptr<std::byte>> import(int file, size_t bytes) override { return import_cuda_memory(file, bytes); }
   std::unique_ptr<DeviceQueue> make_copy_queue(double) override { return std::make_unique<CudaQueue>(false, true); }
   Result<std::shared_ptr<PageGroups>> make_page_groups(const PageGroupOptions& options) override {
     return make_cuda_page_groups(options);

@@ -21,10 +21,6 @@ std::unique_ptr<Device> make_cuda_device(CudaSharing sharing = {});
 // calls.
 Result<std::shared_ptr<PageGroups>> make_cuda_page_groups(const PageGroupOptions& options);
 
-// MemoryExporter's calls for the card.
-Result<std::shared_ptr<std::byte>> make_cuda_exported(size_t bytes, int& file);
-Result<std::shared_ptr<std::byte>> import_cuda_memory(int file, size_t bytes);
-
 // The stream behind a queue of that device, on which models enqueue their kernels.
 cuda::Stream& stream_of(DeviceQueue& queue);
 

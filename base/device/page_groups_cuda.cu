@@ -1,5 +1,4 @@
-// Physical memory of a card (base/cuda/cuda_vmm.h) mapped to addresses: page groups of this process
-// (base/device/page_groups.h), and memory that other processes can map (MemoryExporter, base/device/device.h).
+// Page groups (base/device/page_groups.h) of a card: physical memory (base/cuda/cuda_vmm.h) mapped to addresses.
 //
 // A group is one physical allocation, because the driver maps an allocation as a whole. A run of n groups takes n cheap
 // cuMemMap and one cuMemSetAccess, which takes most of the time (vAttention, Table 3: 2 and 38 us for 2 MiB).
@@ -9,14 +8,11 @@
 // costs an unmap before every map, and a map for every group of addresses at the start. Our kernels read no token
 // beyond their sequence's length, so they do not need it. cudaDeviceSynchronize() is never needed before an unmap,
 // because callers unmap only what no running work uses.
-#include <fcntl.h>
-
 #include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/cuda/cuda_vmm.h"
 #include "base/device/device_cuda.h"
 #include "base/os.h"
@@ -154,93 +150,6 @@ Result<std::shared_ptr<PageGroups>> make_cuda_page_groups(const PageGroupOptions
   auto groups = std::make_shared<CudaGroups>(o);
   if (Status status = groups->create(); !status) return status.error();
   return std::shared_ptr<PageGroups>(std::move(groups));
-}
-
-// ---- Memory for other processes: one physical allocation (cuMemCreate, with a handle type that a file descriptor can
-// stand for). Each process maps it whole at an address of its own. cudaMalloc's memory can go to other processes, too
-// (cudaIpcGetMemHandle), but any process that learns the handle's bytes can open it, and it is freed with the process
-// that made it. A descriptor goes only to its receiver and keeps the memory.
-
-namespace {
-
-constexpr double kBusySeconds = 5;
-
-Error refused(int code, const char* call, size_t bytes) {
-  return {code == vmm::kOutOfMemory ? ErrorCode::unavailable : ErrorCode::io,
-          std::to_string(bytes) + " bytes on the card for processes: " + call + ": " + vmm::code_name(code)};
-}
-
-// Physical memory mapped to addresses. The destructor releases what was obtained.
-class Mapping {
- public:
-  Mapping(vmm::Handle handle, size_t bytes) : handle_(handle), bytes_(bytes) {}
-  Mapping(const Mapping&) = delete;
-  ~Mapping() {
-    if (mapped_) {
-      vmm::wait_for_card();  // as cudaFree does
-      must(vmm::unmap(at_, bytes_), "cuMemUnmap");
-    }
-    if (at_) must(vmm::address_free(at_, bytes_), "cuMemAddressFree");
-    must(vmm::release(handle_), "cuMemRelease");
-  }
-  Status map() {
-    if (const int code = vmm::address_reserve(&at_, bytes_)) return refused(code, "cuMemAddressReserve", bytes_);
-    if (const int code = vmm::map(at_, bytes_, handle_)) return refused(code, "cuMemMap", bytes_);
-    mapped_ = true;
-    if (const int code = set_access()) return refused(code, "cuMemSetAccess", bytes_);
-    return ok();
-  }
-  std::byte* data() const { return reinterpret_cast<std::byte*>(at_); }
-
- private:
-  // A busy card may not be ready at once, and no caller would try again.
-  int set_access() {
-    RealClock clock;
-    for (const double end = clock.now() + kBusySeconds;; clock.sleep(1e-3)) {
-      const int code = vmm::set_access(at_, bytes_);
-      if (code != vmm::kNotReady || clock.now() >= end) return code;
-    }
-  }
-
-  const vmm::Handle handle_;
-  const size_t bytes_;
-  vmm::Address at_ = 0;
-  bool mapped_ = false;
-};
-
-// Maps what `handle` stands for, if the driver's call gave it.
-Result<std::shared_ptr<Mapping>> mapped(int code, const char* call, vmm::Handle handle, size_t bytes) {
-  if (code) return refused(code, call, bytes);
-  auto mapping = std::make_shared<Mapping>(handle, bytes);
-  if (Status status = mapping->map(); !status) return status.error();
-  return mapping;
-}
-
-}  // namespace
-
-Result<std::shared_ptr<std::byte>> make_cuda_exported(size_t bytes, int& file) {
-  file = -1;
-  const size_t whole = round_up(bytes, vmm::granularity());
-  vmm::Handle handle = 0;
-  const int made = vmm::create(&handle, whole, vmm::Export::file);
-  auto memory = mapped(made, "cuMemCreate", handle, whole);
-  if (!memory) return memory.error();
-  std::byte* data = memory.value()->data();
-  Stream stream;
-  fill(data, 0, whole, stream);
-  stream.wait();
-  if (const int code = vmm::export_file(&file, handle)) return refused(code, "cuMemExportToShareableHandle", whole);
-  XPYD_CHECK(::fcntl(file, F_SETFD, FD_CLOEXEC) == 0);  // the driver does not document it
-  return std::shared_ptr<std::byte>(memory.value(), data);
-}
-
-Result<std::shared_ptr<std::byte>> import_cuda_memory(int file, size_t bytes) {
-  const size_t whole = round_up(bytes, vmm::granularity());
-  vmm::Handle handle = 0;
-  const int found = vmm::import_file(&handle, file);
-  auto memory = mapped(found, "cuMemImportFromShareableHandle", handle, whole);
-  if (!memory) return memory.error();
-  return std::shared_ptr<std::byte>(memory.value(), memory.value()->data());
 }
 
 }  // namespace xpyd

@@ -49,7 +49,6 @@ struct NoRegistrations {
   }
   bool close(const RemoteKey&) const { return true; }
   int arrived(const RemoteKey&) const { return 0; }
-  int64_t refused() const { return 0; }
 };
 
 class FarTransport final : public PostingTransport<FarPeer, FarTransfer, const NoRegistrations> {
@@ -109,7 +108,6 @@ class FarTransport final : public PostingTransport<FarPeer, FarTransfer, const N
     static constexpr NoRegistrations kNone;
     return kNone;
   }
-  int64_t strangers() const override { return inner_->stats().refused; }
 
   template <class T>
   void tell_all(const T& message) {

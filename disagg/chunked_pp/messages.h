@@ -1,7 +1,7 @@
 // The messages between an instance's head and its stages in other processes (README.md).
 //
 //   head -> stage   Start       the instance that the stage belongs to: ranks, KV memory, limits
-//   stage -> head   Ready       its part of the model is loaded and its KV memory is made; carries the files of the KV
+//   stage -> head   Ready       its part of the model is loaded and its KV memory is made; names the files of the KV
 //   head -> stage   Peers       addresses of the stages before and behind it
 //   stage -> head   Connected   a remote key for each place that takes activations
 //   head -> stage   Wave        a step; sent to all stages at once, in order
@@ -64,8 +64,9 @@ void fields(A& a, typename A::template Ref<Start> s) {
 struct Ready {
   std::string address;  // of the stage's transport
   uint64_t weight_bytes = 0, scratch_bytes = 0;
+  std::vector<std::string> files;  // [tp] of the KV (transport/shared_memory.h); on another host: empty
 };
-XPYD_FIELDS(Ready, address, weight_bytes, scratch_bytes)
+XPYD_FIELDS(Ready, address, weight_bytes, scratch_bytes, files)
 
 struct Peers {
   std::string previous, next;  // addresses; the first stage has no previous one
@@ -177,13 +178,6 @@ inline constexpr uint16_t kType = type_of<T>();
 template <class T>
 bool say_to(const ChannelPtr& channel, const T& message) {
   return channel->send(kType<T>, to_bytes(message));
-}
-
-// The identity that a process shows on these channels. `id` is "head" or "stage0". The schema covers all messages.
-inline NodeIdentity identity_of(const std::string& id, uint64_t fingerprint) {
-  DescribeFields all;
-  std::apply([&](auto&&... one) { (fields(all, one), ...); }, All());
-  return {NodeRole::tool, id, fingerprint, siphash({0, 0}, all.out)};
 }
 
 }  // namespace xpyd::disagg::ranks

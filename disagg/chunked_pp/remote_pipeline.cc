@@ -69,11 +69,10 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
                                               .host = options_.transport_host,
                                               .connections = 1}));
   const auto log = [](const std::string& text) { log_line(LogLevel::warning, "xpyd worker: %s", text.c_str()); };
-  loop_ = std::make_unique<ControlLoop>(
-      clock_, ChannelLimits{.silence_timeout_s = o.silence_s, .max_files = size_t(o.far ? 0 : shards_.tp)}, log);
+  loop_ = std::make_unique<ControlLoop>(clock_, ChannelLimits{.silence_timeout_s = o.silence_s}, log);
   const std::string random = hex(random_secret()) + hex(random_secret());
   const std::string address = need(loop_->listen(
-      {o.listen == "unix:@" ? o.listen + "xpyd-ranks-" + random : o.listen, o.key, identity_of("head", o.fingerprint)},
+      {o.listen == "unix:@" ? o.listen + "xpyd-ranks-" + random : o.listen, o.key, {"head", o.fingerprint}},
       [this](const ChannelPtr& channel) { return on_open(channel); }));
   if (o.start) processes_ = need(o.start(address, shards_.pp));
   if (!processes_)
@@ -157,14 +156,12 @@ ChannelEvents RemotePipeline::on_open(const ChannelPtr& channel) {
 Status RemotePipeline::on_ready(int stage, const Ready& ready) {
   std::lock_guard lock(mutex_);
   StageEnd& from = stages_[size_t(stage)];
-  std::vector<Fd> files = from.channel->take_files();
-  if (!from.address.empty() || ready.address.empty() || (!far() && files.size() != size_t(shards_.tp)))
+  if (!from.address.empty() || ready.address.empty() || (!far() && ready.files.size() != size_t(shards_.tp)))
     return invalid("the ready message came twice, without an address, or without the files of its KV");
   for (int r = 0; r < shards_.tp; ++r) {
     const auto rank = size_t(stage * shards_.tp + r);
-    Result<std::shared_ptr<std::byte>> memory = far()
-                                                    ? reserved(kv_bytes_[rank])
-                                                    : shared_pool_memory(std::move(files[size_t(r)]), kv_bytes_[rank]);
+    Result<std::shared_ptr<std::byte>> memory = far() ? reserved(kv_bytes_[rank])
+                                                      : shared_pool_memory(ready.files[size_t(r)], kv_bytes_[rank]);
     if (!memory) return memory.error();
     kv_memory_[rank] = std::move(memory).value();
   }

@@ -24,7 +24,7 @@
 #include "disagg/chunked_pp/boundary.h"
 #include "disagg/chunked_pp/messages.h"
 #include "disagg/net/channel.h"
-#include "disagg/transport/fault.h"
+#include "disagg/transport/transport.h"
 
 namespace xpyd::disagg::ranks {
 

@@ -161,7 +161,7 @@ Status Stage::serve() {
               changed_.notify_all();
             }};
   };
-  const NodeIdentity self = identity_of("stage" + std::to_string(options_.stage), options_.fingerprint);
+  const NodeIdentity self{"stage" + std::to_string(options_.stage), options_.fingerprint};
   const std::string head = options_.find_head ? options_.find_head() : options_.join;
   if (head.empty()) return Error{ErrorCode::unavailable, "the registry has no instance with this --rank-group"};
   Result<ChannelPtr> channel = loop.connect({head, options_.key, self}, 5, on_open);
@@ -216,13 +216,13 @@ void Stage::set_up(Parts& p) {
   p.last = stage + 1 == start.pp;
   p.built = need(options_.make_ranks(p.shards, stage, start.step_tokens));
   p.team = std::make_unique<ThreadTeam>(start.tp);
-  std::vector<int> files;
+  std::vector<std::string> files;
   for (int rank = stage * start.tp; rank < (stage + 1) * start.tp; ++rank) {
     const KvShape whole = kv_shape(c, Dtype(start.kv_dtype));
     p.layouts.push_back(
         {rank_shape(whole, p.shards, rank), KvOrder(start.kv_order), start.block_tokens, start.n_blocks});
     p.pools.push_back(need(shared_pool_memory(p.layouts.back().pool_bytes())));
-    files.push_back(need(shared_file({p.pools.back().get(), p.layouts.back().pool_bytes()})).fd);
+    if (!start.far) files.push_back(need(shared_file({p.pools.back().get(), p.layouts.back().pool_bytes()})).name);
   }
   const TransportRow* transport = find_transport(start.transport);
   if (!transport) throw invalid("there is no transport named " + start.transport);
@@ -236,13 +236,8 @@ void Stage::set_up(Parts& p) {
                                            .host = options_.transport_host,
                                            .connections = 1};
   p.transport = need(transport->make(transport_options));
-  if (options_.faults) p.transport = make_fault_transport(std::move(p.transport), *options_.faults, transport_options);
   if (p.last) p.logits.resize(kSlots * most_logits);
-  const Ready ready{p.transport->address(), p.built.weight_bytes, p.built.ranks->scratch_bytes()};
-  if (start.far)
-    say_to(p.channel, ready);
-  else
-    p.channel->send_files(kType<Ready>, to_bytes(ready), files);
+  say_to(p.channel, Ready{p.transport->address(), p.built.weight_bytes, p.built.ranks->scratch_bytes(), files});
 
   const Peers peers = expect<Peers>();
   if (stage > 0) wait_until([&] { return need(p.transport->connect(stage - 1, peers.previous)); });

@@ -20,7 +20,6 @@
 #include "disagg/chunked_pp/far_kv.h"
 #include "disagg/chunked_pp/messages.h"
 #include "disagg/net/channel.h"
-#include "disagg/transport/fault.h"
 #include "model/llama/llama_rank.h"
 
 namespace xpyd::disagg::ranks {
@@ -38,7 +37,6 @@ struct StageOptions {
   ModelConfig config;
   Dtype dtype = Dtype::f32;
   std::string transport_host = "127.0.0.1";
-  std::optional<FaultOptions> faults;  // injected into the activations' transport
   struct Built {
     std::unique_ptr<StageRanks> ranks;
     size_t weight_bytes = 0;

@@ -100,8 +100,8 @@ bool Conductor::refused_late(AttemptId number, Out& out) {
 // ---- Attempts end.
 
 const char* failure_name(AttemptFailure why) {
-  static constexpr const char* kNames[] = {"instance_gone",   "instance_silent", "peer_silent", "peer_unknown",
-                                           "connection_lost", "given_up",        "refused"};
+  static constexpr const char* kNames[] = {"instance_gone",   "instance_silent", "peer_silent",
+                                           "peer_unknown",  "given_up",        "refused"};
   static_assert(std::size(kNames) == kAttemptFailures);
   return kNames[size_t(why)];
 }

@@ -21,7 +21,7 @@ void Receiver::on(Incoming& in, Event event, With with) {
     case Action::hand_out:
       return parts_.tell(kConductor, PrefillJob{in.attempt, in.request, in.choices[0], parts_.self});
     case Action::accept: return accept(in, *with.delivered);
-    case Action::give_back: return give_back(with.from, in.attempt, with.delivered->handover);
+    case Action::give_back: return give_back(with.delivered->handover);
     case Action::adopt: return adopt(in, parts_.transport.zero_copy() || is_whole(in));
     case Action::recompute: return adopt(in, false);
     case Action::drop: break;
@@ -35,11 +35,11 @@ void Receiver::on(Incoming& in, Event event, With with) {
       ++stats_.expired;
       parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
       break;
-    case Action::refuse: give_back(with.from, in.attempt, with.delivered->handover); [[fallthrough]];
+    case Action::refuse: give_back(with.delivered->handover); [[fallthrough]];
     case Action::fail: parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)}); break;
   }
   // All remaining actions give up the room.
-  give_back(in.from, in.attempt, in.handover);
+  give_back(in.handover);
   give_up(in.place);
   sweep();
 }
@@ -118,12 +118,14 @@ void Receiver::handle(InstanceId from, KvOffered message) {
 void Receiver::handle(InstanceId from, KvDelivered message) {
   if (!parts_.transport.zero_copy()) message.handover.reset();  // only handoff hands over blocks
   Incoming* in = find(from, message.attempt);
-  if (!in) return give_back(from, message.attempt, message.handover);  // the attempt was given up
+  if (!in) return give_back(message.handover);  // the attempt was given up
   Event event = Event::delivered;
   if (in->state == State::granted && !message.kv_arrived) event = Event::delivered_short;
   if (in->state == State::granted && !fits(*in, message.choices)) event = Event::misdelivered;
   on(*in, event,
-     {AttemptFailure::refused, "what its prefill instance delivered does not fit the request", from, &message});
+     {.reason = AttemptFailure::refused,
+      .why = "what its prefill instance delivered does not fit the request",
+      .delivered = &message});
   tidy();
 }
 
@@ -160,11 +162,11 @@ void Receiver::renewed(InstanceId from, AttemptId attempt) {
   if (Incoming* in = find(from, attempt)) in->deadline_s = parts_.new_deadline();
 }
 
-void Receiver::peer_gone(InstanceId peer, const std::string& why) {
+void Receiver::peer_gone(InstanceId peer) {
   for (auto& [attempt, in] : incoming_) {
     if (in.from != peer) continue;
     if (in.state == State::finished_prefills && all_arrived(in)) on(in, Event::counted);
-    on(in, why.empty() ? Event::peer_gone : Event::connection_lost, {AttemptFailure::connection_lost, why});
+    on(in, Event::peer_gone);
   }
   tidy();
 }

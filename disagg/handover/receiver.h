@@ -37,8 +37,7 @@ class Receiver {
   void handle(InstanceId from, KvOffered message);
   void handle(InstanceId from, const ReservationCancelled& message);
   void renewed(InstanceId from, AttemptId attempt);
-  // Gives up what is shared with the peer. `why` goes to the conductor; "": it knows already.
-  void peer_gone(InstanceId peer, const std::string& why = "");
+  void peer_gone(InstanceId peer);  // gives up what is shared with the peer
 
   // Handles silent peers, finished requests, free room and KV that has arrived. Returns whether something moved.
   bool tick();
@@ -95,7 +94,7 @@ class Receiver {
   struct With {
     AttemptFailure reason = AttemptFailure::given_up;
     std::string why;
-    InstanceId from = -1;              // claimed, delivered
+    InstanceId from = -1;              // claimed
     KvDelivered* delivered = nullptr;  // delivered
   };
 
@@ -123,7 +122,7 @@ class Receiver {
   bool all_arrived(const Incoming& in) const;
   bool is_whole(const Incoming& in) const;
   void adopt(Incoming& in, bool whole);
-  void give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover);
+  void give_back(std::optional<KvHandover>& handover);
   bool close(Place& place);
   void give_up(Place& place);
   bool sweep();

@@ -115,14 +115,7 @@ void Receiver::adopt(Incoming& in, bool whole) {
   }
   KvHandle kv = std::exchange(in.place.kv, kNoKv);
   if (in.handover) {
-    const bool elsewhere = in.handover->between_processes();
-    // A message from another process may be wrong.
-    if (!elsewhere || in.handover->tokens == n_tokens)
-      kv = memory.handoff().adopt(std::move(*in.handover), tokens, salt);
-    if (elsewhere) {
-      if (kv == kNoKv) ++stats_.refused_kv;
-      parts_.tell(in.from, KvTaken{in.attempt});
-    }
+    kv = memory.handoff().adopt(std::move(*in.handover), tokens, salt);
   } else if (kv != kNoKv) {
     memory.unpin(in.place.lease);
     memory.commit(kv, tokens.subspan(size_t(std::min(in.place.cached_tokens, n_tokens))));
@@ -151,14 +144,9 @@ void Receiver::adopt(Incoming& in, bool whole) {
   }
 }
 
-// Gives back blocks that were handed over and are not adopted. If they belong to another process, that process discards
-// them.
-void Receiver::give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover) {
-  if (!handover) return;
-  if (handover->between_processes())
-    parts_.tell(from, KvTaken{attempt});
-  else
-    parts_.memory.handoff().discard(std::move(*handover));
+// Gives back blocks that were handed over and are not adopted.
+void Receiver::give_back(std::optional<KvHandover>& handover) {
+  if (handover) parts_.memory.handoff().discard(std::move(*handover));
   handover.reset();
 }
 

@@ -54,7 +54,7 @@ void Sender::expect(AttemptId attempt, InstanceId decode) {
   out.peer = decode;
   out.sent.assign(size_t(parts_.n_layers), 0);
   if (!parts_.peers.contains(decode))
-    on(out, Event::connection_lost, {AttemptFailure::peer_unknown, "its decode instance is gone"});
+    on(out, Event::cancelled, {AttemptFailure::peer_unknown, "its decode instance is gone"});
 }
 
 // P itself asks D for room, so messages are in order in both directions: D learns of a request before its end, and P
@@ -127,10 +127,9 @@ void Sender::renewed(InstanceId from, AttemptId attempt) {
   if (Outgoing* out = find(from, attempt)) out->deadline_s = parts_.new_deadline();
 }
 
-void Sender::peer_gone(InstanceId peer, const std::string& why) {
+void Sender::peer_gone(InstanceId peer) {
   for (auto& [attempt, out] : outgoing_)
-    if (out.peer == peer)
-      on(out, why.empty() ? Event::peer_gone : Event::connection_lost, {AttemptFailure::connection_lost, why});
+    if (out.peer == peer) on(out, Event::peer_gone);
 }
 
 // ---- Actions.
@@ -192,11 +191,6 @@ void Sender::deliver(Outgoing& out) {
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
   if (parts_.transport.zero_copy()) {
     delivered.handover = parts_.memory.handoff().hand_over(std::exchange(out.kv, kNoKv));
-    if (delivered.handover->between_processes()) {
-      out.given = *delivered.handover;
-      out.deadline_s = parts_.new_deadline();
-      on(out, Event::lends);
-    }
   } else if (parts_.checksum) {
     delivered.checksums = kv_checksums(parts_.memory, out.kv, out.destination.cached_tokens, out.choices[0]->given);
   }
@@ -212,9 +206,6 @@ void Sender::end(Outgoing& out) {
 
 void Sender::free(Outgoing& out) {
   if (out.kv != kNoKv) parts_.memory.free(std::exchange(out.kv, kNoKv));
-  // The attempt now belongs to D. If D is silent, it keeps the blocks that it has already shared, or computes the
-  // prompt.
-  if (out.given.between_processes()) parts_.memory.handoff().discard(std::move(out.given));
 }
 
 // ---- Time.

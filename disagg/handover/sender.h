@@ -42,8 +42,7 @@ class Sender final : public EngineHooks {
   void handle(InstanceId from, const KvTaken& message);
   void handle(InstanceId from, const ReservationCancelled& message);
   void renewed(InstanceId from, AttemptId attempt);
-  // Gives up what is shared with the peer. `why` goes to the conductor; "": it knows already.
-  void peer_gone(InstanceId peer, const std::string& why = "");
+  void peer_gone(InstanceId peer);  // gives up what is shared with the peer
 
   // Handles finished transfers, silent peers and finished requests. Returns whether something moved.
   bool tick();
@@ -71,7 +70,7 @@ class Sender final : public EngineHooks {
   static constexpr Any<State> kOver = {State::withdrawing, State::withdrawing_told, State::closing,
                                        State::closing_told};
   // The peer knows the attempt and must renew it within a lease.
-  static constexpr Any<State> kShared = kWriting | kHolding | Any{State::asked, State::prefill_sending, State::lent};
+  static constexpr Any<State> kShared = kWriting | kHolding | Any{State::asked, State::prefill_sending};
   // These states end when no transfer is in flight any more.
   static constexpr Any<State> kQuiet = {State::prefill_sending, State::closing, State::closing_told,
                                         State::withdrawing_told};
@@ -99,7 +98,6 @@ class Sender final : public EngineHooks {
     KvHandle kv = kNoKv;                      // once the prompt is computed
     std::vector<SequencePtr> choices;         // … until they are delivered
     RemoteKey registration;                   // pull: of the registration that the peer may read through
-    KvHandover given;                         // state lent
   };
   // The data of an event.
   struct With {

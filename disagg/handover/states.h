@@ -28,7 +28,6 @@ enum class SenderState : uint8_t {
   waiting,           // computed; room is not granted yet
   prefill_sending,   // delivered; a transfer may still be in flight
   offered,           // pull: the peer may read
-  lent,              // blocks are handed to another process, which has not answered yet
   withdrawing,       // given up; the engine still has it
   withdrawing_told,  // … and the peer must still be told
   closing,           // over; a transfer may be in flight, or a reader inside
@@ -45,8 +44,6 @@ enum class SenderEvent : uint8_t {
   taken,            // D: KvTaken
   cancelled,        // D: ReservationCancelled
   peer_gone,        // the conductor knows
-  connection_lost,  // the conductor does not know
-  lends,            // the blocks stay this process's until they are taken
   no_registration,  // transport: a registration to read is refused
   post_failed,      // transport
   quiet,            // transport: nothing is in flight and the registration is closed
@@ -95,7 +92,6 @@ enum class ReceiverEvent : uint8_t {
   misdelivered,     // P: the same, and it does not fit the request
   cancelled,        // P: ReservationCancelled
   peer_gone,        // the conductor knows
-  connection_lost,  // the conductor does not know
   no_registration,  // transport: a registration to write is refused
   counted,          // transport: all transfers have arrived
   closed,           // transport: the registration is closed
@@ -204,7 +200,6 @@ constexpr SenderMachine sender_table() {
   using A = SenderAction;
   constexpr Any<SenderState> kComputing = {expected, asked, writing, writing_short};
   constexpr Any<SenderState> kComputed = {waiting, offered};  // P holds its choices
-  constexpr Any<SenderState> kDelivered = {prefill_sending, lent};
   constexpr Any<SenderState> kWithdrawing = {withdrawing, withdrawing_told}, kClosing = {closing, closing_told};
   constexpr SenderMachine::Rule kRules[] = {
       {expected, E::started, asked, A::ask},
@@ -220,19 +215,18 @@ constexpr SenderMachine sender_table() {
 
       {{asked, waiting}, E::reserved, writing, A::take_place},
       {{expected, writing, writing_short, offered}, E::reserved, kStays, A::nothing},
-      {kDelivered | kWithdrawing | kClosing, E::reserved, kStays, A::nothing},
+      {kWithdrawing | kClosing | prefill_sending, E::reserved, kStays, A::nothing},
       {asked, E::misplaced, withdrawing_told, A::fail},
       {waiting, E::misplaced, closing_told, A::end_or_fail},
-      {{offered, lent, closing_told}, E::taken, closing, A::nothing},
+      {{offered, closing_told}, E::taken, closing, A::nothing},
       {kComputing | kWithdrawing | Any{waiting, prefill_sending, closing}, E::taken, kStays, A::nothing},
-      {kComputing, {E::cancelled, E::connection_lost}, withdrawing, A::fail},
-      {kComputed, {E::cancelled, E::connection_lost}, closing, A::end_or_fail},
+      {kComputing, E::cancelled, withdrawing, A::fail},
+      {kComputed, E::cancelled, closing, A::end_or_fail},
       {kComputing, E::peer_gone, withdrawing, A::nothing},
       {kComputed, E::peer_gone, closing, A::nothing},
-      {kWithdrawing, {E::cancelled, E::connection_lost, E::peer_gone}, withdrawing, A::nothing},
-      {kDelivered | kClosing, {E::cancelled, E::connection_lost, E::peer_gone}, closing, A::nothing},
+      {kWithdrawing, {E::cancelled, E::peer_gone}, withdrawing, A::nothing},
+      {kClosing | prefill_sending, {E::cancelled, E::peer_gone}, closing, A::nothing},
 
-      {prefill_sending, E::lends, lent, A::nothing},
       {offered, E::no_registration, closing, A::end_or_fail},
       {{writing, writing_short}, E::post_failed, writing_short, A::nothing},
       {prefill_sending, E::post_failed, closing, A::tell},
@@ -244,10 +238,9 @@ constexpr SenderMachine sender_table() {
       {{asked, writing, writing_short}, E::silent, withdrawing_told, A::fail},
       {kComputed, E::silent, closing_told, A::end_or_fail},
       {prefill_sending, E::silent, kStays, A::cancel_posts},
-      {lent, E::silent, closing, A::nothing},
       {kComputed, E::request_over, closing_told, A::end},
       {kComputing | kWithdrawing, E::shut_down, withdrawing, A::nothing},
-      {kComputed | kDelivered | kClosing, E::shut_down, closing, A::nothing},
+      {kComputed | kClosing | prefill_sending, E::shut_down, closing, A::nothing},
   };
   return SenderMachine(kRules);
 }
@@ -273,9 +266,8 @@ constexpr ReceiverMachine receiver_table() {
       {kWaiting | kDelivered | reading, E::delivered, kStays, A::give_back},
       {kWaiting | granted, E::cancelled, gone, A::give_up},
       {kWaiting | Any{granted, reading}, E::peer_gone, gone, A::drop},
-      {kWaiting | Any{granted, reading}, E::connection_lost, gone, A::fail},
-      {finished_prefills, {E::cancelled, E::peer_gone, E::connection_lost}, incomplete, A::nothing},
-      {{closing, incomplete}, {E::cancelled, E::peer_gone, E::connection_lost}, kStays, A::nothing},
+      {finished_prefills, {E::cancelled, E::peer_gone}, incomplete, A::nothing},
+      {{closing, incomplete}, {E::cancelled, E::peer_gone}, kStays, A::nothing},
       {reading, E::cancelled, kStays, A::nothing},
 
       {granted, E::no_registration, gone, A::fail},

@@ -1,4 +1,5 @@
 // Builds an instance part by part: inherited memory, stages, memory, model, transport.
+#include "allocator/kv_pool.h"
 #include "allocator/offload/offloaded_memory.h"
 #include "allocator/schemes.h"
 #include "disagg/chunked_pp/far_kv.h"
@@ -117,7 +118,6 @@ std::unique_ptr<KvTransport> make_transport(const ClusterOptions& o, const Welco
                                            .host = o.transport_host,
                                            .nics = o.nics};
   std::unique_ptr<KvTransport> transport = need(o.transport->make(transport_options), "--transport: ");
-  if (o.faults) transport = make_fault_transport(std::move(transport), *o.faults, transport_options);
   if (far) transport = ranks::make_far_transport(std::move(transport), *far, transport_options);
   return transport;
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "allocator/pool/block_ledger.h"
 #include "allocator/schemes.h"
 #include "disagg/messages.h"
 
@@ -52,8 +51,8 @@ ConductorOptions conductor_options(const ClusterOptions& o) {
   return conductor;
 }
 
-Status check_shared_pool(const ClusterOptions& o, bool processes) {
-  if (!o.transport->shared_pool || (!processes && o.topology.size() < 2)) return ok();
+Status check_shared_pool(const ClusterOptions& o) {
+  if (!o.transport->shared_pool || o.topology.size() < 2) return ok();
   const KvShards shards = o.shards(o.topology[0]);
   const auto ranks = [](const KvShards& s) { return "tp " + std::to_string(s.tp) + ", pp " + std::to_string(s.pp); };
   for (Role role : o.topology)
@@ -66,26 +65,7 @@ Status check_shared_pool(const ClusterOptions& o, bool processes) {
     return invalid("--allocator " + std::string(o.kv_scheme->name) + ", " + ranks(shards) +
                    ": a page group has the bytes of one rank: expected, with --transport " + o.transport->name +
                    ", paged, token, contiguous or slots");
-  if (processes && o.topology.size() > size_t{BlockLedger::kMembers})
-    return invalid(std::string("--transport ") + o.transport->name + ": at most " +
-                   std::to_string(BlockLedger::kMembers) + " processes share a pool");
-  if (processes && o.kv_scheme->page_groups)
-    return invalid("--allocator " + std::string(o.kv_scheme->name) +
-                   ": its page groups are mapped by one process only: expected, with --transport " + o.transport->name +
-                   " and processes, paged, token, contiguous or slots");
   return ok();
-}
-
-Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& o) {
-  if (!o.transport->shared_pool) return std::unique_ptr<HandoffPool>();
-  if (Status can = check_shared_pool(o, true); !can) return can.error();
-  return HandoffPool::create(o.kv_scheme->name, kv_options(o), int(o.topology.size()), o.shards(o.topology[0]));
-}
-
-Result<JoinedPool> join_pool(const ClusterOptions& o, const Welcome& as) {
-  if (!o.transport->shared_pool) return JoinedPool{};
-  if (Status can = check_shared_pool(o, true); !can) return can.error();
-  return join_handoff_pool(as.pool, o.kv_scheme->name, kv_options(o), o.shards(as.role));
 }
 
 std::string instance_name(Role role, int index) {
@@ -108,7 +88,7 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   const bool shared = o.transport->shared_pool && n > 1;
   o.kv.n_memories = int(n);
   o.kv.keep_idle = !shared;  // other instances may need what an idle one would keep
-  need(check_shared_pool(o, false));
+  need(check_shared_pool(o));
   std::shared_ptr<KvPool> shared_pool;
   if (shared) {
     KvOptions pool_options = kv_options(o);

@@ -19,8 +19,6 @@
 #include "disagg/instance/instance.h"
 #include "disagg/pool/kv_events.h"
 #include "disagg/service.h"
-#include "disagg/transport/fault.h"
-#include "disagg/transport/handoff/handoff_pool.h"
 
 namespace xpyd::disagg {
 
@@ -48,7 +46,6 @@ struct ClusterOptions : ConductorOptions {
   SpeculationOptions speculation;
   const TransportRow* transport = nullptr;
   KvEventsOptions kv_events;                 // an instance adds its number to `rank`
-  std::optional<FaultOptions> faults;        // faults injected into the transport
   std::string transport_host = "127.0.0.1";  // address at which transports listen
   std::vector<std::string> nics;             // rdma: see TransportOptions
   bool kv_checksum = false;                  // checksums over all KV that crosses
@@ -74,9 +71,7 @@ constexpr int max_sequences(int max_batch) { return 2 * max_batch; }
 KvOptions kv_options(const ClusterOptions& options);  // for one instance's memory
 ConductorOptions conductor_options(const ClusterOptions& options);
 // Returns an error if the transport needs one shared pool and these instances cannot share one.
-Status check_shared_pool(const ClusterOptions& options, bool processes);
-// Makes the pool that processes share; null if the transport needs none.
-Result<std::unique_ptr<HandoffPool>> make_handoff_pool(const ClusterOptions& options);
+Status check_shared_pool(const ClusterOptions& options);
 std::string instance_name(Role role, int index);  // "P0"
 std::vector<std::string> instance_names(const std::vector<Role>& topology);
 
@@ -93,8 +88,7 @@ struct InstanceMemory {
 };
 // Builds an instance, for a thread of this process or for a process of its own. `model_index` is the argument of
 // options.make_model. `pool` is shared by options.kv.n_memories instances; null: a pool of its own. `left` comes from
-// an earlier instance with equal options and is used if the role matches. A worker process gets its pool from
-// join_pool().
+// an earlier instance with equal options and is used if the role matches.
 struct BuiltInstance {
   InstanceMemory memory;
   std::unique_ptr<Instance> instance;
@@ -102,7 +96,6 @@ struct BuiltInstance {
 Result<BuiltInstance> build_instance(const ClusterOptions& options, const Welcome& as, int model_index,
                                      std::shared_ptr<KvPool> pool, Clock& clock, MessageBus& bus,
                                      InstanceMemory left = {});
-Result<JoinedPool> join_pool(const ClusterOptions& options, const Welcome& as);
 
 class Cluster final : public Runtime, private MessageBus {
  public:

@@ -54,7 +54,7 @@ InstanceInfo Instance::info() const {
           .layout = memory_->layout(),
           .shards = shards_of(*memory_),
           .stages = engine_.in_waves() ? model_->stages() : 1,
-          .capacity_blocks = kv.capacity + kv.elsewhere,
+          .capacity_blocks = kv.capacity,
           .block_tokens = kv.block_tokens,
           .tier_blocks = int(std::min<int64_t>(1 << 30, kv.tiers.host_capacity + kv.tiers.disk_capacity)),
           .max_batch = options_.engine.max_batch,
@@ -170,13 +170,6 @@ void Instance::handle(InstanceId, PeerGone message) {
   peers_.disconnect(message.id);
   kv_.peer_gone(message.id);
   peers_.forget(message.id);
-}
-
-// The peer may still live and write, so registrations that are being closed wait for it. Its connection is made again
-// when it joins again.
-void Instance::handle(InstanceId, PeerBroken message) {
-  kv_.peer_gone(message.id, options_.name + " lost its connection to a peer");
-  peers_.lost(message.id);
 }
 
 void Instance::renew_leases() {

@@ -69,7 +69,6 @@ class Instance final {
   void handle(InstanceId from, StartRequest message);
   void handle(InstanceId from, PrefillJob message);
   void handle(InstanceId from, PeerGone message);
-  void handle(InstanceId from, PeerBroken message);
   void handle(InstanceId, ClearPrefixCache) { memory_->clear_prefix_cache(); }
   // Other messages go to the parts that have a handle() for them.
   template <class M>

@@ -45,10 +45,8 @@ struct KvExchange {
     for (AttemptId attempt : message.attempts)
       sender.renewed(from, attempt), receiver.renewed(from, attempt), lender.renewed(from, attempt);
   }
-  // `why` goes to the conductor; "": it knows already.
-  void peer_gone(InstanceId peer, const std::string& why = "") {
-    sender.peer_gone(peer, why), receiver.peer_gone(peer, why);
-    fetcher.peer_gone(peer), lender.peer_gone(peer);
+  void peer_gone(InstanceId peer) {
+    sender.peer_gone(peer), receiver.peer_gone(peer), fetcher.peer_gone(peer), lender.peer_gone(peer);
   }
   bool tick() {  // returns whether something moved
     bool moved = sender.tick();

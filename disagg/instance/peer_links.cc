@@ -15,7 +15,6 @@ constexpr double kAgainSeconds = 0.25, kLookSeconds = 0.1;
 void PeerLinks::handle(InstanceId, PeerJoined message) {
   if (message.info.id == options_.id) return;
   const InstanceId id = message.info.id;
-  connected_.erase(id);
   names_[id] = message.info.name;
   pending_[id] = {.info = std::move(message.info), .since_s = parts_.clock.now()};
 }
@@ -93,12 +92,6 @@ bool PeerLinks::waits(const Envelope& envelope, const Attempts& attempts) const 
 
 void PeerLinks::disconnect(InstanceId peer) {
   parts_.transport.disconnect(peer);
-  pending_.erase(peer);
-  connected_.erase(peer);
-}
-
-void PeerLinks::lost(InstanceId peer) {
-  parts_.peers.erase(peer);
   pending_.erase(peer);
   connected_.erase(peer);
 }

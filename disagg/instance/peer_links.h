@@ -24,7 +24,6 @@ class PeerLinks {
   // deadline is over does not wait.
   bool waits(const Envelope& envelope, const Attempts& attempts) const;
   void disconnect(InstanceId peer);
-  void lost(InstanceId peer);    // messages were lost; the peer is called again when it joins again
   void forget(InstanceId peer);  // requires: the other parts know that it is gone
   // Returns the time until a peer is called again, at most `seconds`.
   double nap(double seconds) const;

@@ -1,19 +1,14 @@
 #include "disagg/net/address.h"
 
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <filesystem>
-#include <thread>
 
 namespace xpyd::disagg {
 namespace {
@@ -39,32 +34,14 @@ std::string text_of(int fd, const ControlAddress& asked) {
 
 // Removes the file of a Unix socket of this user that no process serves. Nothing else is removed: connect() returns
 // ECONNREFUSED for regular files, too.
-void remove_left_over(const ControlAddress& address, const std::string& path) {
+void remove_left_over(const ControlAddress& address) {
+  const std::string path = address.text.substr(std::strlen("unix:"));
   struct stat file;
   if (lstat(path.c_str(), &file) != 0 || !S_ISSOCK(file.st_mode) || file.st_uid != geteuid()) return;
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   const bool refused = fd >= 0 && connect(fd, of(address), address.bytes) != 0 && errno == ECONNREFUSED;
   if (fd >= 0) close(fd);
   if (refused) unlink(path.c_str());
-}
-
-// Removes a dead socket file and returns its folder, locked; on failure -1 and errno. The lock is held during every
-// bind and removal, because a socket between bind and listen looks dead.
-int make_way(const ControlAddress& address) {
-  constexpr int kTries = 100;  // 2 s in all; the lock is held for a few system calls
-  const std::string path = address.text.substr(std::strlen("unix:"));
-  const std::string folder = std::filesystem::path(path).parent_path();
-  const int fd = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  for (int tries = 0; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0; ++tries) {
-    if (tries == kTries) {
-      close(fd);
-      errno = EWOULDBLOCK;
-      return -1;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  if (fd >= 0) remove_left_over(address, path);
-  return fd;
 }
 
 }  // namespace
@@ -129,24 +106,21 @@ Result<ControlAddress> parse_control_address(const std::string& text, bool numer
 Result<int> listen_at(const ControlAddress& address, std::string* bound) {
   int fd = socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) return failed(address, "socket", errno);
-  int folder = -1;
   auto fail = [&](const char* what) {
     Error error = failed(address, what, errno);
     close(fd);
-    if (folder >= 0) close(folder);
     return error;
   };
   if (address.is_file()) {
     // Before the bind, so that no other user can connect at any moment.
     if (fchmod(fd, 0600) != 0) return fail("fchmod");
-    if ((folder = make_way(address)) < 0) return fail("its folder cannot be locked");
+    remove_left_over(address);
   } else if (!address.is_unix()) {
     int one = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
   }
   if (bind(fd, of(address), address.bytes) != 0) return fail("bind");
   if (listen(fd, 128) != 0) return fail("listen");
-  if (folder >= 0) close(folder);
   if (bound) *bound = text_of(fd, address);
   return fd;
 }
@@ -154,8 +128,7 @@ Result<int> listen_at(const ControlAddress& address, std::string* bound) {
 void close_listener(int fd, const std::string& address) {
   close(fd);
   Result<ControlAddress> at = parse_control_address(address);
-  const int folder = at && at.value().is_file() ? make_way(at.value()) : -1;
-  if (folder >= 0) close(folder);
+  if (at && at.value().is_file()) remove_left_over(at.value());
 }
 
 Result<int> connect_to(const ControlAddress& address) {
@@ -163,18 +136,17 @@ Result<int> connect_to(const ControlAddress& address) {
   if (fd < 0) return failed(address, "socket", errno);
   if (connect(fd, of(address), address.bytes) != 0 && errno != EINPROGRESS) {
     Error error = failed(address, "connect", errno);
-    if (errno == EAGAIN) error.code = ErrorCode::unavailable;
     close(fd);
     return error;
   }
   return fd;
 }
 
-bool of_user(int fd, bool or_root) {
+bool of_user_or_root(int fd) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) return false;
-  return peer.uid == geteuid() || (or_root && peer.uid == 0);
+  return peer.uid == geteuid() || peer.uid == 0;
 }
 
 }  // namespace xpyd::disagg

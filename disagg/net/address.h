@@ -32,10 +32,9 @@ Result<int> listen_at(const ControlAddress& address, std::string* bound);
 void close_listener(int fd, const std::string& address);
 
 // Returns a non-blocking socket that is connecting to `address`. When it becomes writable it has connected or failed.
-// Error `unavailable`: the backlog of a Unix socket is full now.
 Result<int> connect_to(const ControlAddress& address);
 
-// Returns whether the process at the other end of a Unix socket is this user's, or, with `or_root`, root's.
-bool of_user(int fd, bool or_root);
+// Returns whether the process at the other end of a Unix socket is this user's or root's.
+bool of_user_or_root(int fd);
 
 }  // namespace xpyd::disagg

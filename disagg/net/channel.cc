@@ -11,27 +11,6 @@
 #include "disagg/net/loop.h"
 
 namespace xpyd::disagg {
-namespace {
-
-constexpr size_t kKeptBytes = 1u << 20;  // buffer kept by an idle channel
-
-ssize_t send_along(int fd, std::string_view bytes, const std::vector<int>& files) {
-  constexpr int kFlags = MSG_NOSIGNAL | MSG_DONTWAIT;
-  if (files.empty()) return ::send(fd, bytes.data(), bytes.size(), kFlags);
-  const size_t n = files.size() * sizeof(int);
-  std::vector<char> control(CMSG_SPACE(n));
-  iovec piece{const_cast<char*>(bytes.data()), bytes.size()};
-  msghdr message{};
-  message.msg_iov = &piece, message.msg_iovlen = 1;
-  message.msg_control = control.data(), message.msg_controllen = control.size();
-  cmsghdr* head = CMSG_FIRSTHDR(&message);
-  head->cmsg_level = SOL_SOCKET, head->cmsg_type = SCM_RIGHTS, head->cmsg_len = CMSG_LEN(n);
-  std::memcpy(CMSG_DATA(head), files.data(), n);
-  return sendmsg(fd, &message, kFlags);
-}
-
-}  // namespace
-
 // ---- any thread
 
 void Channel::Impl::watch_output(bool wanted) {
@@ -41,16 +20,15 @@ void Channel::Impl::watch_output(bool wanted) {
 
 bool Channel::Impl::write_some() {
   while (fd >= 0 && out_at < out.size()) {
-    const ssize_t n = send_along(fd, std::string_view(out).substr(out_at), files_out);
+    const ssize_t n = ::send(fd, out.data() + out_at, queued(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n > 0) {
       out_at += size_t(n);
-      files_out.clear();
       continue;
     }
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) return false;
     if (!std::exchange(blocked, true)) watch_output(true);
-    if (out_at > kKeptBytes && out_at > out.size() / 2) {
+    if (out_at > out.size() / 2) {
       out.erase(0, out_at);
       out_at = 0;
     }
@@ -58,10 +36,7 @@ bool Channel::Impl::write_some() {
   }
   if (std::exchange(blocked, false)) watch_output(false);
   out_at = 0;
-  if (out.capacity() > kKeptBytes)
-    out = std::string();
-  else
-    out.clear();
+  out.clear();
   return true;
 }
 
@@ -74,20 +49,6 @@ bool Channel::is_open() const { return impl_->open.load(std::memory_order_acquir
 const NodeIdentity& Channel::peer() const { return impl_->peer; }
 const std::string& Channel::address() const { return impl_->address; }
 double Channel::heard_s() const { return impl_->heard_s; }
-size_t Channel::queued_bytes() const {
-  std::lock_guard lock(impl_->mutex);
-  return impl_->queued();
-}
-
-std::vector<Fd> Channel::take_files() { return std::exchange(impl_->files, {}); }
-
-bool Channel::send_files(uint16_t type, std::string_view payload, std::span<const int> files) {
-  {
-    std::lock_guard lock(impl_->mutex);
-    impl_->files_out.insert(impl_->files_out.end(), files.begin(), files.end());
-  }
-  return send(type, payload);
-}
 
 bool Channel::send(uint16_t type, std::string_view payload, bool more_follow) {
   XPYD_CHECK(type >= kFirstFrameType);
@@ -104,10 +65,8 @@ bool Channel::send(uint16_t type, std::string_view payload, bool more_follow) {
   if (payload.size() > kMaxFramePayloadBytes)
     return give_up("a message of " + std::to_string(payload.size()) + " bytes; expected at most " +
                    std::to_string(kMaxFramePayloadBytes));
-  if (c.queued() + payload.size() + kFrameOverheadBytes > c.loop->limits.max_unsent_bytes) {
-    ++c.loop->stalled;
+  if (c.queued() + payload.size() + kFrameOverheadBytes > c.loop->limits.max_unsent_bytes)
     return give_up("the peer does not read: " + std::to_string(c.queued()) + " bytes wait for it");
-  }
   c.writer->append(c.out, type, payload);
   c.sent_since = true;
   // The I/O thread also notices a broken connection, and reports the reason.
@@ -144,7 +103,6 @@ bool ControlLoop::Impl::take_handshake(const ChannelPtr& channel, std::string_vi
     if (!c.blocked) c.write_some();
   }
   if (!status) {
-    garbage += c.accepted;
     fail(channel, status.error().message);
     return false;
   }
@@ -160,23 +118,14 @@ void ControlLoop::Impl::become_open(const ChannelPtr& channel) {
   c.reader.emplace(c.handshake->receive_key(), limits.max_frame_bytes);
   c.heartbeat_s = clock.now();
   c.heard_s = c.heartbeat_s;
-  if (c.accepted) {
-    c.address = name_of(c.peer.role) + (" " + c.peer.id);
-    std::erase(unknown, c.id);
-  }
+  if (c.accepted) c.address = c.peer.id;
   {
     std::lock_guard lock(c.mutex);
     c.writer.emplace(c.handshake->send_key());
     c.open = true;
   }
   c.handshake.reset();
-  ++opened;
-  if (++n_open > limits.max_channels) {
-    channel->close("there are too many channels: " + std::to_string(limits.max_channels));
-    c.on_open = nullptr;
-  } else {
-    c.events = std::exchange(c.on_open, nullptr)(channel);
-  }
+  c.events = std::exchange(c.on_open, nullptr)(channel);
   if (auto done = std::exchange(c.on_connected, nullptr)) done(channel);
   if (c.events.take_over) hand_over(channel);
 }
@@ -207,10 +156,7 @@ void ControlLoop::Impl::take_frames(const ChannelPtr& channel, std::string_view 
     }
     return !wrong && channel->is_open();
   });
-  if (!status) {
-    ++forged;
-    wrong = status.error().message;
-  }
+  if (!status) wrong = status.error().message;
   if (wrong) fail(channel, *wrong);
 }
 
@@ -230,11 +176,8 @@ void ControlLoop::Impl::linger(const ChannelPtr& channel) {
   c.stage = Stage::lingering;
   c.deadline_s = clock.now() + limits.linger_s;
   waits = true;
-  --n_open;
-  ++closed;
   tell_closed(c, reason);
-  shut_when_sent(c);
-  read_some(channel, true);  // a close with unread bytes would discard what was just sent
+  shut_when_sent(c);  // bytes that still come are read, because a close with unread ones would discard what was sent
 }
 
 void ControlLoop::Impl::shut_when_sent(Channel::Impl& c) {
@@ -246,12 +189,10 @@ void ControlLoop::Impl::shut_when_sent(Channel::Impl& c) {
 
 void ControlLoop::Impl::fail(const ChannelPtr& channel, const std::string& reason) {
   Channel::Impl& c = *channel->impl_;
-  if (c.stage == Stage::handshake && c.accepted) {
-    ++refused;
-    if (double now = clock.now(); log && now >= next_log_s) {
-      next_log_s = now + 1;
-      log(c.address + " was refused: " + reason);
-    }
+  const double now = clock.now();
+  if (c.stage == Stage::handshake && c.accepted && log && now >= next_log_s) {
+    next_log_s = now + 1;
+    log(c.address + " was refused: " + reason);
   }
   end(channel, reason);
 }
@@ -268,19 +209,12 @@ void ControlLoop::Impl::end(const ChannelPtr& held, const std::string& why_close
     if (c.fd >= 0) ::close(std::exchange(c.fd, -1));
     c.out = std::string();
     c.out_at = 0;
-    c.files_out.clear();
   }
-  c.files.clear();
   channels.erase(c.id);
-  if (was == Stage::handshake && c.accepted) std::erase(unknown, c.id);
   c.reader.reset();
   c.handshake.reset();
   c.on_open = nullptr;
-  if (was == Stage::open) {
-    --n_open;
-    ++closed;
-    tell_closed(c, reason);
-  }
+  if (was == Stage::open) tell_closed(c, reason);
   if (auto done = std::exchange(c.on_connected, nullptr)) done(Error{ErrorCode::io, c.address + ": " + reason});
 }
 

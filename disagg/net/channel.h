@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,27 +30,12 @@ namespace xpyd::disagg {
 inline constexpr uint16_t kFirstFrameType = 16;  // lower types are the channel's own
 
 struct ChannelLimits {
-  double handshake_timeout_s = 5;       // until the peer has proved the key
-  double heartbeat_s = 0.5;             // a ping is sent after this long without other traffic
-  double silence_timeout_s = 3;         // without a byte from the peer; then closed
-  double linger_s = 1;                  // for the last bytes of a closed channel
-  size_t max_unsent_bytes = 64u << 20;  // sent but not taken by the kernel; beyond it the channel is closed
-  int max_channels = 1024;
-  int max_unknown_peers = 64;                      // in their handshake; beyond it the oldest is closed
-  double spin_s = 0;                               // how long the I/O thread polls after work before it sleeps
+  double handshake_timeout_s = 5;                  // until the peer has proved the key
+  double heartbeat_s = 0.5;                        // a ping is sent after this long without other traffic
+  double silence_timeout_s = 3;                    // without a byte from the peer; then closed
+  double linger_s = 1;                             // for the last bytes of a closed channel
+  size_t max_unsent_bytes = 64u << 20;             // sent but not taken by the kernel; beyond it the channel is closed
   size_t max_frame_bytes = kMaxFramePayloadBytes;  // longest payload of a peer's frame
-  // File descriptors that a peer may send in one batch over a Unix socket. If it is not 0, only processes of this very
-  // user are accepted, not root's.
-  size_t max_files = 0;
-};
-
-struct ControlStats {
-  int64_t opened = 0, closed = 0;
-  int64_t refused = 0;  // handshakes that failed
-  int64_t garbage = 0;  // … because of invalid bytes, or too many strangers
-  int64_t forged = 0;   // channels closed because of a bad frame
-  int64_t silent = 0;   // … because the peer was silent
-  int64_t stalled = 0;  // … because the peer did not read
 };
 
 struct ChannelEvents {
@@ -72,17 +56,12 @@ class Channel {
   // channel is closed, or is closed now because its peer does not read or the payload exceeds kMaxFramePayloadBytes.
   // With `more_follow` the bytes may wait for the next send(), which saves system calls.
   bool send(uint16_t type, std::string_view payload, bool more_follow = false);
-  // Sends file descriptors along, over a Unix socket. They must stay open until the loop has ended.
-  bool send_files(uint16_t type, std::string_view payload, std::span<const int> files);
-  // Returns the descriptors that have arrived. Requires: called in on_frame.
-  std::vector<Fd> take_files();
   // Closes the channel. on_closed follows on the I/O thread of both sides with `reason`. Earlier messages still leave
   // if the peer takes them within linger_s.
   void close(const std::string& reason);
   bool is_open() const;
   const NodeIdentity& peer() const;
   const std::string& address() const;  // of the peer, for error texts
-  size_t queued_bytes() const;         // sent but not taken by the kernel
   double heard_s() const;              // Clock: last byte from the peer
 
  private:
@@ -123,8 +102,6 @@ class ControlLoop {
             std::function<void(Result<ChannelPtr>)> done);
   // Runs f on the I/O thread, soon.
   void post(std::function<void()> f);
-
-  ControlStats stats() const;
 
  private:
   friend class Channel;

@@ -10,9 +10,9 @@
 //     XPYD_EACH(a, name, flag);
 //   }
 //
-// The structured binding names all members, so a new member does not compile until it is listed. An archive writes,
-// reads or describes. A reading archive checks the range of each number, count and enumerator, and its error names the
-// field. The calls of an archive:
+// The structured binding names all members, so a new member does not compile until it is listed. An archive writes or
+// reads. A reading archive checks the range of each enumerator, each count, and each number that has one, and its error
+// names the field. The calls of an archive:
 //   number(name, x, min, max)   number(name, x): any value of its type
 //   flag(name, x)               choice(name, e, last): enumerator      bytes(name, x): an array, copied as it is
 //   text(name, x): UTF-8        numbers(name, v, max)                  list(name, v, max): of structs (or texts)
@@ -22,6 +22,7 @@
 // Thread safety: plain functions and values.
 #pragma once
 
+#include <array>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -29,7 +30,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/siphash.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "disagg/net/bytes.h"
@@ -41,7 +41,8 @@ namespace xpyd::disagg {
 template <class E>
 inline constexpr E kLast;
 
-// Encodes a field by its type alone: unsigned numbers, flags, enums with a kLast, texts, structs, lists of numbers.
+// Encodes a field by its type alone: numbers, flags, enums with a kLast, texts, structs, lists. A shared pointer needs
+// an archive that has shared() for it.
 template <class A, class T>
 void field(A& a, const char* name, T& value) {
   using V = std::remove_const_t<T>;
@@ -49,21 +50,22 @@ void field(A& a, const char* name, T& value) {
     a.flag(name, value);
   else if constexpr (std::is_enum_v<V>)
     a.choice(name, value, kLast<V>);
-  else if constexpr (std::is_unsigned_v<V>)
+  else if constexpr (std::is_arithmetic_v<V>)
     a.number(name, value);
   else if constexpr (std::is_same_v<V, std::string>)
     a.text(name, value);
-  else if constexpr (std::is_array_v<V>)
+  else if constexpr (std::is_array_v<V> || requires { std::tuple_size<V>::value; })
     a.bytes(name, value);
-  else if constexpr (requires { value.data(); })
-    a.numbers(name, value);
   else if constexpr (requires { value.has_value(); })
     a.maybe(name, value);
   else if constexpr (requires { value.use_count(); })
-    a.request(name, value);
+    a.shared(name, value);
+  else if constexpr (requires { requires std::is_arithmetic_v<typename V::value_type>; })
+    a.numbers(name, value);
+  else if constexpr (requires { value.size(); })
+    a.list(name, value);
   else
     a.part(name, value);
-  static_assert(std::is_class_v<V> || !std::is_signed_v<V>, "expected a range beside it");
 }
 
 // The names of fields as a macro's arguments spell them, each with a zero behind it.
@@ -72,11 +74,6 @@ struct FieldNames {
   char text[n];
   constexpr FieldNames(const char (&spelled)[n]) {
     for (size_t i = 0; i < n; ++i) text[i] = spelled[i] == ',' || spelled[i] == ' ' ? '\0' : spelled[i];
-  }
-  constexpr std::string_view at(size_t i) const {
-    const char* name = text;
-    for (; i > 0; --i) name += std::string_view(name).size() + std::string_view(", ").size();
-    return name;
   }
 };
 template <FieldNames names, class F, class... T>
@@ -126,7 +123,7 @@ struct FieldWriter {
     to.numbers(values);
   }
   template <class T>
-  void list(const char*, const std::vector<T>& values, size_t max) {
+  void list(const char*, const std::vector<T>& values, size_t max = kMaxFramePayloadBytes) {
     XPYD_CHECK(values.size() <= max);
     to.count(values.size());
     for (const T& value : values) field(self(), "", value);
@@ -174,7 +171,7 @@ struct FieldReader {
   }
   // Elements are added one by one, because an element may be larger in memory than in these bytes.
   template <class T>
-  void list(const char* name, std::vector<T>& values, size_t max) {
+  void list(const char* name, std::vector<T>& values, size_t max = kMaxFramePayloadBytes) {
     size_t n = from.count(name, max, 1);
     for (size_t i = 0; i < n && !from.failed(); ++i) field(self(), name, values.emplace_back());
   }
@@ -188,59 +185,8 @@ struct FieldReader {
   }
 };
 
-// Names, types and limits as text. A schema is a hash of it.
-template <class Self>
-struct FieldDescriber {
-  template <class T>
-  using Ref = T&;
-
-  std::string out;
-  Self& self() { return static_cast<Self&>(*this); }
-
-  void add(const char* kind, const char* name, size_t bytes, double a = 0, double b = 0) {
-    out += std::string(kind) + " " + name + " " + std::to_string(bytes) + " " + std::to_string(a) + " " +
-           std::to_string(b) + "\n";
-  }
-  template <class T, class... Range>
-  void number(const char* name, T&, Range... range) {
-    add(std::is_integral_v<T> ? "integer" : "float", name, sizeof(T), double(range)...);
-  }
-  void flag(const char* name, bool&) { add("flag", name, 1); }
-  template <class E>
-  void choice(const char* name, E&, E last) {
-    add("choice", name, 1, double(last));
-  }
-  template <class T>
-  void bytes(const char* name, T&) {
-    add("bytes", name, sizeof(T));
-  }
-  void text(const char* name, std::string&) { add("text", name, 1); }
-  template <class T, class... Range>
-  void numbers(const char* name, std::vector<T>&, Range... range) {
-    add("numbers", name, sizeof(T), double(range)...);
-  }
-  template <class T>
-  void list(const char* name, std::vector<T>&, size_t max) {
-    add("list", name, 0, double(max));
-    T one{};
-    field(self(), name, one);
-  }
-  template <class T>
-  void maybe(const char* name, std::optional<T>&) {
-    add("maybe", name, 1);
-    T one{};
-    fields(self(), one);
-  }
-  template <class T>
-  void part(const char* name, T& value) {
-    add("part", name, 0);
-    fields(self(), value);
-  }
-};
-
 struct WriteFields : FieldWriter<WriteFields> {};
 struct ReadFields : FieldReader<ReadFields> {};
-struct DescribeFields : FieldDescriber<DescribeFields> {};
 
 template <class T>
 std::string to_bytes(const T& value) {
@@ -259,15 +205,6 @@ Result<T> from_bytes(std::string_view bytes) {
   fields(archive, value);
   if (Status status = reader.finish(); !status) return status.error();
   return value;
-}
-
-// Returns the schema of a transport's messages. Both ends must have the same (NodeIdentity::schema).
-template <class T>
-uint64_t schema_of() {
-  DescribeFields archive;
-  T one{};
-  fields(archive, one);
-  return siphash({0, 0}, archive.out);
 }
 
 }  // namespace xpyd::disagg

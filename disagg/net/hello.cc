@@ -1,16 +1,16 @@
 #include "disagg/net/hello.h"
 
-#include <fcntl.h>
 #include <nettle/hmac.h>
 #include <nettle/memops.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 
-#include "base/os.h"
+#include "base/status.h"
 #include "disagg/net/bytes.h"
 
 namespace xpyd::disagg {
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::string_view kHelloMagic = "xpydctl\n";
 constexpr size_t kNonceBytes = 32;
-constexpr size_t kMaxMessageBytes = 256;  // a hello has at most 127 bytes
+constexpr size_t kMaxMessageBytes = 256;  // a hello has at most 118 bytes
 
 Error refuse(const std::string& why) { return {ErrorCode::io, "handshake: " + why}; }
 
@@ -38,15 +38,8 @@ Sha256 hmac_sha256(std::string_view key, std::string_view message) {
 
 bool equal_in_constant_time(const Sha256& a, const Sha256& b) { return memeql_sec(a.data(), b.data(), a.size()) == 1; }
 
-void fill_random(void* bytes, size_t n) {
-  char* out = static_cast<char*>(bytes);
-  while (n > 0) {
-    ssize_t got = getrandom(out, n, 0);
-    XPYD_CHECK(got > 0 || errno == EINTR, std::strerror(errno));
-    if (got <= 0) continue;
-    out += got;
-    n -= size_t(got);
-  }
+void fill_random(void* bytes, size_t n) {  // the kernel gives up to 256 bytes whole
+  XPYD_CHECK(getrandom(bytes, n, 0) == ssize_t(n), std::strerror(errno));
 }
 
 ClusterKey ClusterKey::of(std::string bytes) {
@@ -64,30 +57,19 @@ ClusterKey ClusterKey::random() {
 
 Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
   auto bad = [&](const std::string& why) { return invalid("cluster key file " + path + ": " + why); };
-  // O_NONBLOCK, because opening a FIFO would block. fstat and read use the same file even if the name changes.
-  int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return bad(std::strerror(errno));
-  const Fd closer(fd);
   struct stat info;
-  if (fstat(fd, &info) != 0) return bad(std::strerror(errno));
+  if (stat(path.c_str(), &info) != 0) return bad(std::strerror(errno));
   if (!S_ISREG(info.st_mode)) return bad("this is not a regular file");
   if (info.st_mode & (S_IRWXO | S_IWGRP)) {
     char mode[8];
     std::snprintf(mode, sizeof mode, "%04o", unsigned(info.st_mode & 07777));
     return bad(std::string("its mode is ") + mode + ", so other users may read or change it; expected 0600 or 0640");
   }
-  ClusterKey key;
-  key.bytes_.resize(kMaxClusterKeyBytes + 1);
-  size_t n = 0;
-  while (n < key.bytes_.size()) {
-    ssize_t got = read(fd, key.bytes_.data() + n, key.bytes_.size() - n);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return bad(std::strerror(errno));
-    if (got == 0) break;
-    n += size_t(got);
-  }
-  if (n > kMaxClusterKeyBytes) return bad("it has more than 4096 bytes");
-  while (n > 0 && (key.bytes_[n - 1] == '\n' || key.bytes_[n - 1] == '\r')) --n;
+  if (info.st_size > off_t(kMaxClusterKeyBytes)) return bad("it has more than 4096 bytes");
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return bad("it cannot be read");
+  ClusterKey key = of(std::string(std::istreambuf_iterator<char>(file), {}));
+  const size_t n = key.bytes_.find_last_not_of("\r\n") + 1;
   key.bytes_.resize(n);
   if (n < kMinClusterKeyBytes)
     return bad(std::to_string(n) + " bytes; expected at least " + std::to_string(kMinClusterKeyBytes) +
@@ -97,20 +79,7 @@ Result<ClusterKey> ClusterKey::from_file(const std::string& path) {
 
 // ---- the handshake
 
-const char* name_of(NodeRole role) {
-  switch (role) {
-    case NodeRole::conductor: return "conductor";
-    case NodeRole::prefill: return "prefill";
-    case NodeRole::decode: return "decode";
-    case NodeRole::colocated: return "colocated";
-    case NodeRole::tool: return "tool";
-    case NodeRole::transport: return "transport";
-  }
-  return "?";
-}
-
 Status check_identity(const NodeIdentity& identity) {
-  if (identity.role > NodeRole::transport) return invalid("role: unknown");
   if (identity.id.empty() || identity.id.size() > kMaxNodeIdBytes)
     return invalid("node id: " + std::to_string(identity.id.size()) + " bytes; expected 1 to " +
                    std::to_string(kMaxNodeIdBytes));
@@ -119,8 +88,7 @@ Status check_identity(const NodeIdentity& identity) {
   return ok();
 }
 
-Handshake::Handshake(Side side, const ClusterKey& key, const NodeIdentity& self)
-    : side_(side), key_(key), schema_(self.schema) {
+Handshake::Handshake(Side side, const ClusterKey& key, const NodeIdentity& self) : side_(side), key_(key) {
   Status valid = check_identity(self);
   XPYD_CHECK(valid.ok(), valid.error().message);
   char nonce[kNonceBytes];
@@ -129,9 +97,7 @@ Handshake::Handshake(Side side, const ClusterKey& key, const NodeIdentity& self)
   hello.raw(kHelloMagic);
   hello.number(kControlVersion);
   hello.raw({nonce, sizeof nonce});
-  hello.number(uint8_t(self.role));
   hello.number(self.fingerprint);
-  hello.number(self.schema);
   hello.text(self.id);
   own_hello_ = hello.take();
 }
@@ -205,13 +171,10 @@ Status Handshake::take_hello(std::string_view message) {
     return refuse("the peer speaks version " + std::to_string(version) + ", but this is version " +
                   std::to_string(kControlVersion));
   reader.raw("nonce", kNonceBytes);
-  peer_.role = NodeRole(reader.number<uint8_t>("role", 0, uint8_t(NodeRole::transport)));
   peer_.fingerprint = reader.number<uint64_t>("fingerprint");
-  peer_.schema = reader.number<uint64_t>("schema");
   peer_.id = reader.text("node id", kMaxNodeIdBytes);
   if (Status status = reader.finish(); !status) return refuse(status.error().message);
   if (Status status = check_identity(peer_); !status) return refuse(status.error().message);
-  if (peer_.schema != schema_) return refuse("the peer is a different build of this program, with other messages");
   peer_hello_ = message;
   return ok();
 }

@@ -1,12 +1,12 @@
 // The handshake of every socket of the cluster: four short messages before the first frame, each { u16 length, bytes }.
 //
-//   initiator -> acceptor   hello: magic, version, nonce, role, fingerprint, schema, node id
+//   initiator -> acceptor   hello: magic, version, nonce, fingerprint, node id
 //   acceptor -> initiator   hello: the same of its own
 //   initiator -> acceptor   HMAC(key, "xpyd initiator" | both hellos)
 //   acceptor -> initiator   HMAC(key, "xpyd acceptor"  | both hellos)
 //
 // Both sides prove the key over both nonces. An old session can therefore not be replayed, a proof cannot be sent back
-// to its maker, and roles and ids cannot be swapped. The initiator proves first, so a port scanner learns nothing that
+// to its maker, and ids cannot be swapped. The initiator proves first, so a port scanner learns nothing that
 // was made with the key. Each direction's frame key is HMAC(key, label | both hellos).
 //
 // The key is the cluster's secret, or the token in a transport's address. HMAC-SHA256 (RFC 2104, FIPS
@@ -46,7 +46,7 @@ inline constexpr size_t kMaxClusterKeyBytes = 4096;
 // The secret of a cluster. Every holder of the key is a member.
 class ClusterKey {
  public:
-  // No secret: channels still check versions and identities, but any local user can be a member. Addresses beyond this
+  // No secret: channels still check versions and fingerprints, but any local user can be a member. Addresses beyond this
   // host are refused (channel.h).
   ClusterKey() = default;
   // Reads a key of 16 to 4,096 bytes, without trailing line ends. A file that is readable beyond owner and group, or
@@ -68,18 +68,11 @@ inline constexpr uint16_t kControlVersion = 1;      // of handshake, frames and 
 inline constexpr size_t kMaxHandshakeBytes = 1024;  // accepted from an unknown peer
 inline constexpr size_t kMaxNodeIdBytes = 64;
 
-// `transport` is the transport of an instance.
-enum class NodeRole : uint8_t { conductor, prefill, decode, colocated, tool, transport };
-const char* name_of(NodeRole role);
-
 struct NodeIdentity {
-  NodeRole role = NodeRole::tool;
   std::string id;  // printable ASCII without blanks, 1 to 64 bytes
-  // A hash of model, context, transport, dtypes and version, or the session of a transport. It is authenticated, and
-  // the owner of the channel compares it.
+  // A hash of version, commit, model, context, transport and dtypes, or the session of a transport. It is
+  // authenticated, and the owner of the channel compares it. Equal commits have equal messages.
   uint64_t fingerprint = 0;
-  // A hash of the message formats (codec_schema()). The handshake refuses different ones.
-  uint64_t schema = 0;
 };
 Status check_identity(const NodeIdentity& identity);
 
@@ -111,7 +104,6 @@ class Handshake {
 
   Side side_;
   ClusterKey key_;
-  uint64_t schema_;
   std::string own_hello_, peer_hello_;
   NodeIdentity peer_;
   SipKey send_key_, receive_key_;

@@ -16,34 +16,8 @@
 namespace xpyd::disagg {
 namespace {
 
-constexpr int kReadsPerTurn = 16;       // then the other channels have their turn
 constexpr double kCheckSeconds = 0.05;  // between two checks of deadlines
 constexpr long kSoonNanoseconds = 20000;
-constexpr size_t kMostFiles = 128;
-
-// recv() that also takes up to `most` descriptors for a channel and closes the others. Fails with EMFILE if this
-// process can have no more.
-ssize_t receive(int fd, std::string& into, size_t most, std::vector<Fd>& files) {
-  if (most == 0) return ::recv(fd, into.data(), into.size(), 0);
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFiles)];
-  iovec piece{into.data(), into.size()};
-  msghdr message{};
-  message.msg_iov = &piece, message.msg_iovlen = 1;
-  message.msg_control = control, message.msg_controllen = sizeof control;
-  const ssize_t n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-  for (cmsghdr* head = n < 0 ? nullptr : CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
-    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
-    for (size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= head->cmsg_len; ++i) {
-      int passed;
-      std::memcpy(&passed, CMSG_DATA(head) + i * sizeof(int), sizeof passed);
-      Fd file(passed);
-      if (files.size() < most) files.push_back(std::move(file));
-    }
-  }
-  if (n < 0 || !(message.msg_flags & MSG_CTRUNC)) return n;
-  errno = EMFILE;
-  return -1;
-}
 
 Result<ControlAddress> allowed_address(const ControlEndpoint& endpoint) {
   if (Status status = check_identity(endpoint.self); !status) return status.error();
@@ -78,10 +52,6 @@ void ControlLoop::post(std::function<void()> f) {
   std::lock_guard lock(impl_->mutex);
   impl_->inbox.push_back(std::move(f));
   impl_->signal();
-}
-
-ControlStats ControlLoop::stats() const {
-  return {impl_->opened, impl_->closed, impl_->refused, impl_->garbage, impl_->forged, impl_->silent, impl_->stalled};
 }
 
 Result<std::string> ControlLoop::listen(const ControlEndpoint& endpoint, OnOpen on_open) {
@@ -133,7 +103,7 @@ ControlLoop::Impl::Impl(Clock& c, const ChannelLimits& l, std::function<void(con
 
 void ControlLoop::Impl::watch(int fd, uint64_t id, uint32_t what, int operation) {
   epoll_event event{};
-  event.events = what | EPOLLET;
+  event.events = what;
   event.data.u64 = id;
   XPYD_CHECK(epoll_ctl(epoll.get(), operation, fd, &event) == 0, std::strerror(errno));
 }
@@ -154,12 +124,10 @@ void ControlLoop::Impl::attend(uint64_t id) {
 void ControlLoop::Impl::run() {
   io_thread = std::this_thread::get_id();
   epoll_event events[64];
-  double active_s = clock.now();
   for (;;) {
     const bool soon = work && work();
-    const int n = wait(soon, events, 64, !unread.empty() || clock.now() < active_s + limits.spin_s);
+    const int n = wait(soon, events, 64);
     double now = clock.now();
-    if (n > 0 || !unread.empty()) active_s = now;
     bool woke = false;
     for (int i = 0; i < n; ++i) {
       if (events[i].data.u64 == kWakeId)
@@ -167,8 +135,6 @@ void ControlLoop::Impl::run() {
       else
         on_event(events[i].data.u64, events[i].events);
     }
-    for (uint64_t id : std::exchange(unread, {}))
-      if (auto found = channels.find(id); found != channels.end()) read_some(ChannelPtr(found->second), true);
     if (woke) run_inbox();
     if (now >= next_check_s) check(now);
     if (woke) {
@@ -179,13 +145,13 @@ void ControlLoop::Impl::run() {
   drop_everything();
 }
 
-int ControlLoop::Impl::wait(bool soon, epoll_event* events, int most, bool poll) {
-  if (soon && !poll) {
+int ControlLoop::Impl::wait(bool soon, epoll_event* events, int most) {
+  if (soon) {
     pollfd any{epoll.get(), POLLIN, 0};
     const timespec a_little{0, kSoonNanoseconds};
     ppoll(&any, 1, &a_little, nullptr);
   }
-  return epoll_wait(epoll.get(), events, most, poll || soon ? 0 : waits ? int(kCheckSeconds * 1000) : -1);
+  return epoll_wait(epoll.get(), events, most, soon ? 0 : waits ? int(kCheckSeconds * 1000) : -1);
 }
 
 void ControlLoop::Impl::run_inbox() {
@@ -246,29 +212,18 @@ void ControlLoop::Impl::watch(const ChannelPtr& channel, int fd) {
 }
 
 void ControlLoop::Impl::accept_all(uint64_t listener_id) {
-  Listening& listening = listeners.at(listener_id);
-  listening.retry = false;
+  const Listening& listening = listeners.at(listener_id);
   for (;;) {
     sockaddr_storage from{};
     socklen_t bytes = sizeof from;
     int fd = accept4(listening.fd, reinterpret_cast<sockaddr*>(&from), &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
-      // Out of descriptors or memory: the next check of deadlines tries again.
-      listening.retry = errno != EAGAIN && errno != EWOULDBLOCK;
-      waits |= listening.retry;
-      return;
+      return;  // out of descriptors or memory, too: epoll reports the caller again
     }
-    if (!listening.tcp && !of_user(fd, limits.max_files == 0)) {
-      ++refused;
+    if (!listening.tcp && !of_user_or_root(fd)) {
       ::close(fd);
       continue;
-    }
-    if (int(unknown.size()) >= limits.max_unknown_peers) {
-      ++garbage;
-      uint64_t oldest = unknown.front();  // an honest peer needs a millisecond
-      if (auto found = channels.find(oldest); found != channels.end())
-        fail(ChannelPtr(found->second), "handshake: there are too many unknown peers at once");
     }
     auto impl = std::make_unique<Channel::Impl>();
     impl->accepted = true;
@@ -278,7 +233,6 @@ void ControlLoop::Impl::accept_all(uint64_t listener_id) {
     ChannelPtr channel(new Channel(std::move(impl)));
     add(channel, limits.handshake_timeout_s);
     watch(channel, fd);
-    unknown.push_back(channel->impl_->id);
   }
 }
 
@@ -290,25 +244,15 @@ void ControlLoop::Impl::start_connect(const ControlAddress& address, const Contr
   }
   auto impl = std::make_unique<Channel::Impl>();
   impl->stage = Stage::connecting;
-  impl->to = address;
   impl->address = address.text;
   impl->handshake.emplace(Handshake::Side::initiator, endpoint.key, endpoint.self);
   impl->on_open = std::move(on_open);
   impl->on_connected = std::move(done);
+  const Result<int> fd = connect_to(address);
+  if (!fd) return impl->on_connected(fd.error());
   ChannelPtr channel(new Channel(std::move(impl)));
   add(channel, timeout_s);
-  try_connect(channel);
-}
-
-void ControlLoop::Impl::try_connect(const ChannelPtr& channel) {
-  Channel::Impl& c = *channel->impl_;
-  const Result<int> fd = connect_to(c.to);
-  c.no_room = !fd && fd.error().code == ErrorCode::unavailable;
-  if (fd) return watch(channel, fd.value());
-  if (c.no_room) return;
-  const auto done = std::exchange(c.on_connected, nullptr);
-  end(channel, "");
-  done(fd.error());
+  watch(channel, fd.value());
 }
 
 void ControlLoop::Impl::on_event(uint64_t id, uint32_t happened) {
@@ -323,8 +267,6 @@ void ControlLoop::Impl::on_event(uint64_t id, uint32_t happened) {
     getsockopt(c.fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
     if (error) return fail(channel, std::string("connect: ") + std::strerror(error));
     if (!(happened & EPOLLOUT)) return;
-    if (limits.max_files > 0 && c.to.is_unix() && !of_user(c.fd, false))
-      return fail(channel, "the socket belongs to another user");
     c.stage = Stage::handshake;
     {
       std::lock_guard lock(c.mutex);
@@ -337,40 +279,29 @@ void ControlLoop::Impl::on_event(uint64_t id, uint32_t happened) {
     c.write_some();
   }
   if (c.stage == Stage::lingering) shut_when_sent(c);
-  const uint32_t ended = happened & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
-  if (ended || (happened & EPOLLIN)) read_some(channel, ended);
+  if (happened & ~uint32_t(EPOLLOUT)) read_some(channel);
 }
 
-// With `to_the_end` it reads until the socket is empty, because the kernel has reported an end or an error and does not
-// report it twice. Otherwise a short read suffices, since later bytes are reported. But if descriptors may arrive, a
-// read also stops short before each batch of them.
-void ControlLoop::Impl::read_some(const ChannelPtr& channel, bool to_the_end) {
+// Reads once. epoll reports again what is left.
+void ControlLoop::Impl::read_some(const ChannelPtr& channel) {
   Channel::Impl& c = *channel->impl_;
-  for (int turn = 0; turn < kReadsPerTurn; ++turn) {
-    if (c.stage == Stage::gone || c.stage == Stage::connecting) return;
-    ssize_t n = receive(c.fd, scratch, limits.max_files, c.files);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (n <= 0) {
-      std::string reason = n == 0 ? "the peer closed the connection" : std::strerror(errno);
-      if (c.stage == Stage::handshake && c.handshake->proving() && !c.accepted)
-        reason += " during the handshake: it probably has a different cluster key";
-      return fail(channel, reason);
-    }
-    if (c.stage == Stage::lingering) continue;
-    c.heard_s = clock.now();
-    take(channel, std::string_view(scratch.data(), size_t(n)));
-    if (!to_the_end && size_t(n) < scratch.size() && limits.max_files == 0) return;
+  if (c.stage == Stage::gone || c.stage == Stage::connecting) return;
+  const ssize_t n = ::recv(c.fd, scratch.data(), scratch.size(), 0);
+  if (n < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) return;
+  if (n <= 0) {
+    std::string reason = n == 0 ? "the peer closed the connection" : std::strerror(errno);
+    if (c.stage == Stage::handshake && c.handshake->proving() && !c.accepted)
+      reason += " during the handshake: it probably has a different cluster key";
+    return fail(channel, reason);
   }
-  unread.push_back(c.id);
+  if (c.stage == Stage::lingering) return;
+  c.heard_s = clock.now();
+  take(channel, std::string_view(scratch.data(), size_t(n)));
 }
 
 void ControlLoop::Impl::check(double now) {
   next_check_s = now + kCheckSeconds;
-  for (auto& [id, listening] : listeners)
-    if (listening.retry) accept_all(id);
   waits = std::isfinite(limits.silence_timeout_s) && !channels.empty();
-  for (const auto& [id, listening] : listeners) waits |= listening.retry;
   std::vector<ChannelPtr> all;
   all.reserve(channels.size());
   for (auto& [id, channel] : channels) all.push_back(channel);
@@ -378,7 +309,6 @@ void ControlLoop::Impl::check(double now) {
     Channel::Impl& c = *channel->impl_;
     waits |= c.stage != Stage::open;
     if (c.stage == Stage::connecting || c.stage == Stage::handshake) {
-      if (c.no_room && now < c.deadline_s) try_connect(channel);
       if (now >= c.deadline_s)
         fail(channel, c.stage == Stage::connecting ? "connect: the peer did not answer in time"
                                                    : "handshake: it was not complete in time");
@@ -386,9 +316,8 @@ void ControlLoop::Impl::check(double now) {
       if (now >= c.deadline_s) end(channel, "");
     } else if (c.stage == Stage::open) {
       // If this process was asleep, the peer's pings are still in the socket.
-      if (now >= c.heard_s + limits.silence_timeout_s) read_some(channel, true);
+      if (now >= c.heard_s + limits.silence_timeout_s) read_some(channel);
       if (c.stage == Stage::open && now >= c.heard_s + limits.silence_timeout_s) {
-        ++silent;
         fail(channel, "the peer was silent for " + std::to_string(int((now - c.heard_s) * 1000)) + " ms");
       } else if (c.stage == Stage::open && now >= c.heartbeat_s + limits.heartbeat_s) {
         c.heartbeat_s = now;

@@ -5,7 +5,6 @@
 #include <sys/eventfd.h>
 
 #include <atomic>
-#include <deque>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -33,7 +32,6 @@ struct Channel::Impl {
   uint64_t id = 0;
   std::string address;
   NodeIdentity peer;  // set before the channel opens
-  ControlAddress to;  // of a connection made by this side
 
   // For the I/O thread only:
   Stage stage = Stage::handshake;
@@ -46,8 +44,6 @@ struct Channel::Impl {
   std::atomic<double> heard_s{0};
   double heartbeat_s = 0;
   bool accepted = false, shut = false;
-  bool no_room = false;   // connecting: the backlog was full; tried again
-  std::vector<Fd> files;  // received descriptors
 
   std::atomic<bool> open{false};  // written under the mutex
 
@@ -56,15 +52,14 @@ struct Channel::Impl {
   std::optional<FrameWriter> writer;
   std::string out;
   size_t out_at = 0;
-  std::vector<int> files_out;  // sent with the next byte
-  bool blocked = false;        // the kernel's buffer is full; EPOLLOUT resumes
-  bool sent_since = false;     // something was sent since the last heartbeat
-  bool hopeless = false;       // closes at once, without the queued bytes
-  std::string reason;          // why this side closed it
+  bool blocked = false;     // the kernel's buffer is full; EPOLLOUT resumes
+  bool sent_since = false;  // something was sent since the last heartbeat
+  bool hopeless = false;    // closes at once, without the queued bytes
+  std::string reason;       // why this side closed it
 
   size_t queued() const { return out.size() - out_at; }
 
-  // EPOLLOUT is requested only while the kernel's buffer is full, because a Unix socket reports room after every read.
+  // EPOLLOUT is requested only while the kernel's buffer is full.
   void watch_output(bool wanted);
 
   // Requires the mutex. Returns false if the connection is broken.
@@ -79,7 +74,6 @@ struct ControlLoop::Impl {
     ControlEndpoint endpoint;
     OnOpen on_open;
     bool tcp;
-    bool retry = false;  // accept() ran out of descriptors
   };
 
   Clock& clock;
@@ -94,20 +88,15 @@ struct ControlLoop::Impl {
   // For the I/O thread only:
   std::unordered_map<uint64_t, ChannelPtr> channels;
   std::unordered_map<uint64_t, Listening> listeners;
-  std::deque<uint64_t> unknown;  // accepted and in their handshake, oldest first
-  std::vector<uint64_t> unread;  // channels with more bytes than one turn reads
   uint64_t next_id = kWakeId + 1;
-  int n_open = 0;
   double next_check_s = 0, next_log_s = 0;
-  bool waits = false;  // a channel or listener has a deadline
+  bool waits = false;  // a channel has a deadline
   std::string scratch = std::string(kReadBytes, '\0');
 
   std::mutex mutex;  // guards the next four
   std::vector<std::function<void()>> inbox;
   std::vector<uint64_t> woken;  // channels closed by other threads
   bool signalled = false, stopping = false;
-
-  std::atomic<int64_t> opened{0}, closed{0}, refused{0}, garbage{0}, forged{0}, silent{0}, stalled{0};
 
   Impl(Clock& clock, const ChannelLimits& limits, std::function<void(const std::string&)> log,
        std::function<bool()> work);
@@ -118,7 +107,7 @@ struct ControlLoop::Impl {
   void attend(uint64_t id);
 
   void run();
-  int wait(bool soon, epoll_event* events, int most, bool poll);
+  int wait(bool soon, epoll_event* events, int most);
   void run_inbox();
   void accept_all(uint64_t listener_id);
   void check(double now);
@@ -126,11 +115,10 @@ struct ControlLoop::Impl {
 
   void add(ChannelPtr channel, double timeout_s);
   void watch(const ChannelPtr& channel, int fd);
-  void try_connect(const ChannelPtr& channel);
   void start_connect(const ControlAddress& address, const ControlEndpoint& endpoint, double timeout_s, OnOpen on_open,
                      std::function<void(Result<ChannelPtr>)> done);
   void on_event(uint64_t id, uint32_t happened);
-  void read_some(const ChannelPtr& channel, bool to_the_end);
+  void read_some(const ChannelPtr& channel);
   void take(const ChannelPtr& channel, std::string_view bytes);
   bool take_handshake(const ChannelPtr& channel, std::string_view& bytes);
   void take_frames(const ChannelPtr& channel, std::string_view bytes);

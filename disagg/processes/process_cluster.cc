@@ -43,7 +43,6 @@ class ProcessCluster::Probe final : public InstanceProbe {
 ProcessCluster::ProcessCluster(ProcessClusterOptions options, Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
-      door_{kToConductor, options_.limits},
       id_("conductor." + hex(random_secret())),
       takes_workers_(!options_.stands_by),
       conductor_(options_.conductor, clock, *this) {}
@@ -54,7 +53,7 @@ Result<std::unique_ptr<ProcessCluster>> ProcessCluster::create(ProcessClusterOpt
   c.loop_ = std::make_unique<ControlLoop>(clock, ChannelLimits{}, [](const std::string& text) {
     log_line(LogLevel::warning, "xpyd: a peer was refused: %s", text.c_str());
   });
-  const NodeIdentity self{NodeRole::conductor, c.id_, c.options_.fingerprint, codec_schema()};
+  const NodeIdentity self{c.id_, c.options_.fingerprint};
   Result<std::string> address = c.loop_->listen({c.options_.listen, c.options_.key, self},
                                                 [&c](ChannelPtr ch) { return c.on_open(ch); });
   if (!address) return address.error();
@@ -83,8 +82,8 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
   const NodeIdentity& peer = channel->peer();
   if (peer.fingerprint != options_.fingerprint) {
     log_line(LogLevel::warning,
-             "xpyd: a worker was refused, because its model, dtype or layout differs from the conductor's");
-    channel->close("the model, dtype or layout differs from the conductor's");
+             "xpyd: a worker was refused, because its version, model, dtype or layout differs from the conductor's");
+    channel->close("the version, model, dtype or layout differs from the conductor's");
     return {};
   }
   if (!takes_workers_) {
@@ -98,7 +97,11 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
     workers_[id].process = peer.id;
   }
   return {[this, id, channel](uint16_t type, std::string_view payload) {
-            Result<Envelope> got = decode(type, payload, clock_.now(), door_);
+            if (const InstanceId to = receiver_of(payload); to != kConductor) {
+              if (const ChannelPtr other = channel_of(to)) other->send(type, with_sender(payload, id));
+              return;
+            }
+            Result<Envelope> got = decode(type, payload, clock_.now());
             if (got) return on_message(id, std::move(got.value().message));
             log_line(LogLevel::warning, "xpyd: instance %d is refused, because of its message: %s", id,
                      got.error().message.c_str());
@@ -114,7 +117,6 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
     Welcome welcome{.id = id,
                     .role = request->role,
                     .lease_s = options_.conductor.lease_s,
-                    .pool = options_.pool ? options_.pool->address() : "",
                     .report_cache = true,
                     .local = options_.conductor.disagg->stays != nullptr,
                     .order = options_.conductor.remote_order()};
@@ -180,15 +182,15 @@ void ProcessCluster::on_closed(InstanceId id, const std::string& why) {
   if (joined) conductor_.left(id, why);
 }
 
+ChannelPtr ProcessCluster::channel_of(InstanceId id) const {
+  std::lock_guard lock(mutex_);
+  const auto found = workers_.find(id);
+  return found == workers_.end() ? nullptr : found->second.channel;
+}
+
 void ProcessCluster::send(InstanceId from, InstanceId to, Message message) {
-  ChannelPtr channel;
-  {
-    std::lock_guard lock(mutex_);
-    auto found = workers_.find(to);
-    if (found == workers_.end()) return;
-    channel = found->second.channel;
-  }
-  channel->send(frame_type(message), encode(from, to, message, clock_.now()));
+  if (const ChannelPtr channel = channel_of(to))
+    channel->send(frame_type(message), encode(from, to, message, clock_.now()));
 }
 
 // Returns the lowest free number. A restarted worker thus gets its predecessor's name, and metrics keep their series.
@@ -221,7 +223,6 @@ void ProcessCluster::keep() {
     changed_.wait_for(lock, std::chrono::duration<double>(lease > 0 ? lease / 8 : 0.1));
     const std::map<InstanceId, Worker> workers = workers_;
     lock.unlock();
-    if (options_.pool) options_.pool->reap();  // frees blocks without an owner within a lease
     conductor_.tick();
     const std::vector<InstanceInfo> members = conductor_.members();
     for (const auto& [id, worker] : workers) {
@@ -249,28 +250,6 @@ Status ProcessCluster::retire(const std::string& name, std::optional<Role> role)
   }
   conductor_.drain(id, true);
   return ok();
-}
-
-// A request that a worker's door would reject would cost the channel, so it is refused here. The conductor itself
-// reports a request that is too long.
-Status ProcessCluster::submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
-  const StartRequest start{.request = request};
-  if (int64_t(request->prompt.size()) + request->max_tokens <= options_.conductor.max_model_len)
-    if (auto crossed = decode(frame_type(start), encode(kConductor, 0, start, clock_.now()), clock_.now(),
-                              {kToInstance, options_.limits});
-        !crossed)
-      return crossed.error();
-  return conductor_.submit(std::move(request), std::move(sink));
-}
-
-ServiceStats ProcessCluster::stats() const {
-  ServiceStats all = conductor_.stats();
-  if (const HandoffPool* pool = options_.pool.get())
-    all.process_pool = {.blocks = pool->ledger().n_blocks(),
-                        .free = pool->ledger().count_free(),
-                        .bytes = int64_t(pool->bytes()),
-                        .block_bytes = int64_t(pool->block_bytes())};
-  return all;
 }
 
 void ProcessCluster::clear_prefix_caches() {

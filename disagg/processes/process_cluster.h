@@ -1,5 +1,5 @@
-// A cluster whose instances are processes: the conductor, and the channels to its workers (worker.h). Workers join,
-// drain, change their role, leave and die while requests run.
+// A cluster whose instances are processes: the conductor, and the channels to its workers (worker.h). Messages between
+// two workers pass through it. Workers join, drain, change their role, leave and die while requests run.
 //
 // Thread safety: any thread.
 #pragma once
@@ -16,18 +16,15 @@
 #include "disagg/conductor/conductor.h"
 #include "disagg/net/channel.h"
 #include "disagg/processes/codec.h"
-#include "disagg/transport/handoff/handoff_pool.h"
 
 namespace xpyd::disagg {
 
 struct ProcessClusterOptions {
   ConductorOptions conductor;
-  Limits limits;  // ranges of what workers send
   std::string listen = "127.0.0.1:0";
   ClusterKey key;
-  uint64_t fingerprint = 0;           // see NodeIdentity; workers with another one are refused
-  std::shared_ptr<HandoffPool> pool;  // shared by all instances; null: each has its own
-  bool stands_by = false;             // no worker is accepted before take_workers(true)
+  uint64_t fingerprint = 0;  // see NodeIdentity; workers with another one are refused
+  bool stands_by = false;    // no worker is accepted before take_workers(true)
 };
 
 // The state of a worker's process: no channel; a channel but no instance; a serving instance. Only its parent can
@@ -54,9 +51,11 @@ class ProcessCluster final : public Runtime, public MessageBus {
   bool wait_idle(double seconds) override { return conductor_.wait_idle(seconds); }
   void stop() override;  // also closes every channel
 
-  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
+  Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
+    return conductor_.submit(std::move(request), std::move(sink));
+  }
   void abort(uint64_t request_id) override { conductor_.abort(request_id); }
-  ServiceStats stats() const override;
+  ServiceStats stats() const override { return conductor_.stats(); }
   ServicePicture picture() const override { return conductor_.picture(); }
   std::string trouble() const override { return conductor_.trouble(); }
   uint64_t logits_hash() const override { return conductor_.logits_hash(); }
@@ -78,13 +77,13 @@ class ProcessCluster final : public Runtime, public MessageBus {
   ProcessCluster(ProcessClusterOptions options, Clock& clock);
   ChannelEvents on_open(ChannelPtr channel);
   void on_message(InstanceId id, Message message);
+  ChannelPtr channel_of(InstanceId id) const;  // null: there is none
   void on_closed(InstanceId id, const std::string& why);
   std::string free_name(Role role) const;  // requires the mutex
   void keep();                             // thread: leases and retirements
 
   const ProcessClusterOptions options_;
   Clock& clock_;
-  const Door door_;
   const std::string id_;
   std::atomic<bool> takes_workers_;
   std::string address_;

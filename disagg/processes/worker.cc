@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -15,17 +14,7 @@
 namespace xpyd::disagg {
 namespace {
 
-NodeRole node_role(Role role) {
-  return role == Role::prefill ? NodeRole::prefill : role == Role::decode ? NodeRole::decode : NodeRole::colocated;
-}
-
 void log_refusal(const std::string& text) { log_line(LogLevel::warning, "xpyd worker: %s", text.c_str()); }
-
-ChannelEvents turned_away(const ChannelPtr& channel, const std::string& why) {
-  log_refusal("the channel from " + channel->peer().id + " is refused: " + why);
-  channel->close(why);
-  return {};
-}
 
 std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
 
@@ -36,13 +25,6 @@ Worker::Worker(WorkerOptions options, Clock& clock) : options_(std::move(options
 Worker::~Worker() = default;
 
 std::string process_name(int64_t pid) { return "pid" + std::to_string(pid); }
-
-// "i7.ab12" is instance 7 of conductor "conductor.ab12". The suffix is needed because the next conductor has an
-// instance 7, too. Before the worker is an instance, its id is its process.
-NodeIdentity Worker::identity(InstanceId id) const {
-  return {node_role(options_.role), id < 0 ? process_name(getpid()) : "i" + std::to_string(id) + members_of_,
-          options_.fingerprint, codec_schema()};
-}
 
 void Worker::leave() {
   std::lock_guard lock(mutex_);
@@ -82,13 +64,12 @@ Status Worker::run() {
   }
 }
 
-// Serves as one instance. Its channels end with it.
+// Serves as one instance. Its channel ends with it.
 Result<Worker::Outcome> Worker::serve_once() {
   ControlLoop loop(clock_, {}, log_refusal);
   Result<Outcome> outcome = serve_with(loop);
   std::lock_guard lock(mutex_);
   conductor_.reset();
-  peers_.clear();
   return outcome;
 }
 
@@ -106,28 +87,20 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   if (!welcome) return welcome.error();
   if (!welcome.value()) return Outcome::done;
   const Welcome as = std::move(*welcome.value());
-  const auto on_call = [this, own = as.id, members = members_of_](ChannelPtr c) {
-    return on_dialled(own, members, std::move(c));
-  };
-  Result<std::string> listening = loop.listen({options_.listen, options_.key, identity(as.id)}, on_call);
-  if (!listening) return listening.error();
   Result<BuiltInstance> built = build(as);
   if (!built) return built.error();
   Instance& instance = *built.value().instance;
-  InstanceInfo info = instance.info();
-  info.control = listening.value();
   {
     std::lock_guard lock(mutex_);
     instance_ = &instance;
     for (Envelope& e : early_) instance.send(e.from, std::move(e.message));
     early_.clear();
   }
-  log_line(LogLevel::info, "xpyd worker: %s (instance %d) serves, control %s", as.name.c_str(), as.id,
-           info.control.c_str());
-  send(as.id, kConductor, Joined{info});
+  log_line(LogLevel::info, "xpyd worker: %s (instance %d) serves", as.name.c_str(), as.id);
+  send(as.id, kConductor, Joined{instance.info()});
   std::atomic<bool> stop{false};
   std::thread thread([&] { instance.run(stop); });
-  const bool goes = tend(loop, as, instance, conductor.id);
+  const bool goes = tend(as, instance, conductor.id);
   stop = true;
   instance.poke();
   thread.join();
@@ -145,7 +118,7 @@ Result<std::optional<Welcome>> Worker::join(ControlLoop& loop, const NamedConduc
   // The registry names a dead conductor for a while, so a call that is not answered ends early.
   const double patience_s = options_.find_conductor ? 2 : 5;
   Result<ChannelPtr> channel = loop.connect(
-      {conductor.address, options_.key, identity(-1)}, patience_s,
+      {conductor.address, options_.key, {process_name(getpid()), options_.fingerprint}}, patience_s,
       [&](ChannelPtr c) { return is_another(c) ? ChannelEvents{} : on_conductor(std::move(c)); });
   if (!channel) {
     // A wrong address on the command line stays wrong. The registry may give another one later.
@@ -161,8 +134,6 @@ Result<std::optional<Welcome>> Worker::join(ControlLoop& loop, const NamedConduc
   {
     std::lock_guard lock(mutex_);
     conductor_ = channel.value();
-    const std::string& id = conductor_->peer().id;
-    members_of_ = id.substr(std::min(id.find('.'), id.size()));
   }
   send(-1, kConductor, JoinRequest{options_.role});
   std::unique_lock lock(mutex_);
@@ -175,15 +146,6 @@ Result<std::optional<Welcome>> Worker::join(ControlLoop& loop, const NamedConduc
 // Makes the instance, with the memory that the one before has left.
 Result<BuiltInstance> Worker::build(const Welcome& as) {
   ClusterOptions own = options_.cluster;
-  Result<JoinedPool> joined = join_pool(own, as);
-  if (!joined) {
-    std::lock_guard lock(mutex_);  // if the conductor is gone, so is the address of its pool
-    return Error{lost_ ? ErrorCode::unavailable : ErrorCode::invalid_argument, joined.error().message};
-  }
-  if (joined.value().pool) {
-    own.kv.n_memories = joined.value().n_instances;
-    own.kv.keep_idle = false;  // other instances may need what an idle one would keep
-  }
   if (own.ranks) {
     own.ranks->broken = [this](const std::string& why) { give_up(why); };
     own.ranks->given_up = [this] {
@@ -191,16 +153,15 @@ Result<BuiltInstance> Worker::build(const Welcome& as) {
       return stopped_ || lost_ || leaving_;
     };
   }
-  Result<BuiltInstance> built = build_instance(own, as, 0, std::move(joined.value().pool), clock_, *this,
-                                               std::exchange(left_, {}));
+  Result<BuiltInstance> built = build_instance(own, as, 0, nullptr, clock_, *this, std::exchange(left_, {}));
   if (built) return built;
   const bool again = own.ranks && built.error().code == ErrorCode::unavailable;  // a stage is gone
   return Error{again ? ErrorCode::unavailable : ErrorCode::invalid_argument, built.error().message};
 }
 
-// Keeps channels and leases while the instance serves, and asks to leave. Returns true if another conductor holds the
+// Keeps leases while the instance serves, and asks to leave. Returns true if another conductor holds the
 // name and the instance moves to it.
-bool Worker::tend(ControlLoop& loop, const Welcome& as, Instance& instance, const std::string& conductor) {
+bool Worker::tend(const Welcome& as, Instance& instance, const std::string& conductor) {
   // A process that was asleep reads old news first, so a new holder of the name counts only after a while. Then the
   // instance takes nothing new and has kFinishSeconds for what it has begun.
   constexpr double kBelievedSeconds = 0.5, kFinishSeconds = 30;
@@ -216,7 +177,6 @@ bool Worker::tend(ControlLoop& loop, const Welcome& as, Instance& instance, cons
       continue;
     }
     lock.unlock();
-    dial_missing(loop);
     instance.renew_leases();
     const std::string holder = options_.find_conductor ? options_.find_conductor().id : "";
     replaced_s = holder.empty() || holder == conductor ? kNever : std::min(replaced_s, clock_.now());
@@ -236,7 +196,6 @@ Worker::Outcome Worker::end(bool goes) {
   std::lock_guard lock(mutex_);
   instance_ = nullptr;
   conductor_.reset();  // later messages are dropped
-  peers_.clear();
   Outcome outcome = Outcome::again;
   if (stopped_ || (retire_ && !retire_->rejoin && (leaving_ || !goes))) outcome = Outcome::done;
   if (retire_ && retire_->rejoin) options_.role = retire_->role;
@@ -263,12 +222,10 @@ void Worker::leave_memory(BuiltInstance built, double patience_s) {
   if (own.pool) left_ = std::move(own);
 }
 
-// ---- Connections.
-
 ChannelEvents Worker::on_conductor(ChannelPtr channel) {
   return {[this, channel](uint16_t type, std::string_view payload) {
-            Result<Envelope> got = decode(type, payload, clock_.now(), {kToInstance, limits(options_.cluster)});
-            if (got) return on_message(kConductor, std::move(got.value().message));
+            Result<Envelope> got = decode(type, payload, clock_.now());
+            if (got) return on_message(std::move(got).value());
             log_refusal("the conductor is refused, because of its message: " + got.error().message);
             channel->close("message refused: " + got.error().message);
           },
@@ -281,145 +238,27 @@ ChannelEvents Worker::on_conductor(ChannelPtr channel) {
           }};
 }
 
-ChannelEvents Worker::on_peer(InstanceId id, ChannelPtr channel) {
-  return {
-      [this, id, channel](uint16_t type, std::string_view payload) {
-        Result<Envelope> got = decode(type, payload, clock_.now(), {kBetweenInstances, limits(options_.cluster)});
-        if (got) return on_message(id, std::move(got.value().message));
-        log_refusal("instance " + std::to_string(id) + " is refused, because of its message: " + got.error().message);
-        channel->close("message refused: " + got.error().message);
-      },
-      [this, id, channel](const std::string&) {
-        std::lock_guard lock(mutex_);
-        auto found = peers_.find(id);
-        if (found == peers_.end() || found->second.channel != channel) return;
-        if (found->second.info.id < 0) {
-          peers_.erase(found);
-          return;
-        }
-        found->second.channel.reset();
-        found->second.broken = true;
-        if (instance_) instance_->send(kConductor, PeerBroken{id});
-        changed_.notify_all();
-      }};
-}
-
-// Accepts a channel from a peer. Of two instances the later one dials. `peer` is negative if the id is not an
-// instance's.
-ChannelEvents Worker::on_dialled(InstanceId self, const std::string& members, ChannelPtr channel) {
-  const std::string& id = channel->peer().id;
-  if (!id.ends_with(members)) return turned_away(channel, "the peer belongs to another conductor");
-  const char* const end = id.data() + id.size() - members.size();
-  InstanceId peer = -1;
-  if (id.starts_with('i') && std::from_chars(id.data() + 1, end, peer).ptr != end) peer = -1;
-  if (peer <= self) return turned_away(channel, "an instance only accepts peers that joined after it");
-  return attach(peer, std::move(channel));
-}
-
-void Worker::on_message(InstanceId from, Message message) {
+void Worker::on_message(Envelope envelope) {
   std::lock_guard lock(mutex_);
-  if (from == kConductor) {
-    if (auto* welcome = std::get_if<Welcome>(&message)) {
-      welcome_ = std::move(*welcome);
-      changed_.notify_all();
-      return;
-    }
-    if (auto* retire = std::get_if<Retire>(&message)) {
-      retire_ = *retire;
-      changed_.notify_all();
-      return;
-    }
-    if (auto* joined = std::get_if<PeerJoined>(&message)) {
-      peers_[joined->info.id].info = joined->info;
-      changed_.notify_all();
-    } else if (auto* gone = std::get_if<PeerGone>(&message)) {
-      auto found = peers_.find(gone->id);
-      if (found != peers_.end()) {
-        if (found->second.channel) found->second.channel->close("the conductor says that this instance is gone");
-        peers_.erase(found);
-      }
-    }
-  }
-  if (instance_) {
-    instance_->send(from, std::move(message));
+  Message& message = envelope.message;
+  if (auto* welcome = std::get_if<Welcome>(&message)) {
+    welcome_ = std::move(*welcome);
+    changed_.notify_all();
+  } else if (auto* retire = std::get_if<Retire>(&message)) {
+    retire_ = *retire;
+    changed_.notify_all();
+  } else if (instance_) {
+    instance_->send(envelope.from, std::move(message));
   } else {
-    early_.push_back({from, -1, std::move(message)});
+    early_.push_back(std::move(envelope));
   }
 }
 
-// A channel to a peer is open, dialled by either side. Waiting messages go first. If it is not the peer's first
-// channel, the instance is told that the peer has joined again. Any member may claim any instance's number, so a peer
-// with an open channel is never replaced. A peer whose channel broke tries again until this side has noticed.
-ChannelEvents Worker::attach(InstanceId id, ChannelPtr channel) {
-  constexpr int kMostUntold = 64;
-  std::lock_guard lock(mutex_);
-  if (!peers_.contains(id)) {  // it dials before the conductor has announced it
-    const auto untold = [](const auto& peer) { return peer.second.info.id < 0; };
-    if (std::ranges::count_if(peers_, untold) >= kMostUntold)
-      return turned_away(channel, "there are too many peers that the conductor has not announced");
-  }
-  Peer& peer = peers_[id];
-  if (peer.channel && peer.channel->is_open()) return turned_away(channel, "this instance already has a channel here");
-  peer.channel = channel;
-  for (const std::string& frame : peer.waiting)
-    channel->send(uint16_t(uint8_t(frame[0]) | uint8_t(frame[1]) << 8), std::string_view(frame).substr(2));
-  peer.waiting.clear();
-  if (std::exchange(peer.broken, false) && instance_ && peer.info.id >= 0)
-    instance_->send(kConductor, PeerJoined{peer.info});
-  return on_peer(id, std::move(channel));
-}
-
-// Dials earlier instances without waiting, so a stopped peer delays neither other channels nor this instance's
-// renewals.
-void Worker::dial_missing(ControlLoop& loop) {
-  constexpr double kPatience = 5;  // seconds, equal to the acceptor's handshake limit
-  std::vector<std::pair<InstanceId, std::string>> missing;
-  InstanceId self;
-  {
-    std::lock_guard lock(mutex_);
-    self = welcome_->id;
-    for (auto& [id, peer] : peers_)
-      if (!peer.channel && !peer.dialling && id < self && !peer.info.control.empty() && clock_.now() >= peer.again_s) {
-        peer.dialling = true;
-        missing.push_back({id, peer.info.control});
-      }
-  }
-  for (auto& [missing_id, address] : missing)
-    loop.dial(
-        {address, options_.key, identity(self)}, kPatience,
-        [this, id = missing_id](ChannelPtr c) { return attach(id, std::move(c)); },
-        [this, id = missing_id, where = address](const Result<ChannelPtr>& channel) {
-          std::lock_guard lock(mutex_);
-          auto found = peers_.find(id);
-          if (found == peers_.end() || !instance_) return;  // not needed any more
-          found->second.dialling = false;
-          found->second.again_s = clock_.now() + options_.retry_s;
-          if (!channel)
-            log_line(LogLevel::warning, "xpyd worker: instance %d at %s: %s", id, where.c_str(),
-                     channel.error().message.c_str());
-        });
-}
-
-// Any thread. Without a channel the message waits, because one may be on its way.
 void Worker::send(InstanceId from, InstanceId to, Message message) {
-  constexpr size_t kMostWaiting = 4096;
   const uint16_t type = frame_type(message);
   const std::string payload = encode(from, to, message, clock_.now());
   std::lock_guard lock(mutex_);
-  if (lost_) return;
-  if (to == kConductor) {
-    if (conductor_) conductor_->send(type, payload);
-    return;
-  }
-  auto found = peers_.find(to);
-  if (found == peers_.end()) return;  // the peer is gone
-  Peer& peer = found->second;
-  if (peer.channel) {
-    peer.channel->send(type, payload);
-  } else if (peer.waiting.size() < kMostWaiting) {
-    std::string frame{char(type & 0xff), char(type >> 8)};
-    peer.waiting.push_back(std::move(frame) + payload);
-  }
+  if (conductor_ && !lost_) conductor_->send(type, payload);
 }
 
 }  // namespace xpyd::disagg

@@ -1,13 +1,11 @@
-// A worker: an instance in a process of its own. It joins the conductor and has a channel to each peer. It joins again,
-// as a new instance with the old prefix cache, when the conductor has removed it, has restarted, or was replaced by
-// another.
+// A worker: an instance in a process of its own. It joins the conductor, and has one channel, to it. It joins again, as
+// a new instance with the old prefix cache, when the conductor has removed it, has restarted, or was replaced by another.
 //
-// Threads: run() keeps connections and leases on the caller's thread. The instance and the channels have a thread each.
+// Threads: run() keeps leases on the caller's thread. The instance and the channel have a thread each.
 #pragma once
 
 #include <condition_variable>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -26,10 +24,9 @@ struct WorkerOptions {
   // Alternative to `join`: returns the conductor that holds the name in the registry. It is called before each join and
   // while the instance serves. The worker joins no other conductor, and leaves one that has lost the name.
   std::function<NamedConductor()> find_conductor;
-  std::string listen = "127.0.0.1:0";  // where peers connect
   ClusterKey key;
   uint64_t fingerprint = 0;  // see NodeIdentity
-  double retry_s = 0.2;      // between attempts to reach the conductor or a peer
+  double retry_s = 0.2;      // between attempts to reach the conductor
   double give_up_s = 0;      // run() ends after this long without a conductor; 0: never
 };
 
@@ -52,30 +49,17 @@ class Worker final : public MessageBus {
   void send(InstanceId from, InstanceId to, Message message) override;
 
  private:
-  struct Peer {
-    InstanceInfo info;
-    ChannelPtr channel;                // null: not connected
-    std::vector<std::string> waiting;  // frames for it, type first, until it is connected
-    bool broken = false;               // a channel was lost, and messages with it
-    bool dialling = false;
-    double again_s = 0;  // Clock: not dialled before
-  };
   enum class Outcome { again, done };
 
   Result<Outcome> serve_once();
   Result<Outcome> serve_with(ControlLoop& loop);
   Result<std::optional<Welcome>> join(ControlLoop& loop, const NamedConductor& conductor);
   Result<BuiltInstance> build(const Welcome& as);
-  bool tend(ControlLoop& loop, const Welcome& as, Instance& instance, const std::string& conductor);
+  bool tend(const Welcome& as, Instance& instance, const std::string& conductor);
   Outcome end(bool goes);
   void leave_memory(BuiltInstance built, double patience_s);
   ChannelEvents on_conductor(ChannelPtr channel);
-  ChannelEvents on_peer(InstanceId peer, ChannelPtr channel);
-  ChannelEvents on_dialled(InstanceId self, const std::string& members, ChannelPtr channel);
-  void on_message(InstanceId from, Message message);
-  ChannelEvents attach(InstanceId peer, ChannelPtr channel);
-  void dial_missing(ControlLoop& loop);
-  NodeIdentity identity(InstanceId id) const;
+  void on_message(Envelope envelope);
 
   WorkerOptions options_;
   Clock& clock_;
@@ -88,8 +72,6 @@ class Worker final : public MessageBus {
   std::optional<Welcome> welcome_;
   std::optional<Retire> retire_;
   ChannelPtr conductor_;
-  std::string members_of_;  // suffix of the ids of that conductor's instances
-  std::map<InstanceId, Peer> peers_;
   Instance* instance_ = nullptr;  // null: none
   std::vector<Envelope> early_;   // messages before it existed
 };

@@ -2,8 +2,7 @@
 // loop of its own. KV bytes then travel on the same sockets (tcp) or beside the channels (rdma, nccl). The owner of
 // memory listens. Its address contains the host and port, a token, and where its memory lies. The caller's hello proves
 // that it has the token. When a process dies its channels end at once, so the other side learns of it; RDMA itself
-// would retry for seconds, and NCCL would wait for ever. A stopped peer stays connected. Processes of one user and host
-// (shm, handoff) use a Unix socket with an abstract, random name instead, because it can carry file descriptors.
+// would retry for seconds, and NCCL would wait for ever. A stopped peer stays connected.
 //
 // Thread safety: Bootstrap and Calls: the owner's thread, and callbacks run on the loop's thread. Answer: any thread.
 #pragma once
@@ -20,15 +19,16 @@
 
 namespace xpyd::disagg {
 
-// The value of KvTransport::address(): KIND,HOST,PORT,TOKEN,BASE+BYTES,..., text without blanks. Only members of the
-// cluster know it.
+// The value of KvTransport::address() is its fields behind a kind, "tcp,0900…", hexadecimal. Only members of the cluster
+// know it.
 struct TransportAddress {
-  std::string host;  // numeric, without commas
+  std::string host;  // numeric
   uint16_t port = 0;
-  std::string token;  // admits a caller: 32 hexadecimal digits
+  std::string token;  // admits a caller
   std::vector<AddressRange> regions;
   bool operator==(const TransportAddress&) const = default;
 };
+XPYD_FIELDS(TransportAddress, host, port, token, regions)
 std::string to_text(const std::string& kind, const TransportAddress& address);
 Result<TransportAddress> parse_transport_address(const std::string& kind, const std::string& text);
 
@@ -66,18 +66,15 @@ class Answer {
 
 // Returns limits without heartbeat and silence timeout: peers may say nothing for hours, and a stopped peer may still
 // be inside a registration.
-ChannelLimits transport_limits(size_t max_frame_bytes, size_t max_files = 0);
+ChannelLimits transport_limits(size_t max_frame_bytes);
 
 class Bootstrap {
  public:
   using Accepted = std::function<ChannelEvents(const ChannelPtr&, PeerId)>;
-  // `schema`: hash of the messages between the ends. `log`, `work`: as for ControlLoop.
-  Bootstrap(const char* kind, PeerId self, uint64_t schema, const ChannelLimits& limits,
-            std::function<bool()> work = nullptr, std::function<void(const std::string&)> log = nullptr);
-  // Listens at a free port of options.host, or at a Unix socket here. `accepted` returns the callbacks of a new
-  // channel.
+  // `work`: as for ControlLoop.
+  Bootstrap(const char* kind, PeerId self, const ChannelLimits& limits, std::function<bool()> work = nullptr);
+  // Listens at a free port of options.host. `accepted` returns the callbacks of a new channel.
   Status listen(const TransportOptions& options, Accepted accepted);
-  Status listen_here(Accepted accepted);  // KIND:@NAME
   const std::string& address() const { return address_; }
   // Calls `address` with the number `session`. Returns an error if the address is invalid. When the peer admits us,
   // on_open(channel, answer) is called; a failure goes to `answer`. If nobody holds `answer` any more, the channel is
@@ -97,11 +94,9 @@ class Bootstrap {
         });
   }
   void post(std::function<void()> f) { loop_->post(std::move(f)); }
-  int64_t refused() const { return loop_->stats().garbage; }  // callers that were not admitted
-  void end() { loop_.reset(); }                               // closes all channels; no callback runs afterwards
+  void end() { loop_.reset(); }  // closes all channels; no callback runs afterwards
 
  private:
-  Result<std::string> listen_at(const std::string& place, const std::string& token, Accepted accepted);
   Status dial(const std::string& address, uint64_t session, OnOpen on_open,
               std::function<void(Result<ChannelPtr>)> done);
 

@@ -2,8 +2,7 @@
 // their end. A transport adds how it connects to a peer, how a transfer begins, and how far it has come.
 //
 // A Peer must have address, regions (ranges of memory) and dead(). If dead(), its transfers fail, and it may be
-// connected again. Registrations, the table of those that it opens for peers, must have open(), close(), arrived() and
-// refused().
+// connected again. Registrations, the table of those that it opens for peers, must have open(), close() and arrived().
 //
 // Thread safety: its owner's thread.
 #pragma once
@@ -53,9 +52,8 @@ class PostingTransport : public KvTransport {
 
   TransferId post(const KvTransfer& what, const TransferPlan& plan) final {
     const TransferId id = ++last_id_;
-    ++stats_.posts;
     Posted& posted = transfers_[id];
-    posted = {what, int64_t(plan.bytes), int64_t(plan.copies.size()), nullptr};
+    posted.what = what;
     auto peer = peers_.find(what.peer);
     if (peer != peers_.end() && !peer->second->dead() && !late(what))
       posted.transfer = begin(id, peer->second, what, plan);
@@ -67,21 +65,11 @@ class PostingTransport : public KvTransport {
     Posted& posted = at->second;
     const bool unwanted = posted.cancelled || late(posted.what);
     const TransferState state = posted.transfer ? progress(*posted.transfer, unwanted) : TransferState::failed;
-    if (state == TransferState::in_flight) return state;
-    if (state == TransferState::done)
-      stats_.bytes += posted.bytes, stats_.descriptors += posted.descriptors;
-    else
-      ++stats_.failed;
-    transfers_.erase(at);
+    if (state != TransferState::in_flight) transfers_.erase(at);
     return state;
   }
   void cancel(TransferId id) final {
     if (auto at = transfers_.find(id); at != transfers_.end()) at->second.cancelled = true;
-  }
-  TransportStats stats() const final {
-    TransportStats stats = stats_;
-    stats.refused = registrations().refused() + strangers();
-    return stats;
   }
 
  protected:
@@ -90,7 +78,6 @@ class PostingTransport : public KvTransport {
   const TransportOptions options_;
   struct Posted {
     KvTransfer what;
-    int64_t bytes = 0, descriptors = 0;
     std::shared_ptr<Transfer> transfer;  // null: it failed at once
     bool cancelled = false;
   };
@@ -108,7 +95,6 @@ class PostingTransport : public KvTransport {
   // `unwanted`: the transfer should end early.
   virtual TransferState progress(Transfer& transfer, bool unwanted) = 0;
   virtual Registrations& registrations() const = 0;
-  virtual int64_t strangers() const { return 0; }  // callers that were refused
 
   static std::byte* begin_of(const MemoryRange& range) { return range.data(); }
   static std::byte* begin_of(const AddressRange& range) { return reinterpret_cast<std::byte*>(uintptr_t(range.begin)); }
@@ -116,7 +102,6 @@ class PostingTransport : public KvTransport {
 
   const char* const transport_;
   TransferId last_id_ = 0;
-  TransportStats stats_;
 };
 
 }  // namespace xpyd::disagg

@@ -105,16 +105,6 @@ int RegistrationTable::arrived(const RemoteKey& registration) const {
   return slot ? slot->arrived : 0;
 }
 
-int64_t RegistrationTable::refused() const {
-  std::lock_guard lock(mutex_);
-  return refused_;
-}
-
-void RegistrationTable::count_refused() {
-  std::lock_guard lock(mutex_);
-  ++refused_;
-}
-
 void RegistrationTable::shut() {
   std::lock_guard lock(mutex_);
   shut_ = true;
@@ -123,20 +113,15 @@ void RegistrationTable::shut() {
 RegistrationTable::Slot* RegistrationTable::admit(const RemoteKey& registration, PeerId peer, KvOp op) {
   const Slot* slot = find(registration);
   const bool may = slot && slot->open && slot->peer == peer && slot->op == op && peers_.count(peer) > 0 && !shut_;
-  if (may) return &slots_[registration.index];
-  ++refused_;
-  return nullptr;
+  return may ? &slots_[registration.index] : nullptr;
 }
 
 bool RegistrationTable::enter(const RemoteKey& registration, PeerId peer, KvOp op, std::span<const Copy> copies) {
   std::lock_guard lock(mutex_);
   Slot* slot = admit(registration, peer, op);
   if (!slot) return false;
-  for (const Copy& copy : copies) {
-    if (slot->ranges.contains(op == KvOp::write ? copy.destination : copy.source, copy.bytes)) continue;
-    ++refused_;
-    return false;
-  }
+  for (const Copy& copy : copies)
+    if (!slot->ranges.contains(op == KvOp::write ? copy.destination : copy.source, copy.bytes)) return false;
   ++slot->inside;
   return true;
 }

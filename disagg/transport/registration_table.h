@@ -49,18 +49,16 @@ class RegistrationTable {
   Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
   bool close(const RemoteKey& registration);
   int arrived(const RemoteKey& registration) const;
-  int64_t refused() const;
   void shut();  // refuses all new pieces from now on
 
   // The half of the code that moves a peer's bytes. enter() announces a piece: the destinations (write) or sources
-  // (read) of its copies are in the owner's memory. False: it is counted as refused and must touch nothing. True: the
+  // (read) of its copies are in the owner's memory. False: it must touch nothing. True: the
   // registration does not close before leave().
   bool enter(const RemoteKey& registration, PeerId peer, KvOp op, std::span<const Copy> copies);
   bool enter(const RemoteKey& registration, PeerId peer, KvOp op, const std::byte* begin, size_t bytes);
   // `whole`: this piece completes a transfer, which is counted as arrived. False: the registration was closed
   // meanwhile, and nothing is counted.
   bool leave(const RemoteKey& registration, bool whole);
-  void count_refused();  // a piece that did not get as far as enter()
 
  private:
   struct Slot {
@@ -82,7 +80,6 @@ class RegistrationTable {
   std::deque<Slot> slots_;
   std::deque<uint32_t> free_;  // oldest first, so generations of all slots grow alike
   std::unordered_set<PeerId> peers_;
-  int64_t refused_ = 0;
   bool shut_ = false;
 };
 

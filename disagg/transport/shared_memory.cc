@@ -42,6 +42,20 @@ Result<std::shared_ptr<std::byte>> map_touched(int fd, size_t bytes) {
   return memory;
 }
 
+// Opens a file of another process that is long enough and sealed.
+Result<Fd> open_shared_file(const std::string& name, size_t bytes) {
+  if (!name.starts_with("/proc/")) return Error{ErrorCode::io, "the shared memory has no name of a process's file"};
+  Fd file(open(name.c_str(), O_RDWR | O_CLOEXEC));
+  if (file.get() < 0) return Error{ErrorCode::io, "the shared memory " + name + ": " + os_text()};
+  struct stat status;
+  if (fstat(file.get(), &status) != 0 || size_t(status.st_size) < bytes || bytes == 0)
+    return Error{ErrorCode::io, "the shared memory is shorter than " + std::to_string(bytes)};
+  const int seals = fcntl(file.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
+    return Error{ErrorCode::io, "the shared memory is not sealed, so its owner could truncate it"};
+  return file;
+}
+
 // Keyed by the address of their first byte.
 struct Pools {
   struct Pool {
@@ -70,6 +84,8 @@ class SharedDevice final : public Device {
 };
 
 }  // namespace
+
+std::string name_for_others(int fd) { return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd); }
 
 Result<std::shared_ptr<std::byte>> make_shared_file(const char* name, size_t bytes, Fd& file) {
   bytes = round_up(std::max<size_t>(bytes, 1), 4096);
@@ -106,8 +122,11 @@ Result<std::shared_ptr<std::byte>> shared_pool_memory(size_t bytes) {
   return remembered(std::move(memory).value(), std::move(file), bytes);
 }
 
-Result<std::shared_ptr<std::byte>> shared_pool_memory(Fd file, size_t bytes) {
-  auto memory = map_shared_file(file.get(), bytes);
+Result<std::shared_ptr<std::byte>> shared_pool_memory(const std::string& name, size_t bytes) {
+  auto opened = open_shared_file(name, bytes);
+  if (!opened) return opened.error();
+  Fd file = std::move(opened).value();
+  auto memory = map_touched(file.get(), bytes);
   if (!memory.ok()) return memory;
   return remembered(std::move(memory).value(), std::move(file), bytes);
 }
@@ -124,18 +143,14 @@ Result<SharedFile> shared_file(MemoryRange range) {
   if (after != pools().all.begin()) {
     const auto& [first, pool] = *std::prev(after);
     const size_t offset = begin - first;
-    if (offset <= pool.bytes && range.size() <= pool.bytes - offset) return SharedFile{pool.file.get(), offset};
+    if (offset <= pool.bytes && range.size() <= pool.bytes - offset) return SharedFile{name_for_others(pool.file.get()), offset};
   }
   return invalid("this KV memory cannot be shared with other processes, because it is not in a memfd");
 }
 
-Result<std::shared_ptr<std::byte>> map_shared_file(int fd, size_t bytes) {
-  struct stat file;
-  if (fstat(fd, &file) != 0 || size_t(file.st_size) < bytes || bytes == 0)
-    return Error{ErrorCode::io, "the shared memory is shorter than " + std::to_string(bytes)};
-  if ((fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) == 0)
-    return Error{ErrorCode::io, "the shared memory is not sealed, so its owner could truncate it"};
-  return map_touched(fd, bytes);
+Result<std::shared_ptr<std::byte>> map_shared_file(const std::string& name, size_t bytes) {
+  auto file = open_shared_file(name, bytes);
+  return file ? map_touched(file.value().get(), bytes) : file.error();
 }
 
 }  // namespace xpyd::disagg

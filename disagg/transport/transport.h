@@ -86,12 +86,6 @@ struct KvTransfer {
   double deadline_s = 0;   // Clock; 0: none
 };
 
-// Cumulative counters of this side.
-struct TransportStats {
-  int64_t posts = 0, failed = 0, bytes = 0, descriptors = 0;
-  int64_t refused = 0;  // pieces from peers that no open registration allowed
-};
-
 class KvTransport {
  public:
   virtual ~KvTransport() = default;
@@ -121,7 +115,6 @@ class KvTransport {
   // Requires: poll() has not said done or failed for this id.
   virtual TransferState poll(TransferId id) = 0;
   virtual void cancel(TransferId id) = 0;  // ignores ids that it does not know
-  virtual TransportStats stats() const = 0;
 };
 
 struct TransportOptions {

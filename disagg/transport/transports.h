@@ -20,8 +20,8 @@ MadeTransport make_nccl_transport(const TransportOptions& options);
 
 inline constexpr TransportRow kTransports[] = {
     {"local", make_local_transport, false, false, nullptr, false, "within one process: one copy by the sender's queue"},
-    {"handoff", make_handoff_transport, true, true, nullptr, false,
-     "instances of one host share one pool: no copy, block ids are handed over"},
+    {"handoff", make_handoff_transport, true, false, nullptr, false,
+     "the instances of one process share one pool: no copy, block ids are handed over"},
     {"shm", make_shm_transport, false, true, shared_memory_device, true,
      "between processes of one machine: one copy into the peer's memfd"},
     {"tcp", make_tcp_transport, false, true, nullptr, false,

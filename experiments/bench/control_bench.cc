@@ -47,15 +47,13 @@ struct Pair {
   ChannelPtr near;
   PrivateFolder folder;
 
-  Pair(bool tcp, double spin_s, bool echo) {
-    ChannelLimits limits;
-    limits.spin_s = spin_s;
-    server = std::make_unique<ControlLoop>(clock, limits);
-    client = std::make_unique<ControlLoop>(clock, limits);
+  Pair(bool tcp, bool echo) {
+    server = std::make_unique<ControlLoop>(clock);
+    client = std::make_unique<ControlLoop>(clock);
     XPYD_CHECK(!folder.path().empty(), "cannot create a temporary folder");
     ControlEndpoint at{tcp ? "127.0.0.1:0" : "unix:" + folder.path() + "/socket",
                        ClusterKey::random(),
-                       {NodeRole::conductor, "server"}};
+                       {"server"}};
     auto bound = server->listen(at, [this, echo](ChannelPtr channel) {
       ChannelEvents events;
       events.on_frame = [this, echo, c = channel.get()](uint16_t type, std::string_view payload) {
@@ -80,8 +78,8 @@ struct Pair {
   }
 };
 
-void round_trips(Bench& bench, bool tcp, double spin_s) {
-  Pair pair(tcp, spin_s, true);
+void round_trips(Bench& bench, bool tcp) {
+  Pair pair(tcp, true);
   const std::string payload = encode(1, kConductor, event(), 1000);
   std::vector<double> one_way;
   double cpu = cpu_seconds();
@@ -96,7 +94,7 @@ void round_trips(Bench& bench, bool tcp, double spin_s) {
   cpu = cpu_seconds() - cpu;
   std::sort(one_way.begin(), one_way.end());
   bench.report(
-      {.name = std::string("one way, ") + (tcp ? "loopback TCP" : "Unix socket") + (spin_s > 0 ? ", spinning" : ""),
+      {.name = std::string("one way, ") + (tcp ? "loopback TCP" : "Unix socket"),
        .n_threads = 2,
        .rounds = kTrips,
        .seconds = percentile(one_way, 50),
@@ -106,7 +104,7 @@ void round_trips(Bench& bench, bool tcp, double spin_s) {
 
 // Sends as an engine does: a batch of events per step.
 void streams(Bench& bench, bool tcp, int batch) {
-  Pair pair(tcp, 0, false);
+  Pair pair(tcp, false);
   const TokenOf token = event();
   constexpr int kMessages = 100000;
   double cpu = cpu_seconds(), start = pair.clock.now();
@@ -163,8 +161,7 @@ void bench_control(Bench& bench) {
        .work = one_payload,
        .limit = Limit::none},
   });
-  for (bool tcp : {true, false})
-    for (double spin_s : {0.0, 100e-6}) round_trips(bench, tcp, spin_s);
+  for (bool tcp : {true, false}) round_trips(bench, tcp);
   for (bool tcp : {true, false})
     for (int batch : {1, 16, 64}) streams(bench, tcp, batch);
 }

@@ -25,7 +25,6 @@
 #include "base/random.h"
 #include "base/stats.h"
 #include "disagg/handover/transfer_plan.h"
-#include "disagg/transport/handoff/handoff_pool.h"
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/transports.h"
 #include "experiments/bench/harness.h"
@@ -111,33 +110,24 @@ struct MeasuredTransport {
   TransferPlan plan;
 };
 
-// KV of 4,096 tokens in one pool that two memories share. The memories belong to one process, or stand for two
-// processes; then each has a pool object of its own over the shared ledger.
+// KV of 4,096 tokens in one pool that two memories share.
 struct Handoff {
-  explicit Handoff(bool processes) {
+  Handoff() {
     KvOptions options;
     options.shape = {.n_layers = 16, .n_kv_heads = 8, .head_dim = 64, .dtype = Dtype::bf16};
     options.pool_bytes = kPoolBytes + (1 << 20);
     options.max_sequence_tokens = 4096;
     const KvScheme* scheme = find_kv_scheme("paged");
-    if (processes) {
-      file = HandoffPool::create("paged", options, 2).value();
-      for (auto* memory : {&a, &b})
-        *memory = scheme->make(join_handoff_pool(file->address(), "paged", options).value().pool, options);
-    } else {
-      auto pool = make_block_pool("paged", options).value();
-      a = scheme->make(pool, options);
-      b = scheme->make(pool, options);
-    }
+    auto pool = make_block_pool("paged", options).value();
+    a = scheme->make(pool, options);
+    b = scheme->make(pool, options);
     for (int i = 0; i < 4096; ++i) tokens.push_back(i * 7 % 1000);
     handle = a->reserve(tokens, 0).value().handle;
     XPYD_CHECK(a->append(handle, 4096));
     a->commit(handle, tokens);
   }
   void pass() {
-    KvHandover handover = a->handoff().hand_over(handle);
-    handle = b->handoff().adopt(handover, tokens, 0);
-    if (file) a->handoff().discard(std::move(handover));  // D has confirmed that it has adopted it
+    handle = b->handoff().adopt(a->handoff().hand_over(handle), tokens, 0);
     std::swap(a, b);
   }
   std::string check() {
@@ -149,7 +139,6 @@ struct Handoff {
                ? ""
                : "the destination has other blocks or lengths than were handed over";
   }
-  std::unique_ptr<HandoffPool> file;
   std::unique_ptr<KvMemory> a, b;
   std::vector<int32_t> tokens;
   KvHandle handle = kNoKv;
@@ -157,7 +146,7 @@ struct Handoff {
 
 void bench_copies(Bench& bench) {
   MeasuredTransport shm(make_shm_transport, shared_memory);
-  Handoff handoff(false), between_processes(true);
+  Handoff handoff;
   const Copy whole{shm.source.get(), shm.poster->remote(kOwner, 0), kPoolBytes};
   const auto one_copy = [&] { copy_streaming({&whole, 1}); };
   const auto with_memcpy = [&] {
@@ -190,12 +179,6 @@ void bench_copies(Bench& bench) {
       {.name = "handoff: 4,096 tokens",
        .run = [&] { handoff.pass(); },
        .check = [&] { return handoff.check(); },
-       .limit = Limit::none,
-       .target = 20,
-       .versus = {"shm: 2,048 blocks of 64 KiB"}},
-      {.name = "handoff between processes: 4,096 tokens",
-       .run = [&] { between_processes.pass(); },
-       .check = [&] { return between_processes.check(); },
        .limit = Limit::none,
        .target = 20,
        .versus = {"shm: 2,048 blocks of 64 KiB"}},

@@ -9,7 +9,7 @@
 #include "allocator/offload/offloaded_memory.h"
 #include "allocator/schemes.h"
 #include "base/random.h"
-#include "disagg/transport/forwarding.h"
+#include "experiments/forwarding.h"
 #include "experiments/simulate/links.h"
 #include "experiments/simulate/node.h"
 

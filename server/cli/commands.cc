@@ -149,12 +149,6 @@ int worker_main(const Options& options) {
   build.options.ranks = head_options(options, build, worker_options.key, registry.get());
   if (!is_stage && !build.options.ranks) need(open_backend(build));
   worker_options.cluster = build.options;
-  const std::string& bind = worker_options.listen;
-  if (!bind.starts_with("unix:")) {
-    std::string host = bind.substr(0, bind.rfind(':'));
-    if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-    worker_options.cluster.transport_host = host;
-  }
   if (is_stage) {
     need(serve_stage(options, build, worker_options, signals));
     return 0;

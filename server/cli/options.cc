@@ -155,8 +155,7 @@ std::vector<OptionRow> make_rows() {
       {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens in one KV block (paged)", kShape,
        sets<&ClusterOptions::kv, &KvOptions::block_tokens>, "block-size page-size"},
       {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
-       "exact size of each instance's KV pool; with --transport handoff all instances share one pool of the summed "
-       "size (each worker counts as much as the conductor says)",
+       "exact size of each instance's KV pool; with --transport handoff all instances share one pool of the summed size",
        kShape, sets<&ClusterOptions::kv, &KvOptions::pool_bytes>,
        "gpu-memory-utilization kv-cache-memory-bytes mem-fraction-static"},
       {"page-group-bytes", bytes, "64KiB", "bytes", "", 4096, 1 << 30,
@@ -300,11 +299,10 @@ std::vector<OptionRow> make_rows() {
       {"kv-checksum", choice, "off", "", "on|off", 0, 0,
        "verify a checksum of all KV that is transferred; a prompt whose KV differs is computed again", kEngine,
        sets<&ClusterOptions::kv_checksum>},
-      {"transport", text, "local", "", transport_names.c_str(), 0, 0,
-       "how KV goes from P to D: the KV is copied, or block ids of one shared pool are handed over (handoff; between "
-       "processes it needs one host, one user, --device cpu, and not vattention); the default with --processes is shm; "
-       "fault:TRANSPORT,seed=7,drop=0.01,delay=2ms injects faults into a transport",
-       kEngine},
+      {"transport", choice, "local", "", transport_names.c_str(), 0, 0,
+       "how KV goes from P to D: the KV is copied, or block ids of one shared pool are handed over (handoff, within one "
+       "process); the default with --processes is shm",
+       kEngine, sets_as<find_transport, &ClusterOptions::transport>},
       {"rdma-nics", text, "", "", "mlx5_0:1,...", 0, 0,
        "--transport rdma: RDMA devices and their ports; empty: all ports that are up", kEngine,
        sets<&ClusterOptions::nics>},
@@ -409,8 +407,9 @@ std::vector<OptionRow> make_rows() {
        "--cluster-bind. While another conductor is registered, this one stands by without an HTTP port and takes over "
        "when that one is gone",
        "serve generate worker", sets<&ProcessOptions::registry_url>},
-      {"peer-bind", text, "127.0.0.1:0", "ADDRESS", "HOST:PORT", 0, 0, "address at which other workers reach this one",
-       "worker", sets<&WorkerOptions::listen>},
+      {"peer-host", text, "127.0.0.1", "ADDRESS", "HOST", 0, 0,
+       "address of this host, as a number, at which the transports of other workers reach this one", "worker",
+       sets<&ClusterOptions::transport_host>},
       {"give-up", number, "0", "s", "", 0, 86400,
        "the worker exits after this time without a conductor; 0: it waits for one", "worker",
        sets<&WorkerOptions::give_up_s>},

@@ -82,6 +82,7 @@ struct Sender final : EngineHooks {
       next = std::min(end, (block + 1) * here.layout->block_tokens);
       plan_transfer(here, there, {token, next, layer, layer_end}, plan);  // disagg/handover/transfer_plan.h
       posts.push_back(p->transport->post({kD, KvOp::write, place.registration}, plan));
+      bytes += plan.bytes;
       std::printf("  tokens %d to %d: block %d of P, layer %d, %zu KiB -> block %d of D\n", token, next,
                   here.block_table[block], layer, plan.bytes >> 10, there.block_table[block]);
     }
@@ -98,6 +99,7 @@ struct Sender final : EngineHooks {
   ChoiceState state;  // progress of the sequence: sent in a message, KvDelivered
   TransferPlan plan;
   std::vector<TransferId> posts;
+  size_t bytes = 0;     // of these
   KvHandle kv = kNoKv;  // on P
 };
 
@@ -156,8 +158,8 @@ int tour_main(const Options& options) {
   d.memory->unpin(lease);
   d.memory->commit(kv, prompt.subspan(size_t(cached)));
   const size_t token_bytes = d.memory->layout().shape.token_bytes();
-  std::printf("D has received %ld bytes in %zu transfers; %d tokens of %zu bytes are %zu bytes\n",
-              long(p.transport->stats().bytes), sender.posts.size(), n - cached, token_bytes,
+  std::printf("D has received %zu bytes in %zu transfers; %d tokens of %zu bytes are %zu bytes\n",
+              sender.bytes, sender.posts.size(), n - cached, token_bytes,
               size_t(n - cached) * token_bytes);
 
   // The sequence continues on D from the token that P sampled and joins the batch (Orca, continuous batching).

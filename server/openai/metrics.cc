@@ -46,37 +46,12 @@ double resident_bytes() {
 
 // The rows for which KV metrics are written. Instances that share a pool would all report the same blocks, so these are
 // written once.
-struct PoolRows {
-  std::vector<InstanceStats> holders;  // of kv_blocks and kv_bytes
-  std::vector<InstanceStats> users;    // of the share in use; capacity: their pool's
-  std::vector<InstanceStats> pools;    // of capacities
-};
-
-PoolRows pool_rows(const ServiceStats& service) {
-  std::vector<InstanceStats> all = service.instances;
-  if (service.shared_pool && !all.empty()) {
-    all.resize(1);
-    all[0].name = "pool";
+std::vector<InstanceStats> kv_rows(const ServiceStats& service) {
+  std::vector<InstanceStats> rows = service.instances;
+  if (service.shared_pool && !rows.empty()) {
+    rows.resize(1);
+    rows[0].name = "pool";
   }
-  if (!service.process_pool) return {all, all, all};
-  // Each instance reports the blocks that it holds. Blocks that nobody holds are reported by the pool.
-  const SharedPoolStats& shared = *service.process_pool;
-  InstanceStats pool;
-  pool.name = "pool";
-  pool.kv.block_tokens = all.empty() ? 0 : all[0].kv.block_tokens;
-  pool.kv.free = shared.free;
-  pool.kv.capacity = shared.blocks;
-  pool.kv.idle_bytes = shared.free * shared.block_bytes;
-  pool.kv.capacity_bytes = pool.kv.mapped_bytes = shared.bytes;
-  pool.kv.external_bytes = shared.bytes - shared.blocks * shared.block_bytes;
-  for (InstanceStats& i : all) {
-    i.kv.idle_bytes -= i.kv.free * shared.block_bytes;
-    i.kv.free = 0;
-    i.kv.capacity = shared.blocks;
-    i.kv.external_bytes = 0;
-  }
-  PoolRows rows{all, all, {pool}};
-  rows.holders.push_back(pool);
   return rows;
 }
 
@@ -238,53 +213,42 @@ void render_queues(MetricsText& text) {
 }
 
 // The KV memory and its prefix cache.
-void render_kv(MetricsText& text, const PoolRows& pool) {
+void render_kv(MetricsText& text, const std::vector<InstanceStats>& pools) {
   using S = InstanceStats;
-  const auto& [holders, users, pools] = pool;
   const auto kv = [](auto field) { return [field](I i) { return i.kv.*field; }; };
   auto usage = [](I i) { return i.kv.capacity == 0 ? 0.0 : double(i.kv.active + i.kv.in_transfer) / i.kv.capacity; };
-  text.each("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", users, usage);
-  text.each("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", users, usage);
+  text.each("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", pools, usage);
+  text.each("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", pools, usage);
 
   text.each("kv_escrowed_blocks",
             "Number of KV blocks, free or cached, that are reserved for prompts that are about to start (--reservation "
             "escrow).",
-            holders, [](I i) { return double(i.kv.reserved_blocks); });
+            pools, [](I i) { return double(i.kv.reserved_blocks); });
   text.labelled<int KvStats::*>(
-      "kv_blocks",
-      "Number of KV blocks by state; the states sum to the capacity. If processes share a pool (engine pool), each "
-      "reports the blocks that it holds, and blocks that only others hold are in state elsewhere, as of the last "
-      "report. Blocks that nobody holds are the pool's free blocks and belong to every engine's sum, which equals the "
-      "capacity if nothing has changed since the reports.",
-      holders, "state", &S::kv,
+      "kv_blocks", "Number of KV blocks by state; the states sum to the capacity.", pools, "state", &S::kv,
       {{"free", &KvStats::free},
        {"active", &KvStats::active},
        {"cached", &KvStats::cached},
-       {"in_transfer", &KvStats::in_transfer},
-       {"elsewhere", &KvStats::elsewhere}});
+       {"in_transfer", &KvStats::in_transfer}});
   text.each("kv_blocks_capacity", "Number of KV blocks in the pool.", pools, kv(&KvStats::capacity));
   text.labelled<int64_t KvStats::*>(
       "kv_bytes",
       "Bytes of the KV pool by use; written: holds KV; reserved: kept for tokens to come (slots); internal: the rest "
-      "of blocks in use; idle: free for any sequence; external: in no block. In a pool that processes share, a block "
-      "that two of them hold counts for both.",
-      holders, "state", &S::kv,
+      "of blocks in use; idle: free for any sequence; external: in no block.",
+      pools, "state", &S::kv,
       {{"written", &KvStats::written_bytes},
        {"reserved", &KvStats::reserved_bytes},
        {"internal", &KvStats::internal_bytes},
        {"idle", &KvStats::idle_bytes},
        {"external", &KvStats::external_bytes}});
-  text.each("kv_capacity_bytes",
-            "Bytes of the KV pool. If processes share a pool, the sum of kv_bytes is larger, because a block that two "
-            "of them hold counts twice there.",
-            pools, kv(&KvStats::capacity_bytes));
+  text.each("kv_capacity_bytes", "Bytes of the KV pool.", pools, kv(&KvStats::capacity_bytes));
   text.each(
       "kv_mapped_bytes",
       "Bytes of the KV pool that are mapped to addresses (vattention, slots with --slot-prealloc; otherwise all).",
       pools, kv(&KvStats::mapped_bytes));
   text.each("kv_mappings",
-            "Number of memory mappings that the KV pool takes (vattention; otherwise one per rank, or 1 for a shared "
-            "pool); vm.max_map_count limits it.",
+            "Number of memory mappings that the KV pool takes (vattention; otherwise one per rank); vm.max_map_count "
+            "limits it.",
             kv(&KvStats::mappings));
   text.family("cache_config_info", "gauge", "Shape of the KV memory, in labels.");
   for (I i : pools)
@@ -534,7 +498,7 @@ std::string Metrics::render(const ServiceStats& service) const {
   const std::vector<InstanceStats>& all = service.instances;
   MetricsText text(prefix_, model_name_, all);
   render_queues(text);
-  render_kv(text, pool_rows(service));
+  render_kv(text, kv_rows(service));
   render_transfers(text);
   render_conductor(text, service.conductor);
   render_page_groups(text);

@@ -368,11 +368,9 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Build& build, const Options&
     write_key(own.key_file);
   }
   ProcessClusterOptions cluster{.conductor = conductor_options(build.options),
-                                .limits = limits(build.options),
                                 .key = own.read_key(),
                                 .fingerprint = fingerprint(build)};
   cluster.conductor.lease_s = own.lease_s;
-  cluster.pool = need(make_handoff_pool(build.options));
   cluster.listen = own.bind.empty() ? "unix:" + folder->path() + "/conductor" : own.bind;
   cluster.stands_by = !own.registry_url.empty();
   Result<std::unique_ptr<ProcessCluster>> made = ProcessCluster::create(std::move(cluster), build.clock);

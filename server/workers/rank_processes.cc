@@ -123,8 +123,7 @@ Status serve_stage(const Options& options, const Build& build, const WorkerOptio
                             .give_up_s = worker.give_up_s,
                             .config = build.config,
                             .dtype = matrix_dtype(build.config, backend.load),
-                            .transport_host = worker.cluster.transport_host,
-                            .faults = build.options.faults};
+                            .transport_host = worker.cluster.transport_host};
   if (worker.find_conductor) stage.find_head = [find = worker.find_conductor] { return find().address; };
   stage.make_ranks = [&](const KvShards& shards, int own, int step_tokens) -> Result<ranks::StageOptions::Built> {
     const int cores = std::max(1, int(std::thread::hardware_concurrency()));

@@ -129,7 +129,7 @@ class Trial {
     else
       pool_ = std::make_shared<BlockPool>(
           KvPlaces({o_.shape, o_.order, row.block_tokens, row.n_blocks}, cpu_device().allocate(o_.pool_bytes).value()),
-          true, std::make_unique<FreeList>(row.n_blocks), INT_MAX, row.hash_mask);
+          true, row.hash_mask);
     if (!row.is("vattention")) REQUIRE(pool_->layout().n_blocks == row.n_blocks);
     if (row.page_group > 0) CHECK(reinterpret_cast<uintptr_t>(pool_->data()) % row.page_group == 0);
     if (auto* pool = dynamic_cast<BlockPool*>(pool_.get())) pool->poison_new_blocks(true);

@@ -160,7 +160,7 @@ class Sim final : public SimCluster {
   std::map<PeerId, FaultyTransport*> transports_;
   double lease_s_ = 0.4;
   double late_s_ = 0.002;  // of a message, at most
-  double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, break_rate_ = 0, leave_rate_ = 0,
+  double crash_rate_ = 0, stop_rate_ = 0, cut_rate_ = 0, leave_rate_ = 0,
          abort_rate_ = 0;  // per s
   int max_batch_ = 4;
   double submit_rate_ = 0.05;  // requests a tick
@@ -280,7 +280,6 @@ void Sim::configure() {
   crash_rate_ = sometimes(0.6, 6);
   stop_rate_ = sometimes(0.5, 6);
   cut_rate_ = sometimes(0.4, 6);
-  break_rate_ = sometimes(0.4, 40);
   leave_rate_ = sometimes(0.4, 4);
   abort_rate_ = sometimes(0.5, 20);
   to_submit_ = 8 + int(random_.below(25));
@@ -293,7 +292,7 @@ void Sim::configure() {
     sim.tier_byte_s = 0.2 * tiers_.uniform() * tiers_.uniform() / double(kv.pool_bytes);
     // Many requests at once compete for memory that holds few.
     if (tiers_.uniform() < 0.5) submit_rate_ = 0.3 + tiers_.uniform(), to_submit_ = 40 + int(tiers_.below(40));
-    if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = break_rate_ = leave_rate_ = 0;
+    if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = leave_rate_ = 0;
   }
   // A prompt that begins first may end later.
   if (tiers_.uniform() < 0.3) sim.chunks = {find_chunk_policy("fixed"), 1 + int(tiers_.below(16))};
@@ -333,10 +332,6 @@ void Sim::disturb() {
     const InstanceId a = some_node()->id, b = chance(0.3) ? kConductor : some_node()->id;
     cut_until_s_[std::minmax(a, b)] = now + 2 * lease_s_ * random_.uniform();
     tell("%d and %d are parted", a, b);
-  }
-  if (Node* a = some_node(), *b = some_node(); a && a != b && chance(break_rate_ * kTick)) {
-    tell("the connection of %s and %s breaks", a->name.c_str(), b->name.c_str());
-    break_connection(a->id, b->id);
   }
   if (Node* node = some_node(); node && chance(leave_rate_ * kTick) && !node->leaving) {
     node->leaving = true;

@@ -27,8 +27,8 @@ class ManualClock final : public Clock {
 struct Rig {
   ManualClock clock;
   ClusterKey key = ClusterKey::random();
-  ControlEndpoint server{"127.0.0.1:0", key, {NodeRole::conductor, "conductor", 1}};
-  ControlEndpoint client{"", key, {NodeRole::decode, "D0", 2}};
+  ControlEndpoint server{"127.0.0.1:0", key, {"conductor", 1}};
+  ControlEndpoint client{"", key, {"D0", 2}};
   End near, far;  // the connecting end, the accepting end
   std::unique_ptr<ControlLoop> far_loop, near_loop;
 
@@ -109,10 +109,9 @@ TEST_CASE("a channel carries frames both ways, in order", "[disagg][control]") {
     Rig rig(address);
     ChannelPtr near = rig.connect();
     CHECK(near->peer().id == "conductor");
-    CHECK(near->peer().role == NodeRole::conductor);
     CHECK(rig.far.channel->peer().id == "D0");
     CHECK(rig.far.channel->peer().fingerprint == 2);
-    CHECK(rig.far.channel->address() == "decode D0");
+    CHECK(rig.far.channel->address() == "D0");
     const std::string big(256 << 10, 'b');
     for (int i = 0; i < 1000; ++i) {
       // Both directions send at once, so that each waits for the other's kernel to take bytes.
@@ -138,8 +137,6 @@ TEST_CASE("a channel carries frames both ways, in order", "[disagg][control]") {
     CHECK(rig.far.closed == "the peer left: enough");
     CHECK(rig.far.frames.back().second == "last words");
     CHECK(!rig.far.channel->send(16, "x"));
-    CHECK(rig.far_loop->stats().opened == 1);
-    CHECK(rig.far_loop->stats().closed == 1);
     rig.far_loop.reset();
     rig.near_loop.reset();
     CHECK(rig.near.closes == 1);
@@ -194,37 +191,22 @@ TEST_CASE("a channel accepts members alone", "[disagg][control]") {
   other.key = ClusterKey();
   CHECK(rig.connect_error(other).find("a different cluster key") != std::string::npos);
   CHECK(rig.far.opens == 0);
-  CHECK(rig.far_loop->stats().refused == 2);
   for (std::string words : {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(1 << 20, '\x01')}) {
     Stranger stranger(rig.client.address);
     stranger.say(words);
     CHECK(stranger.hear() == "");  // it learns nothing and is disconnected
   }
-  CHECK(rig.far_loop->stats().refused == 4);
   CHECK(rig.far.opens == 0);
   rig.connect();  // members may join all the while
 }
 
-TEST_CASE("a stranger has five seconds, and the number of strangers is bounded", "[disagg][control]") {
-  ChannelLimits limits;
-  limits.max_unknown_peers = 8;
-  Rig rig("127.0.0.1:0", limits);
-  {
-    Stranger silent(rig.client.address);
-    // The accept must happen before the clock moves. A connection that comes later waits behind it.
-    rig.connect();
-    rig.clock.advance(5.01);
-    CHECK(silent.hear() == "");
-  }
-  std::vector<std::unique_ptr<Stranger>> crowd;
-  for (int i = 0; i < 20; ++i) {
-    crowd.push_back(std::make_unique<Stranger>(rig.client.address));
-    crowd.back()->say("\x10");
-  }
-  for (int i = 0; i < 12; ++i) CHECK(crowd[i]->hear() == "");  // the oldest are closed
-  rig.near.opens = rig.far.opens = 0;
+TEST_CASE("a stranger has five seconds", "[disagg][control]") {
+  Rig rig;
+  Stranger silent(rig.client.address);
+  // The accept must happen before the clock moves. A connection that comes later waits behind it.
   rig.connect();
-  CHECK(rig.far_loop->stats().refused >= 13);
+  rig.clock.advance(5.01);
+  CHECK(silent.hear() == "");
 }
 
 TEST_CASE("a peer whose heartbeats stop is closed, and an idle peer is not", "[disagg][control]") {
@@ -237,12 +219,10 @@ TEST_CASE("a peer whose heartbeats stop is closed, and an idle peer is not", "[d
       while (end->heard_s() < rig.clock.now() && end->is_open()) std::this_thread::yield();
   }
   CHECK(near->is_open());
-  CHECK(rig.far_loop->stats().silent == 0);
   Stopped stopped(*rig.near_loop);
   rig.clock.advance(3.5);
   rig.far.wait_closed();
   CHECK(rig.far.closed.find("silent for 3") != std::string::npos);
-  CHECK(rig.far_loop->stats().silent == 1);
   stopped.go_on();
   rig.near.wait_closed();  // it goes on and finds itself closed
   CHECK(!near->is_open());
@@ -278,14 +258,9 @@ TEST_CASE("a peer that does not read is closed before its queue exceeds the limi
   Stopped stopped(*rig.far_loop);
   const std::string megabyte(1 << 20, 'm');
   int sent = 0;
-  while (near->send(16, megabyte)) {
-    REQUIRE(near->queued_bytes() <= limits.max_unsent_bytes);
-    REQUIRE(++sent < 1000);
-  }
+  while (near->send(16, megabyte)) REQUIRE(++sent < 1000);
   rig.near.wait_closed();
   CHECK(rig.near.closed.find("does not read") != std::string::npos);
-  CHECK(rig.near_loop->stats().stalled == 1);
-  CHECK(near->queued_bytes() == 0);
   stopped.go_on();
   rig.far.wait_closed();
 }
@@ -332,7 +307,6 @@ TEST_CASE("a forged frame ends the channel", "[disagg][control]") {
   rig.far.wait_closed();
   CHECK(rig.far.frames.size() == 1);
   CHECK(rig.far.closed.find("sequence number") != std::string::npos);
-  CHECK(rig.far_loop->stats().forged == 1);
 }
 
 TEST_CASE("connect() reports that nobody listens at an address", "[disagg][control]") {
@@ -353,7 +327,7 @@ TEST_CASE("connect() reports that nobody listens at an address", "[disagg][contr
 
 TEST_CASE("an endpoint without a key stays on this host", "[disagg][control]") {
   Rig rig;
-  ControlEndpoint open{"0.0.0.0:0", ClusterKey(), {NodeRole::conductor, "c"}};
+  ControlEndpoint open{"0.0.0.0:0", ClusterKey(), {"c"}};
   auto bound = rig.far_loop->listen(open, rig.far.on_open());
   REQUIRE(!bound.ok());
   CHECK(bound.error().message.find("--cluster-key-file") != std::string::npos);
@@ -363,26 +337,12 @@ TEST_CASE("an endpoint without a key stays on this host", "[disagg][control]") {
   open.address = "0.0.0.0:0";
   CHECK(rig.far_loop->listen(open, rig.far.on_open()).ok());
   for (const char* address : {"127.0.0.1:0", "localhost:0"}) {
-    ControlEndpoint local{address, ClusterKey(), {NodeRole::conductor, "c"}};
+    ControlEndpoint local{address, ClusterKey(), {"c"}};
     auto where = rig.far_loop->listen(local, rig.far.on_open());
     REQUIRE(where.ok());
-    ControlEndpoint client{where.value(), ClusterKey(), {NodeRole::tool, "t"}};
+    ControlEndpoint client{where.value(), ClusterKey(), {"t"}};
     CHECK(rig.connect_error(client) == "");
   }
-}
-
-TEST_CASE("too many channels are refused with a reason", "[disagg][control]") {
-  ChannelLimits limits;
-  limits.max_channels = 2;
-  Rig rig("127.0.0.1:0", limits);
-  End a, b, c;
-  ControlLoop third(rig.clock);
-  REQUIRE(third.connect(rig.client, 30, a.on_open()).ok());
-  REQUIRE(third.connect(rig.client, 30, b.on_open()).ok());
-  REQUIRE(third.connect(rig.client, 30, c.on_open()).ok());
-  c.wait_closed();
-  CHECK(c.closed == "the peer left: there are too many channels: 2");
-  CHECK(a.closes + b.closes == 0);
 }
 
 }  // namespace

@@ -115,7 +115,6 @@ TEST_CASE("delivery: P gives up what it shares with a D that is silent to it", "
   scene.ticks(1000);
   CHECK(scene.conductor().totals().failed_by[size_t(AttemptFailure::peer_silent)] > 0);  // no grant has come
   scene.due = nullptr;
-  scene.break_connection(p, d);
   scene.settle();
 }
 

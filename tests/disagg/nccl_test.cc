@@ -250,7 +250,7 @@ TEST_CASE("nccl: a peer that sends nonsense is disconnected", "[nccl]") {
   std::atomic<int> hung_up = 0;
   ControlLoop stranger(clock, transport_limits(kMaxMessageBytes));
   const auto call = [&](const std::string& token, const OnOpen& on_open) {
-    const NodeIdentity self{NodeRole::transport, "7", 0, schema_of<Message>()};
+    const NodeIdentity self{"7"};
     const std::string at = address.host + ":" + std::to_string(address.port);
     return stranger.connect({at, ClusterKey::of(token), self}, 30, on_open);
   };

@@ -101,18 +101,6 @@ void SimCluster::crash(InstanceId id, bool noticed) {
   if (noticed) conductor_->left(id, "its connection broke");
 }
 
-void SimCluster::break_connection(InstanceId a, InstanceId b) {
-  std::erase_if(letters_,
-                [&](const Letter& letter) { return std::minmax(letter.from, letter.to) == std::minmax(a, b); });
-  for (auto [one, other] : {std::pair(a, b), std::pair(b, a)}) {
-    auto at = nodes.find(one), peer = nodes.find(other);
-    if (at == nodes.end()) continue;
-    at->second->instance->send(kConductor, PeerBroken{other});
-    // The new connection is there at once.
-    if (peer != nodes.end()) at->second->instance->send(kConductor, PeerJoined{peer->second->instance->info()});
-  }
-}
-
 // Messages between two stay in order, as on a connection.
 void SimCluster::send(InstanceId from, InstanceId to, Message message) {
   if (from != kConductor && !nodes.contains(from)) return;  // it crashed: its last messages are lost
@@ -183,7 +171,7 @@ const char* message_name(const Message& message) {
   static const char* const kNames[] = {
       "StartRequest", "AbortAttempt", "PeerJoined", "PeerGone", "TokenOf", "AttemptProgress", "AttemptFailed",
       "Report", "PrefillJob", "ReserveKv", "KvReserved", "KvDelivered", "ReservationCancelled", "KvOffered",
-      "KvTaken", "KvRenewed", "PeerBroken", "ClearPrefixCache", "Welcome", "Retire", "JoinRequest", "Joined",
+      "KvTaken", "KvRenewed", "ClearPrefixCache", "Welcome", "Retire", "JoinRequest", "Joined",
       "LeaveRequest", "CacheReport", "FetchKv", "KvLent", "FetchOver"};
   // clang-format on
   static_assert(std::size(kNames) == std::variant_size_v<Message>);

@@ -69,8 +69,6 @@ class SimCluster : public MessageBus {
   void add_all(const std::string& topology);
   // The instance's memory and unsent messages are lost. If `noticed`, the conductor's connection to it breaks.
   void crash(InstanceId id, bool noticed);
-  // The connection between the two breaks: messages on their way are lost, and both are told.
-  void break_connection(InstanceId a, InstanceId b);
   void tick();
   void ticks(int n) {
     for (int i = 0; i < n; ++i) tick();

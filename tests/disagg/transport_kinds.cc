@@ -1,7 +1,6 @@
 // The transports that the suite (transport_test.cc) runs over on any machine. Those of rdma are in rdma_test.cc, and
 // NCCL itself is in nccl_cuda_test.cu.
 
-#include "disagg/transport/fault.h"
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/transports.h"
 #include "tests/disagg/fake_nccl.h"
@@ -28,17 +27,6 @@ const RegisterTransport tcp_row({.name = "tcp", .make = make_tcp_transport, .mem
 
 // All of nccl except NCCL itself.
 const RegisterTransport nccl_row({.name = "nccl", .make = make_fake_nccl_transport, .memory = plain_memory});
-
-// Late and out of order, within what transport.h allows.
-const RegisterTransport fault_row(
-    {.name = "fault:shm",
-     .make =
-         [](const TransportOptions& options) {
-           return parse_transport("fault:shm,seed=5,delay=50us,reorder=0.2").value().make(options);
-         },
-     .memory = [](size_t bytes) { return shared_pool_memory(bytes).value(); },
-     .needs_owner = false,
-     .asks_ranges = false});
 
 }  // namespace
 }  // namespace xpyd::testing

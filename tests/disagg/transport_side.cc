@@ -98,7 +98,6 @@ class SideHere final : public Side {
   }
   TransferState poll(TransferId id) override { return transport_->poll(id); }
   void cancel(TransferId id) override { transport_->cancel(id); }
-  TransportStats stats() override { return transport_->stats(); }
   double now() override { return clock_.now(); }
 
   void fill(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
@@ -126,7 +125,7 @@ class SideHere final : public Side {
   void each_run(size_t begin, size_t bytes, uint64_t seed, size_t from, Each each) {
     // Another process may have told us that the other side has finished or may begin. A race detector does not see
     // that. The transport's locks show it.
-    transport_->stats();
+    (void)transport_->arrived({});
     const size_t border = kRegionBytes[0];
     REQUIRE(begin + bytes <= kSideBytes);
     const size_t head = begin < border ? std::min(bytes, border - begin) : 0;
@@ -136,7 +135,7 @@ class SideHere final : public Side {
     };
     part(0, head);
     part(head, bytes - head);
-    transport_->stats();
+    (void)transport_->arrived({});
   }
   std::byte* at(size_t offset) {
     return offset < kRegionBytes[0] ? memory_[0].get() + offset : memory_[1].get() + (offset - kRegionBytes[0]);
@@ -219,7 +218,6 @@ class SideThere final : public Side {
   }
   TransferState poll(TransferId id) override { return ask<TransferState>("poll", id); }
   void cancel(TransferId id) override { ask<Nothing>("cancel", id); }
-  TransportStats stats() override { return ask<TransportStats>("stats"); }
   double now() override { return ask<double>("now"); }
   void fill(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
     ask<Nothing>("fill", begin, bytes, seed, from);
@@ -283,7 +281,6 @@ const std::map<std::string, Command> kCommands = {{"address", command(&Side::add
                                                   {"post", command(&Side::post)},
                                                   {"poll", command(&Side::poll)},
                                                   {"cancel", command(&Side::cancel)},
-                                                  {"stats", command(&Side::stats)},
                                                   {"now", command(&Side::now)},
                                                   {"fill", command(&Side::fill)},
                                                   {"differing", command(&Side::differing)},

@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
+#include <thread>
 
 #include "base/random.h"
 #include "disagg/transport/registration_table.h"
@@ -115,7 +117,6 @@ void fill_both(Pair& pair) {
 TEST_CASE("transports: writes and reads place every byte and no other", "[transport]") {
   everywhere([](Pair& pair) {
     Random random(5);
-    int64_t posts = 0, bytes = 0, descriptors = 0;
     for (KvOp op : {KvOp::write, KvOp::read}) {
       for (auto [n, most] : {std::pair<int, size_t>{1, 1}, {3, 200}, {1000, 300}, {40, 300 * KiB}, {2, 8 * MiB}}) {
         fill_both(pair);
@@ -127,26 +128,18 @@ TEST_CASE("transports: writes and reads place every byte and no other", "[transp
         CHECK(pair.owner->arrived(key) == 1);
         CHECK(wrong_after(pair, op, pieces) == 0);
         close_for_good(*pair.owner, key);
-        ++posts, descriptors += int64_t(pieces.size());
-        for (const Piece& piece : pieces) bytes += int64_t(piece.bytes);
       }
     }
     // From the first region to the second, the other way round, and nothing at all.
     fill_both(pair);
     const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, kSideBytes}});
-    for (const std::vector<Piece>& nothing : {std::vector<Piece>{}, {{5, 9, 0}}}) {
+    for (const std::vector<Piece>& nothing : {std::vector<Piece>{}, {{5, 9, 0}}})
       CHECK(pair.move(KvOp::write, key, nothing) == TransferState::done);
-      ++posts, descriptors += int64_t(nothing.size());
-    }
     CHECK(pair.owner->arrived(key) == 2);
     CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
     const std::vector<Piece> across = {{100, kRegionBytes[0] + 50, 5000}, {kRegionBytes[0] + 7, 31, 6000}};
     REQUIRE(pair.move(KvOp::write, key, across) == TransferState::done);
     CHECK(wrong_after(pair, KvOp::write, across) == 0);
-    ++posts, descriptors += 2, bytes += 11000;
-    const TransportStats stats = pair.poster->stats();
-    CHECK((stats.posts == posts && stats.failed == 0 && stats.bytes == bytes && stats.descriptors == descriptors));
-    CHECK(pair.owner->stats().refused == 0);
   });
 }
 
@@ -188,14 +181,12 @@ TEST_CASE("transports: many transfers in flight are done, polled in any order", 
   });
 }
 
-TEST_CASE("transports: a transfer that no open registration allows is refused and counted", "[transport]") {
+TEST_CASE("transports: a transfer that no open registration allows is refused", "[transport]") {
   everywhere([](Pair& pair) {
     fill_both(pair);
     const std::vector<Piece> piece = {{0, 4096, 8192}};
-    auto refused = [&](KvOp op, const RemoteKey& key, const std::vector<Piece>& pieces) {
-      const int64_t before = pair.owner->stats().refused;
-      CHECK(pair.move(op, key, pieces) == TransferState::failed);
-      return pair.owner->stats().refused > before;
+    const auto refused = [&](KvOp op, const RemoteKey& key, const std::vector<Piece>& pieces) {
+      return pair.move(op, key, pieces) == TransferState::failed;
     };
     const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{4096, 8192}});
     CHECK(refused(KvOp::read, key, piece));  // the other operation
@@ -231,7 +222,6 @@ TEST_CASE("transports: a transfer that no open registration allows is refused an
       close_for_good(*pair.owner, next);
     }
     CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
-    CHECK(pair.poster->stats().failed >= 11);
   });
 }
 
@@ -247,7 +237,6 @@ TEST_CASE("transports: a registration belongs to one peer", "[transport]") {
     const Piece piece{0, 100, 5000};
     CHECK(settle(*third, third->post({kOwner, KvOp::write, key, 0}, {piece})) == TransferState::failed);
     CHECK(pair.move(KvOp::write, thirds, {{0, MiB, 16}}) == TransferState::failed);
-    CHECK(pair.owner->stats().refused == 2);
     CHECK(pair.owner->differing(0, 2 * MiB, 2) == 0);
     third->fill(0, MiB, 3);
     CHECK(settle(*third, third->post({kOwner, KvOp::write, thirds, 0}, {{0, MiB, 5000}})) == TransferState::done);
@@ -334,10 +323,10 @@ TEST_CASE("transports: addresses of other transports, and registrations for unkn
   everywhere(
       [](Pair& pair) {
         for (const char* address :
-             {"", "nonsense", "local", "local:1:1", "tcp", "tcp:", "tcp:127.0.0.1", "shm:", "shm:@nobody",
+             {"", "nonsense", "local", "local:1:1", "tcp", "tcp,", "tcp,0", "tcp,00", "tcp,zz", "shm", "shm,0000",
               "tcp:127.0.0.1:1:00", "tcp:127.0.0.1:99999:00", "tcp:256.0.0.1:80:00",
               "tcp:127.0.0.1:1:00000000000000000000000000000000", "shm:/nonexistent/socket:1", "rdma:mlx5_0:1:2:3",
-              "fault:", "local:99999999999999999999:1"}) {
+              "local:99999999999999999999:1"}) {
           INFO(address);
           CHECK(pair.poster->connect(77, address) != "");
         }
@@ -488,10 +477,9 @@ TEST_CASE("transports: late writes of a zombie are refused", "[transport]") {
           }
           pair.owner->fill(0, kSideBytes, 2);
           const RemoteKey next = pair.owner->open(kPoster, KvOp::write, {{17 * MiB, MiB}});
-          const int64_t refused = pair.owner->stats().refused;
           if (closed) go_on(*pair.poster);
           // It goes on with a registration that is closed.
-          wait_until([&] { return pair.owner->stats().refused >= refused + 3; });
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));
           CHECK(pair.poster->end_storm().failed >= 1);
           CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
           CHECK(pair.owner->arrived(next) == 0);
@@ -520,7 +508,6 @@ TEST_CASE("window table: random operations agree with a list", "[transport]") {
     RegistrationTable table({&region, 1}, seed % 2);
     for (PeerId peer : {1, 2, 3}) table.connect(peer);
     std::vector<Known> known;
-    int64_t refused = 0;
     for (int step = 0; step < 3000; ++step) {
       const uint64_t what = known.empty() ? 0 : random.below(6);
       Known* one = known.empty() ? nullptr : &known[random.below(known.size())];
@@ -542,7 +529,7 @@ TEST_CASE("window table: random operations agree with a list", "[transport]") {
         const bool inside = bytes == 0 || (begin >= one->begin && begin + bytes <= one->begin + one->bytes);
         const bool may = one->open && peer == one->peer && op == one->op && inside;
         REQUIRE(table.enter(one->key, peer, op, memory.data() + begin, bytes) == may);
-        one->inside += may, refused += !may;
+        one->inside += may;
       } else if (what == 4 && one->inside > 0) {
         const bool whole = random.below(2);
         --one->inside;
@@ -551,7 +538,6 @@ TEST_CASE("window table: random operations agree with a list", "[transport]") {
       } else {
         REQUIRE(table.arrived(one->key) == (one->open || one->inside > 0 ? one->arrived : 0));
       }
-      REQUIRE(table.refused() == refused);
     }
   }
 }

@@ -3,9 +3,8 @@
 // STAGE=rdma`; nccl needs GPUs.) A client's answer must equal that of an undisturbed run. XPYD_BIN names the program,
 // and `make test` sets it.
 //
-//   make check STAGE=process-chaos CHAOS_SECONDS=120 [WIRE=handoff] [SEED=2] [LEASE=0.5]
+//   make check STAGE=process-chaos CHAOS_SECONDS=120 [WIRE=tcp] [SEED=2] [LEASE=0.5]
 
-#include "server/openai/metrics.h"
 #include "tests/process_bed.h"
 #include "tests/program.h"
 
@@ -55,7 +54,6 @@ TEST_CASE("processes: every order and every transport give the answers of one in
       if (i > 0 && i % all.size() != w) continue;
       const std::string& transport = all[w];
       const Words& order = orders[i];
-      if (find_transport(transport)->shared_pool && order[1] == "pull") continue;  // refused
       INFO(transport << " " << order[0] << " " << order[1]);
       Words words = {"--transport", transport, "--kv-checksum", "on"};
       words.insert(words.end(), order.begin(), order.end());
@@ -97,47 +95,15 @@ TEST_CASE("processes: over every transport a killed worker is replaced, and noth
   }
 }
 
-TEST_CASE("processes: workers share one pool, under schemes with and without a block table", "[processes]") {
-  NEEDS_PROGRAM();
-  for (const Words& memory :
-       {Words{"--allocator", "token"}, Words{"--allocator", "contiguous", "--kv-bytes", "8MiB"},
-        Words{"--kv-layout", "token_major"},
-        Words{"--prefill-tp", "2", "--prefill-pp", "2", "--decode-tp", "2", "--decode-pp", "2"}}) {
-    INFO(memory[1]);
-    Words words = {"--transport", "handoff"};
-    words.insert(words.end(), memory.begin(), memory.end());
-    Bed bed(words, kLongLease, "1P2D");
-    bed.start("prefill");
-    bed.start("decode");
-    bed.start("decode");
-    REQUIRE(bed.cluster().wait_members(3, 60));
-    for (int i = 0; i < 30; ++i) bed.ask(1 + 37 * (i % 7), i % 3, 30, 1 + i % 2);
-    bed.check_answers();
-    bed.check_memory();
-    const ServiceStats stats = bed.cluster().stats();
-    REQUIRE(stats.process_pool);
-    CHECK(stats.process_pool->blocks == stats.process_pool->free);
-    const std::string text = Metrics("x", "tiny", 400).render(stats);
-    const std::string blocks = std::to_string(stats.process_pool->blocks);
-    CHECK(has(text, "engine=\"pool\",state=\"free\"} " + blocks + "\n"));
-    CHECK(has(text, "engine=\"P0\",state=\"free\"} 0\n"));
-    CHECK(sum(bed, &InstanceStats::kv_refused) == 0);
-    CHECK(sum(bed, &InstanceStats::transfer_bytes) == 0);
-  }
-}
-
 TEST_CASE("processes: prefixes are fetched from other workers, also with int8 KV, ranks or a host tier",
           "[processes][fetch]") {
   NEEDS_PROGRAM();
   const Words memories[] = {
       {"--kv-dtype", "int8"}, {"--prefill-tp", "2", "--decode-pp", "2"}, {"--host-kv-bytes", "4MiB"}};
-  std::vector<std::string> copying = transport_names();
-  std::erase_if(copying, [](const std::string& transport) {
-    return find_transport(transport)->shared_pool;
-  });  // one index for all workers
-  for (size_t m = 0; m < std::size(memories) && !copying.empty(); ++m) {
+  const std::vector<std::string> all = transport_names();
+  for (size_t m = 0; m < std::size(memories); ++m) {
     const Words& memory = memories[m];
-    const std::string& transport = copying[m % copying.size()];
+    const std::string& transport = all[m % all.size()];
     INFO(transport << " " << memory[0]);
     Words words = {"--transport", transport, "--kv-checksum", "on",
                    "--kv-fetch",  "always",  "--placement",   "round_robin"};
@@ -205,7 +171,6 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
   bool reserve_blocks = false;
   for (const bool stages : {false, true})
     for (const std::string& transport : transport_names()) {
-      if (stages && find_transport(transport)->shared_pool) continue;  // it carries no activations
       reserve_blocks = !reserve_blocks;
       const double lease = stages ? kLongLease : patient ? std::atof(patient) : kLease;
       Words words = {"--transport", transport,       "--kv-checksum",

@@ -114,7 +114,7 @@ TEST_CASE("the next conductor gets the worker with its prefix cache", "[processe
 // A worker in this process that finds its conductor by a name that the test controls.
 class NamedWorker {
  public:
-  NamedWorker(Build& build, const std::string& listen) {
+  explicit NamedWorker(Build& build) {
     WorkerOptions options{.cluster = build.options,
                           .role = Role::colocated,
                           .find_conductor =
@@ -123,7 +123,6 @@ class NamedWorker {
                                 ++asked_;
                                 return named_;
                               },
-                          .listen = listen,
                           .fingerprint = fingerprint(build),
                           .retry_s = 0.01};
     worker_ = std::make_unique<Worker>(std::move(options), build.clock);
@@ -163,7 +162,7 @@ TEST_CASE("workers do not join a standby conductor at the address of the one tha
   auto first = conductors.open("unix:" + dir.path + "/first");
   auto second = conductors.open("unix:" + dir.path + "/second");
   auto third = conductors.open("unix:" + dir.path + "/third", true);
-  NamedWorker worker(*conductors.build, "unix:" + dir.path + "/peer");
+  NamedWorker worker(*conductors.build);
 
   // The registry has the name under an earlier incarnation's id, at the same address.
   for (const char* other : {"conductor.dead", ""}) {

@@ -74,7 +74,7 @@ void fuzz_changed_frame(std::string_view input, size_t step) {
 
 void fuzz_handshake(Handshake::Side side, std::string_view input, size_t step) {
   static const ClusterKey key = ClusterKey::random();
-  Handshake handshake(side, key, {NodeRole::prefill, "P0", 1});
+  Handshake handshake(side, key, {"P0", 1});
   std::string out;
   Status status = ok();
   size_t taken = 0;

@@ -5,15 +5,17 @@
 #include <sys/socket.h>
 
 #include <cstdlib>
+#include <map>
+#include <optional>
 #include <thread>
 
+#include "base/random.h"
 #include "disagg/transport/bootstrap.h"
-#include "disagg/transport/fault.h"
-#include "disagg/transport/forwarding.h"
 #include "server/build.h"
 #include "tests/catch.h"
 #include "tests/disagg/sim_cluster.h"
 #include "tests/tiny_model.h"
+#include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::cluster_faults_test {
 namespace {
@@ -28,13 +30,49 @@ Tokens prompt_of(int length, int family) {
   return prompt;
 }
 
-// A transport of the table with faults, as a function that the table could have.
-FaultOptions faults;
+// A transport of the table whose transfers begin late: by 10 ms on average, or half of them after the next one. It is
+// made by a function that the table could have.
+enum class Late { delay, reorder } late;
 std::string transport;
-Result<std::unique_ptr<KvTransport>> make_faulty(const TransportOptions& options) {
-  auto made = find_transport(transport)->make(options);
-  if (!made) return made;
-  return make_fault_transport(std::move(made).value(), faults, options);
+class LateTransport final : public WrappedTransport {
+ public:
+  explicit LateTransport(const TransportOptions& options)
+      : WrappedTransport(transport.c_str(), options), clock_(*options.clock), random_(uint64_t(options.self)) {}
+  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
+    const double wait_s = late == Late::delay ? 0.01 * random_.exponential() : random_.below(2) ? 0.001 : 0;
+    posts_[++last_] = {transfer, plan, clock_.now() + wait_s, {}};
+    return last_;
+  }
+  TransferState poll(TransferId id) override {
+    Post& post = posts_.at(id);
+    TransferState state = TransferState::in_flight;
+    if (!post.inner && clock_.now() >= post.due_s) post.inner = WrappedTransport::post(post.transfer, post.plan);
+    if (post.inner) state = WrappedTransport::poll(*post.inner);
+    if (state != TransferState::in_flight) posts_.erase(id);
+    return state;
+  }
+  void cancel(TransferId id) override {
+    Post& post = posts_.at(id);
+    if (post.inner)
+      WrappedTransport::cancel(*post.inner);
+    else
+      post.transfer.deadline_s = post.due_s = clock_.now();
+  }
+
+ private:
+  struct Post {
+    KvTransfer transfer;
+    TransferPlan plan;
+    double due_s;
+    std::optional<TransferId> inner;
+  };
+  Clock& clock_;
+  Random random_;
+  std::map<TransferId, Post> posts_;
+  TransferId last_ = 0;
+};
+Result<std::unique_ptr<KvTransport>> make_late(const TransportOptions& options) {
+  return std::unique_ptr<KvTransport>(std::make_unique<LateTransport>(options));
 }
 
 void wait_until(const std::function<bool()>& holds, double seconds) {
@@ -59,17 +97,15 @@ struct Order {
 constexpr Order kOrders[] = {{"prefill_first", false}, {"prefill_first", true}, {"decode_first", false}};
 
 TEST_CASE("faults over every transport in one process: every request ends, and nothing leaks", "[issues][lost_posts]") {
-  const std::pair<const char*, FaultOptions> kFaults[] = {{"delay", {.seed = 2, .delay_s = 0.01}},
-                                                          {"reorder", {.seed = 4, .reorder = 0.5}}};
   for (const char* name : {"local", "shm", "tcp"})
-    for (const auto& [what, fault] : kFaults)
+    for (Late what : {Late::delay, Late::reorder})
       for (const Order& order : kOrders) {
-        INFO(name << " " << what << " " << order.disagg << " pull " << order.pull);
+        INFO(name << " " << int(what) << " " << order.disagg << " pull " << order.pull);
         transport = name;
-        faults = fault;
+        late = what;
         TinySetup setup{.topology = "2P1D", .transport = name, .disagg = order.disagg};
         setup.disagg_options.pull = order.pull;
-        TinyCluster tiny(setup, make_faulty);
+        TinyCluster tiny(setup, make_late);
         REQUIRE(tiny.cluster->start().ok());
         for (uint64_t i = 0; i < 12; ++i) {
           auto request = tiny_request(i, prompt_of(20 + 9 * int(i % 5), int(i)), 6);
@@ -87,12 +123,12 @@ TEST_CASE("faults over every transport in one process: every request ends, and n
 
 // A request that waited for its next try was looked at only when something else happened.
 TEST_CASE("an attempt that fails again and again in one process ends at its deadline", "[issues][lost_posts]") {
-  struct Deaf final : ForwardingTransport {
-    using ForwardingTransport::ForwardingTransport;
+  struct Deaf final : WrappedTransport {
+    using WrappedTransport::WrappedTransport;
     Result<RemoteKey> open(PeerId, KvOp, std::span<const MemoryRange>) override { return invalid("no windows today"); }
   };
   TinyCluster tiny({.topology = "1P1D"}, [](const TransportOptions& options) -> Result<std::unique_ptr<KvTransport>> {
-    return std::unique_ptr<KvTransport>(std::make_unique<Deaf>(find_transport("local")->make(options).value()));
+    return std::unique_ptr<KvTransport>(std::make_unique<Deaf>("local", options));
   });
   REQUIRE(tiny.cluster->start().ok());
   auto request = tiny_request(1, prompt_of(30, 1), 300);  // each try brings a token from P

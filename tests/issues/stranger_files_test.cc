@@ -8,11 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
-#include <thread>
 
 #include "allocator/offload/disk_file.h"
 #include "base/clock.h"
@@ -115,38 +113,12 @@ TEST_CASE("files: the socket of a dead process is replaced, and that of a live o
   CHECK_FALSE(fs::exists(path));
 }
 
-// One process removes the dead socket and listens. Another one that has found it dead, too, must not remove the new
-// one.
-TEST_CASE("files: of many that find a dead socket one listens, and keeps its name", "[issues][files]") {
-  TempDir dir;
-  for (int round = 0; round < 100; ++round) {
-    const std::string path = dir.path + "/s" + std::to_string(round);
-    Result<int> dead = listen_unix(path);
-    REQUIRE(dead.ok());
-    close(dead.value());
-    std::atomic<int> ready{0}, listening{0};
-    std::vector<int> fds(4, -1);
-    std::vector<std::thread> threads;
-    for (int& fd : fds)
-      threads.emplace_back([&path, &ready, &listening, &fd] {
-        ++ready;
-        while (ready < 4) std::this_thread::yield();
-        if (Result<int> got = listen_unix(path); got) fd = got.value(), ++listening;
-      });
-    for (std::thread& thread : threads) thread.join();
-    REQUIRE(listening == 1);
-    CHECK(answers(path));
-    for (int fd : fds)
-      if (fd >= 0) close(fd);
-  }
-}
-
 TEST_CASE("files: a control loop removes its socket at its end, but not a file that has its name since then",
           "[issues][files]") {
   TempDir dir;
   RealClock clock;
   const std::string path = dir.path + "/s", address = "unix:" + path;
-  const NodeIdentity self{NodeRole::conductor, "me", 1, 1};
+  const NodeIdentity self{"me", 1};
   auto nobody = [](ChannelPtr) { return ChannelEvents{}; };
   {
     ControlLoop loop(clock);
@@ -192,7 +164,7 @@ TEST_CASE("files: a result replaces its own file and no other", "[issues][files]
 TEST_CASE("issue: a conductor or worker that finds no free descriptor at its start reports an error",
           "[control][attack]") {
   RealClock clock;
-  const ControlEndpoint here{"127.0.0.1:0", ClusterKey::random(), {NodeRole::conductor, "conductor"}};
+  const ControlEndpoint here{"127.0.0.1:0", ClusterKey::random(), {"conductor"}};
   std::unique_ptr<ControlLoop> loop;
   {
     NoDescriptors none;

@@ -274,62 +274,6 @@ TEST_CASE("metrics: blocks of a shared pool are reported once", "[server][metric
   CHECK(p.samples.count("x:kv_blocks_capacity{model_name=\"tiny\",engine=\"pool\"}") == 1);
 }
 
-// Of 100 blocks, P holds 30, D holds 25 of which 5 are also P's, and 50 are free.
-TEST_CASE("metrics: a pool that processes share is counted once, and each process reports what it holds",
-          "[server][metrics]") {
-  FakeService service;
-  ServiceStats stats = service.stats();
-  stats.instances.resize(2, stats.instances[0]);
-  stats.process_pool = {.blocks = 100, .free = 50, .bytes = 100 * 64 + 7, .block_bytes = 64};
-  for (int i = 0; i < 2; ++i) {
-    const int held = i == 0 ? 30 : 25;
-    InstanceStats& s = stats.instances[size_t(i)];
-    s.name = i == 0 ? "P0" : "D0";
-    s.kv = {};
-    s.kv.capacity = 50 + held, s.kv.free = 50, s.kv.elsewhere = 50 - held;
-    s.kv.active = 20, s.kv.cached = held - 20, s.kv.block_tokens = 16;
-    s.kv.written_bytes = 20 * 64 - 10, s.kv.internal_bytes = 10;
-    s.kv.idle_bytes = (50 + held - 20) * 64;
-    s.kv.external_bytes = 7;
-    s.kv.capacity_bytes = s.kv.mapped_bytes = (50 + held) * 64 + 7;
-  }
-  const std::string text = Metrics("x", "tiny", 16).render(stats);
-  Parsed p = parse(text);
-  REQUIRE(p.error == "");
-  auto value = [&](const std::string& name, const std::string& engine, const std::string& state) {
-    const std::string key = "x:" + name + "{model_name=\"tiny\",engine=\"" + engine + "\"" +
-                            (state.empty() ? "" : ",state=\"" + state + "\"") + "}";
-    INFO(key);
-    REQUIRE(p.samples.count(key) == 1);
-    return p.samples[key];
-  };
-  auto sum = [&](const std::string& begins, const std::string& with) {
-    double total = 0;
-    for (const auto& [key, v] : p.samples)
-      if (key.starts_with("x:" + begins + "{") && key.find(with) != key.npos) total += v;
-    return total;
-  };
-  CHECK(sum("kv_blocks", "state=\"free\"") == 50);
-  CHECK(sum("kv_blocks_capacity", "") == 100);
-  CHECK(sum("kv_capacity_bytes", "") == 100 * 64 + 7);
-  CHECK(sum("kv_mapped_bytes", "") == 100 * 64 + 7);
-  CHECK(sum("kv_bytes", "") == sum("kv_capacity_bytes", "") + 5 * 64);  // 5 blocks are held twice
-  CHECK(text.find("counts twice there") != std::string::npos);
-  CHECK(sum("kv_bytes", "state=\"idle\"") == (50 + 10 + 5) * 64);
-  CHECK(sum("kv_bytes", "state=\"external\"") == 7);
-  CHECK(value("kv_blocks", "pool", "free") == 50);
-  CHECK(value("kv_blocks", "P0", "elsewhere") == 20);
-  CHECK(value("kv_blocks", "D0", "elsewhere") == 25);
-  for (const char* engine : {"P0", "D0"}) {
-    double states = value("kv_blocks", "pool", "free");
-    for (const char* state : {"free", "active", "cached", "in_transfer", "elsewhere"})
-      states += value("kv_blocks", engine, state);
-    CHECK(states == 100);
-    CHECK(value("kv_cache_usage_perc", engine, "") == 0.2);
-  }
-  CHECK(text.find("blocks that only others hold are in state elsewhere") != std::string::npos);
-}
-
 TEST_CASE("metrics: failed attempts have a row for each reason", "[server][metrics]") {
   FakeService service;
   ServiceStats stats = service.stats();

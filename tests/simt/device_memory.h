@@ -21,10 +21,6 @@ void set_page_granularity(size_t bytes);
 // The n-th such call from now on returns `code` and does nothing.
 enum class VmmCall { create, map, set_access };
 void fail_vmm_call(VmmCall call, int n, int code);
-// Sets the result of vmm::card_identity(), which is "GPU-simt" at first.
-void set_card_identity(const std::string& text);
-// Sets the result of vmm::exports_files(), which is true at first.
-void set_card_exports(bool on);
 // Live resources: reserved addresses, physical bytes and mappings.
 struct VmmUse {
   size_t reservations = 0, handles = 0, mappings = 0, physical_bytes = 0;

@@ -1,12 +1,10 @@
-// Implements base/cuda/cuda_vmm.h on the CPU and keeps every rule of the driver. Physical memory is a memfd: one for
-// all memory that is not exported, and one for each part that is, which other processes receive. Addresses are
-// PROT_NONE until memory is mapped there and made accessible. So an access without memory, or after a premature unmap,
-// is a segmentation fault here, as it is an illegal access on a GPU. Copies and cp.async report it before
+// Implements base/cuda/cuda_vmm.h on the CPU and keeps every rule of the driver. Physical memory is one memfd. Addresses
+// are PROT_NONE until memory is mapped there and made accessible. So an access without memory, or after a premature
+// unmap, is a segmentation fault here, as it is an illegal access on a GPU. Copies and cp.async report it before
 // (cuda_simt.cc).
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,8 +29,6 @@ constexpr size_t kDefaultGranularity = 64 << 10;  // 2 MiB on a GPU; with this, 
 
 struct Physical {
   size_t bytes = 0, file_offset = 0;
-  int own_file = -1;      // if it can be exported
-  bool imported = false;  // counted where it was created
   int mapped = 0;
   bool released = false;
 };
@@ -52,8 +48,6 @@ struct Vmm {
   std::map<Handle, Physical> physical;
   std::map<Address, size_t> reserved;
   std::map<Address, Mapping> mappings;
-  std::string card = "GPU-simt";
-  bool exports = true;
   struct Planned {
     int calls = 0, code = 0;
   } planned[3];
@@ -96,11 +90,7 @@ struct Vmm {
     if (!i->second.released || i->second.mapped > 0) return;
     const Physical p = i->second;
     physical.erase(i);
-    if (!p.imported) simt::give_device_memory(p.bytes);
-    if (p.own_file >= 0) {
-      ::close(p.own_file);
-      return;
-    }
+    simt::give_device_memory(p.bytes);
     XPYD_CHECK(::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(p.file_offset), off_t(p.bytes)) == 0);
     holes.emplace(p.bytes, p.file_offset);
   }
@@ -154,14 +144,6 @@ void fail_vmm_call(VmmCall call, int n, int code) {
   std::lock_guard lock(state().mutex);
   state().planned[int(call)] = {n, code};
 }
-void set_card_identity(const std::string& text) {
-  std::lock_guard lock(state().mutex);
-  state().card = text;
-}
-void set_card_exports(bool on) {
-  std::lock_guard lock(state().mutex);
-  state().exports = on;
-}
 VmmUse vmm_use() {
   Vmm& v = state();
   std::lock_guard lock(v.mutex);
@@ -209,29 +191,14 @@ int address_free(Address address, size_t bytes) {
   return 0;
 }
 
-Status exports_files() {
-  std::lock_guard lock(state().mutex);
-  if (state().exports) return ok();
-  return Error{ErrorCode::unavailable, "this card's memory cannot be shared by file descriptor"};
-}
-std::string card_identity() {
-  std::lock_guard lock(state().mutex);
-  return state().card;
-}
-
-int create(Handle* handle, size_t bytes, Export to) {
+int create(Handle* handle, size_t bytes) {
   Vmm& v = state();
   std::lock_guard lock(v.mutex);
   if (!v.whole(0, bytes)) return kInvalidValue;
   if (const int code = v.planned_failure(simt::VmmCall::create)) return code;
   if (!simt::take_device_memory(bytes)) return kOutOfMemory;
   size_t offset = v.file_bytes;
-  int file = v.fd, own_file = -1;
-  if (to == Export::file) {
-    file = own_file = ::memfd_create("xpyd-simt-exported", MFD_CLOEXEC);
-    offset = 0;
-    XPYD_CHECK(own_file >= 0 && ::ftruncate(own_file, off_t(bytes)) == 0);
-  } else if (auto hole = v.holes.find(bytes); hole != v.holes.end()) {
+  if (auto hole = v.holes.find(bytes); hole != v.holes.end()) {
     offset = hole->second;
     v.holes.erase(hole);
   } else {
@@ -241,33 +208,11 @@ int create(Handle* handle, size_t bytes, Export to) {
   // New device memory is NaN.
   static const std::vector<unsigned char> ones(64 << 10, 0xff);
   for (size_t done = 0; done < bytes;) {
-    const ssize_t n = ::pwrite(file, ones.data(), std::min(ones.size(), bytes - done), off_t(offset + done));
+    const ssize_t n = ::pwrite(v.fd, ones.data(), std::min(ones.size(), bytes - done), off_t(offset + done));
     XPYD_CHECK(n > 0);
     done += size_t(n);
   }
-  v.physical[++v.last_handle] = {bytes, offset, own_file};
-  *handle = v.last_handle;
-  return 0;
-}
-
-int export_file(int* file, Handle handle) {
-  Vmm& v = state();
-  std::lock_guard lock(v.mutex);
-  auto i = v.physical.find(handle);
-  if (i == v.physical.end() || i->second.released || i->second.own_file < 0) return kInvalidValue;
-  *file = ::fcntl(i->second.own_file, F_DUPFD_CLOEXEC, 0);
-  XPYD_CHECK(*file >= 0);
-  return 0;
-}
-
-int import_file(Handle* handle, int file) {
-  Vmm& v = state();
-  std::lock_guard lock(v.mutex);
-  struct stat there;
-  if (::fstat(file, &there) != 0 || !v.whole(0, size_t(there.st_size))) return kInvalidValue;
-  const int own = ::fcntl(file, F_DUPFD_CLOEXEC, 0);
-  XPYD_CHECK(own >= 0);
-  v.physical[++v.last_handle] = {size_t(there.st_size), 0, own, true};
+  v.physical[++v.last_handle] = {bytes, offset};
   *handle = v.last_handle;
   return 0;
 }
@@ -305,8 +250,8 @@ int set_access(Address address, size_t bytes) {
     Mapping& mapping = v.mappings[part];
     if (std::exchange(mapping.accessible, true)) continue;
     const Physical& p = v.physical[mapping.handle];
-    void* at = ::mmap(pointer(part), mapping.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                      p.own_file >= 0 ? p.own_file : v.fd, off_t(p.file_offset));
+    void* at = ::mmap(pointer(part), mapping.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, v.fd,
+                      off_t(p.file_offset));
     XPYD_CHECK(at != MAP_FAILED, "the interpreter is out of mappings");
     simt::add_device_range(pointer(part), mapping.bytes);
   }

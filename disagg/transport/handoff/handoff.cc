@@ -23,7 +23,6 @@ class HandoffTransport final : public KvTransport {
   }
   TransferState poll(TransferId) override { return TransferState::failed; }
   void cancel(TransferId) override {}
-  TransportStats stats() const override { return {}; }
 };
 
 }  // namespace

@@ -173,7 +173,7 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
         api_(api),
         registrations_(options.regions, true),
         calls_("nccl", options_),
-        bootstrap_("nccl", options.self, schema_of<nccl::Message>(), transport_limits(kMaxMessageBytes),
+        bootstrap_("nccl", options.self, transport_limits(kMaxMessageBytes),
                    [this] { return turn(); }) {}
   ~NcclTransport() override {
     registrations_.shut();
@@ -242,7 +242,6 @@ class NcclTransport final : public PostingTransport<Peer, LinkTransfer> {
     return state;
   }
   RegistrationTable& registrations() const override { return registrations_; }
-  int64_t strangers() const override { return bootstrap_.refused(); }
 
   void submit(LinkTransfer& transfer) {
     if (transfer.submitted || (transfer.mark && !options_.queue->reached(*transfer.mark))) return;

@@ -33,7 +33,7 @@ RdmaTransport::RdmaTransport(const TransportOptions& options, std::vector<NicPor
     : PostingTransport("rdma", options),
       nic_ports_(std::move(nic_ports)),
       serving_(nic_ports_, options.regions),
-      bootstrap_("rdma", options.self, schema_of<Message>() ^ schema_of<Offer>(), transport_limits(kMaxMessageBytes)),
+      bootstrap_("rdma", options.self, transport_limits(kMaxMessageBytes)),
       limits_(limits_of(nic_ports_)),
       clock_(*options.clock),
       device_queue_(nic_ports_[0].device_memory ? options.queue : nullptr),

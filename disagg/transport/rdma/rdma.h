@@ -106,7 +106,6 @@ class RdmaTransport final : public PostingTransport<Link, Transfer, Serving> {
                                   const TransferPlan& plan) override;
   TransferState progress(Transfer& t, bool unwanted) override;
   Serving& registrations() const override { return serving_; }
-  int64_t strangers() const override { return bootstrap_.refused(); }
 
   // Calls and transfers.
   ChannelEvents accepted(const ChannelPtr& channel, PeerId peer);  // on the bootstrap's I/O thread

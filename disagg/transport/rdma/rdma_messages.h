@@ -75,7 +75,7 @@ struct Message {
     opened,   // a registration and its keys; sent again with other keys after a renewal of the link
     closed,   // index and generation of a registration that closes
     sync,     // the owner answers with synced, behind all that it has sent before
-    refused,  // as sync; the owner also counts a refused transfer
+    refused,  // as sync, after a refused transfer
     synced,
     renew,    // the initiator's new queue pairs after a failure; number is 1 if the owner's NIC refused an access
     renewed,  // the owner's new queue pairs; empty if it cannot make them

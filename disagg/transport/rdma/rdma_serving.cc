@@ -83,12 +83,6 @@ int Serving::arrived(const RemoteKey& key) {
   return registration ? registration->arrived : 0;
 }
 
-int64_t Serving::refused() {
-  std::lock_guard lock(mutex_);
-  poll();
-  return refused_;
-}
-
 Status Serving::make_queues_for(Client& client, const std::vector<NicPortEnd>& theirs) {
   auto made = make_queues(nic_ports_, std::min(nic_ports_.size(), theirs.size()), Role::serve);
   if (!made) return made.error();
@@ -126,10 +120,9 @@ bool Serving::take(PeerId peer, const Message& message) {
   if (it == clients_.end()) return false;
   Client& client = it->second;
   switch (message.kind) {
-    case Message::refused: ++refused_; [[fallthrough]];
+    case Message::refused:
     case Message::sync: say(client.channel, Message{Message::synced, {}, message.number, {}}); return true;
     case Message::renew: {
-      if (message.number == 1) ++refused_;
       drop_queues(peer, client);
       Message answer{Message::renewed, {}, 0, {}};
       if (make_queues_for(client, message.nic_ports)) answer.nic_ports = ends_of(client.queues);
@@ -346,7 +339,6 @@ void Serving::arrived(size_t nic_port, const ibv_wc& wc) {
       return;
     }
   }
-  ++refused_;
 }
 
 void Serving::completed(size_t nic_port, const ibv_wc& wc) {

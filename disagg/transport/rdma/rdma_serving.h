@@ -41,7 +41,6 @@ class Serving {
   Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges);
   bool close(const RemoteKey& registration);
   int arrived(const RemoteKey& registration);
-  int64_t refused();
 
   // Events of a client's channel.
   // Makes queue pairs for the client and answers it. Returns the number of NIC ports of the link, 0 if it was refused.
@@ -95,7 +94,6 @@ class Serving {
   std::unordered_map<uint32_t, Registration> registrations_;  // by generation
   std::deque<uint32_t> free_indices_;
   uint32_t n_indices_ = 0, last_generation_ = 0;
-  int64_t refused_ = 0;
 };
 
 }  // namespace xpyd::disagg::rdma

@@ -63,7 +63,6 @@ struct Connected {
   ChannelPtr channel;  // held()
   std::shared_ptr<std::atomic<bool>> ended;
   Welcome welcome;
-  std::vector<Fd> files;
 };
 
 // A piece takes 90 us at 12 GB/s, which is the longest that it delays close(). Smaller pieces would prefetch the heads
@@ -81,7 +80,7 @@ bool run(Transfer& t, const std::span<const Copy> all, int thread) {
   if (!std::ranges::all_of(all, [&](const Copy& copy) {
         return copy.bytes == 0 || t.peer->has(write ? copy.destination : copy.source, copy.bytes);
       }))
-    return t.peer->registrations.refuse();
+    return false;
   std::span<const Copy> copies = all;
   std::vector<Copy> piece;
   size_t offset = 0;  // in the first of `copies`
@@ -164,12 +163,11 @@ Status call(Bootstrap& bootstrap, const std::string& address, const std::shared_
     auto ended = std::make_shared<std::atomic<bool>>(false);
     return hear(
         channel,
-        [channel, ended, weak = std::weak_ptr(wanted)](std::string_view bytes) {
+        [ended, weak = std::weak_ptr(wanted)](std::string_view bytes) {
           auto welcome = from_bytes<Welcome>(bytes);
-          auto files = channel->take_files();
           auto waits = weak.lock();
-          if (!waits || !welcome || files.size() != welcome.value().regions.size() + 1) return false;
-          waits->set(Connected{std::move(waits->channel), ended, std::move(welcome).value(), std::move(files)});
+          if (!waits || !welcome || welcome.value().files.size() != welcome.value().regions.size()) return false;
+          waits->set(Connected{std::move(waits->channel), ended, std::move(welcome).value()});
           return true;
         },
         [ended] { *ended = true; });
@@ -181,7 +179,7 @@ Result<std::shared_ptr<Remote>> map_remote(Connected met, const std::string& add
   remote->address = address;
   remote->channel = std::move(met.channel);
   remote->ended = met.ended;
-  auto table = map_shared_file(met.files[0].get(), sizeof(SharedTable));
+  auto table = map_shared_file(met.welcome.table, sizeof(SharedTable));
   if (!table.ok()) return unreachable(address, table.error().message);
   remote->table = table.value();
   auto* registrations = reinterpret_cast<SharedTable*>(remote->table.get());
@@ -190,7 +188,7 @@ Result<std::shared_ptr<Remote>> map_remote(Connected met, const std::string& add
   remote->registrations = SharedRegistrations(registrations, met.welcome.line, self);
   for (size_t i = 0; i < met.welcome.regions.size(); ++i) {
     const auto& [begin, bytes] = met.welcome.regions[i];
-    auto mapped = map_shared_file(met.files[i + 1].get(), begin + bytes);
+    auto mapped = map_shared_file(met.welcome.files[i], begin + bytes);
     if (!mapped.ok()) return unreachable(address, mapped.error().message);
     remote->mappings.push_back(mapped.value());
     remote->regions.push_back({mapped.value().get() + begin, bytes});
@@ -241,7 +239,6 @@ class ShmTransport final : public PostingTransport<Remote, Transfer, Owner> {
     return t.begun.exchange(true) ? t.state.load() : TransferState::failed;
   }
   Owner& registrations() const override { return *owner_; }
-  int64_t strangers() const override { return owner_->bootstrap().refused(); }
 
   Calls<Connected> calls_;
   std::unique_ptr<Owner> owner_;

@@ -1,7 +1,5 @@
 #include "disagg/transport/shm/shm_owner.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <new>
 
@@ -9,7 +7,7 @@
 
 namespace xpyd::disagg::shm {
 Owner::Owner(PeerId self)
-    : bootstrap_("shm", self, schema_of<Welcome>(), transport_limits(64 + 16 * kMaxRegions, kMaxRegions + 1)) {}
+    : bootstrap_("shm", self, transport_limits(64 * (kMaxRegions + 2))) {}
 
 Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) try {
   auto owner = std::unique_ptr<Owner>(new Owner(options.self));
@@ -18,17 +16,18 @@ Result<std::unique_ptr<Owner>> Owner::make(const TransportOptions& options) try 
                    std::to_string(kMaxRegions));
   for (size_t i = 0; i < options.regions.size(); ++i) {
     const SharedFile file = need(shared_file(options.regions[i]), "shm: ");
+    owner->welcome_.files.push_back(file.name);
     owner->welcome_.regions.push_back({file.offset, options.regions[i].size()});
-    owner->fds_.emplace_back(fcntl(file.fd, F_DUPFD_CLOEXEC, 0));
-    if (owner->fds_.back().get() < 0) return Error{ErrorCode::unavailable, "shm: a file of KV memory: " + os_text()};
   }
-  Fd table;
-  owner->memory_ = need(make_shared_file("xpyd-windows", sizeof(SharedTable), table), "shm: ");
-  owner->fds_.insert(owner->fds_.begin(), std::move(table));
+  owner->memory_ = need(make_shared_file("xpyd-windows", sizeof(SharedTable), owner->table_file_), "shm: ");
+  owner->welcome_.table = name_for_others(owner->table_file_.get());
   owner->table_ = new (owner->memory_.get()) SharedTable;
   owner->regions_ = RangeSet(options.regions);
-  const auto let_in = [o = owner.get()](const ChannelPtr& channel, PeerId) { return o->let_in(channel); };
-  need(owner->bootstrap_.listen_here(let_in));
+  TransportOptions here = options;
+  here.host = "127.0.0.1";
+  need(owner->bootstrap_.listen(here, [o = owner.get()](const ChannelPtr& channel, PeerId) {
+    return o->let_in(channel);
+  }));
   return owner;
 } catch (const Error& error) {
   return error;
@@ -95,7 +94,6 @@ int Owner::arrived(const RemoteKey& registration) const {
 ChannelEvents Owner::let_in(const ChannelPtr& channel) {
   const auto spare = std::find(used_.begin(), used_.end(), false);
   if (spare == used_.end()) {
-    table_->refused.fetch_add(1, std::memory_order_relaxed);
     channel->close("there is no room for more peers");
     return {};
   }
@@ -105,9 +103,7 @@ ChannelEvents Owner::let_in(const ChannelPtr& channel) {
   if (number >= n_lines_) n_lines_.store(number + 1, std::memory_order_seq_cst);
   Welcome welcome = welcome_;
   welcome.line = number;
-  std::vector<int> files;
-  for (const Fd& fd : fds_) files.push_back(fd.get());
-  channel->send_files(kFirstFrameType, to_bytes(welcome), files);
+  say(channel, welcome);
   return {.on_closed = [this, number](const std::string&) {
     // The peer's last thread has ended, so it is inside nothing any more.
     for (auto& inside : table_->lines[number].inside) inside.store(0, std::memory_order_release);

@@ -19,15 +19,19 @@ namespace xpyd::disagg::shm {
 
 constexpr size_t kMaxRegions = 64;
 
-// The owner's first message to a peer. The descriptors of the table and of the regions come with it.
+// The owner's first message to a peer, with the names of files (shared_memory.h).
 struct Welcome {
   int32_t line = 0;
+  std::string table;
+  std::vector<std::string> files;     // of the regions
   std::vector<AddressRange> regions;  // in their files
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Welcome> s) {
-  auto& [line, regions] = s;
+  auto& [line, table, files, regions] = s;
   a.number("line", line, 0, kSharedLines - 1);
+  XPYD_EACH(a, table);
+  a.list("files", files, kMaxRegions);
   a.list("regions", regions, kMaxRegions);
 }
 
@@ -37,7 +41,6 @@ class Owner {
   ~Owner();
 
   const std::string& address() const { return bootstrap_.address(); }
-  int64_t refused() const { return table_->refused.load(std::memory_order_relaxed); }
   void connect(PeerId peer) { peers_.push_back(peer); }
   Bootstrap& bootstrap() { return bootstrap_; }
   void disconnect(PeerId peer);
@@ -58,7 +61,7 @@ class Owner {
   }
   ChannelEvents let_in(const ChannelPtr& channel);
 
-  std::vector<Fd> fds_;  // the table's, then those of the regions
+  Fd table_file_;
   std::shared_ptr<std::byte> memory_;
   SharedTable* table_ = nullptr;
   Welcome welcome_;

@@ -36,9 +36,8 @@ constexpr int kSharedSlots = 16384;
 constexpr int kSharedLines = 256;
 
 struct SharedTable {
-  static constexpr uint64_t kMagic = 0x3330'6d68'7364'7978;  // "xydshm03"
+  static constexpr uint64_t kMagic = 0x3430'6d68'7364'7978;  // "xydshm04"
   uint64_t magic = kMagic;
-  std::atomic<int64_t> refused{0};
   SharedLine lines[kSharedLines];
   SharedSlot slots[kSharedSlots];
 };
@@ -52,7 +51,7 @@ class SharedRegistrations {
 
   bool enter(const KvTransfer& transfer, int thread) {
     const RemoteKey& key = transfer.registration;
-    if (key.generation == 0 || key.index >= uint32_t(kSharedSlots)) return refuse();
+    if (key.generation == 0 || key.index >= uint32_t(kSharedSlots)) return false;
     inside(thread).store(uint64_t(key.index) << 32 | key.generation, std::memory_order_seq_cst);
     const SharedSlot& slot = table_->slots[key.index];
     const bool open = slot.state.load(std::memory_order_seq_cst) == (uint64_t(key.generation) << 1 | 1);
@@ -60,16 +59,12 @@ class SharedRegistrations {
         slot.op.load(std::memory_order_relaxed) == uint32_t(transfer.op))
       return true;
     leave(thread);
-    return refuse();
+    return false;
   }
   void count_arrived(const KvTransfer& transfer) {  // requires: inside
     table_->slots[transfer.registration.index].arrived.fetch_add(1, std::memory_order_release);
   }
   void leave(int thread) { inside(thread).store(0, std::memory_order_release); }
-  bool refuse() {
-    table_->refused.fetch_add(1, std::memory_order_relaxed);
-    return false;
-  }
 
  private:
   std::atomic<uint64_t>& inside(int thread) { return table_->lines[line_].inside[thread]; }

@@ -73,7 +73,6 @@ class OwnerLink final : public Link {
       for (auto& answer : reader_.answers()) answers_.push_back({std::move(answer), {}, {}, false});
       reader_.answers().clear();
       if (!flush()) return Next::close;
-      if (reader_.reason()) host_.registrations.count_refused();
       if (outcome == TcpReader::Outcome::ended || reader_.reason()) return Next::close;
       if (outcome == TcpReader::Outcome::would_block) return given_up() ? Next::close : Next::wait;
     }
@@ -163,7 +162,7 @@ class TcpTransport final : public PostingTransport<PosterSession, SessionTransfe
       : PostingTransport("tcp", options),
         host_(options_.regions),
         calls_("tcp", options_),
-        bootstrap_("tcp", options.self, kTcpVersion, transport_limits(0)) {
+        bootstrap_("tcp", options.self, transport_limits(0)) {
     const int cores = int(std::thread::hardware_concurrency());
     const int n = std::clamp(std::min(options.connections, cores / 2), 1, 8);
     for (int i = 0; i < n; ++i) loops_.push_back(std::make_unique<Loop>());
@@ -176,9 +175,9 @@ class TcpTransport final : public PostingTransport<PosterSession, SessionTransfe
   Status listen() {
     return bootstrap_.listen(options_, [this](const ChannelPtr& channel, PeerId peer) -> ChannelEvents {
       auto session = host_.session(channel->peer().fingerprint, peer);
-      if (!session) return {.take_over = [this](const Fd&) { host_.registrations.count_refused(); }};
+      if (!session) return {.take_over = [](const Fd&) {}};
       return {.take_over = [this, session](Fd socket) {
-        if (host_.links >= kMaxLinks) return host_.registrations.count_refused();
+        if (host_.links >= kMaxLinks) return;
         loops_[accepted_++ % loops_.size()]->add(std::make_unique<OwnerLink>(std::move(socket), host_, session));
       }};
     });
@@ -218,7 +217,6 @@ class TcpTransport final : public PostingTransport<PosterSession, SessionTransfe
     return state;
   }
   RegistrationTable& registrations() const override { return host_.registrations; }
-  int64_t strangers() const override { return bootstrap_.refused(); }
 
   // A peer that has accepted all connections of the session.
   struct Connected {

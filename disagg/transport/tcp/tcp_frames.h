@@ -29,9 +29,8 @@
 
 namespace xpyd::disagg::tcp {
 
-constexpr uint64_t kTcpVersion = 0x3430'7063'7464'7978;  // "xydtcp04": NodeIdentity::schema
-constexpr size_t kFrameBytes = 1 << 20;                  // largest payload of a frame
-constexpr int kFrameRanges = 1024;                       // most entries of one call: IOV_MAX; cut() leaves two free
+constexpr size_t kFrameBytes = 1 << 20;  // largest payload of a frame
+constexpr int kFrameRanges = 1024;       // most entries of one call: IOV_MAX; cut() leaves two free
 
 constexpr uint64_t kFrameSeal = 0x6c61'6573'6c61'6573;  // "sealseal"
 

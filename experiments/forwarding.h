@@ -1,5 +1,4 @@
-// ForwardingTransport passes every call to another transport. A transport that changes only a few calls derives from it
-// (fault.cc, transports of experiments and tests).
+// ForwardingTransport passes every call to another transport. A transport that changes only a few calls derives from it.
 #pragma once
 
 #include <memory>
@@ -26,7 +25,6 @@ class ForwardingTransport : public KvTransport {
   }
   TransferState poll(TransferId id) override { return inner_->poll(id); }
   void cancel(TransferId id) override { inner_->cancel(id); }
-  TransportStats stats() const override { return inner_->stats(); }
 
  protected:
   KvTransport& inner() const { return *inner_; }
