@@ -53,7 +53,7 @@ void merge_splits(const CudaAttentionArgs& args, Stream& stream) {
 
 void check(const CudaAttentionArgs& args) {
   const KvShape& shape = args.layout.shape;
-  XPYD_CHECK(args.dtype != Dtype::f16 && shape.dtype != Dtype::f16 && !kv_is_fp8(shape.dtype));
+  for (Dtype dtype : {args.dtype, shape.dtype}) XPYD_CHECK(dtype == Dtype::f32 || dtype == Dtype::bf16);
   XPYD_CHECK(args.n_heads > 0 && args.n_heads % shape.n_kv_heads == 0);
   XPYD_CHECK(bytes_of_rows(args.layout) / shape.row_bytes() < uint32_t(-1), "KvRows counts 32 bits");
   XPYD_CHECK(args.layer >= 0 && args.layer < shape.n_layers && args.sliding_window >= 0);

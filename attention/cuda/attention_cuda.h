@@ -56,7 +56,7 @@ struct CudaAttentionArgs {
   void* out = nullptr;       // [n_tokens, n_heads, head_dim], `dtype`, contiguous
   Dtype dtype = Dtype::f32;  // of q and out: f32 or bf16; sums are f32
   std::byte* pool = nullptr;
-  KvLayout layout;  // layout.shape.dtype: f32, bf16, int8 or int4
+  KvLayout layout;  // layout.shape.dtype: f32 or bf16
   CudaStep step;
   int layer = 0;
   int n_heads = 0;

@@ -177,7 +177,6 @@ __device__ inline int walk(Range left, const Scratch& s, Weight weight, Mass tar
 // Finds the highest logit, the lowest id that has it (-infinity and 0 if there is none), and the number of NaN.
 __global__ void top_round(CudaSampleArgs a, RowState* states) {
   Scratch s;
-  cuda::begin_after_previous();
   RowState& state = states[blockIdx.y];
   const Row row = row_of(a, state, {});
   const Range slice = row.slice(int(blockIdx.x), int(gridDim.x));
@@ -209,7 +208,6 @@ __global__ void top_round(CudaSampleArgs a, RowState* states) {
 // tokens, or the share top_p of the mass that the cut has left. The last digit gives the new cut.
 __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, int shift) {
   Scratch s;
-  cuda::begin_after_previous();
   RowState& state = states[blockIdx.y];
   const Draw how = a.rows[blockIdx.y];
   const Row row = row_of(a, state, how);
@@ -279,7 +277,6 @@ __global__ void digit_round(CudaSampleArgs a, RowState* states, bool by_mass, in
 // Finds the token at which the running sum over the remaining ids passes the draw.
 __global__ void draw_round(CudaSampleArgs a, RowState* states) {
   Scratch s;
-  cuda::begin_after_previous();
   RowState& state = states[blockIdx.y];
   const Draw how = a.rows[blockIdx.y];
   Row row = row_of(a, state, how);
@@ -325,7 +322,7 @@ __global__ void draw_round(CudaSampleArgs a, RowState* states) {
 
 size_t cuda_sample_workspace(int max_n) { return size_t(max_n) * sizeof(RowState); }
 
-void cuda_sample(const CudaSampleArgs& a, const cuda::On& on) {
+void cuda_sample(const CudaSampleArgs& a, cuda::Stream& stream) {
   XPYD_CHECK(a.vocab < 1 << 23);
   if (a.n == 0) return;
   const int n_slices = a.n_slices > 0 ? std::min(a.n_slices, kMaxSlices)
@@ -336,12 +333,12 @@ void cuda_sample(const CudaSampleArgs& a, const cuda::On& on) {
   const int threads = std::clamp((of_slice / 4 + kWarp - 1) / kWarp * kWarp, 2 * kWarp, kMaxWarps * kWarp);
   const cuda::Shape shape{dim3(unsigned(n_slices), unsigned(a.n)), dim3(unsigned(threads)), scratch_bytes()};
   auto* states = static_cast<RowState*>(a.workspace);
-  cuda::launch(top_round, "sample_top", shape, on, a, states);
+  cuda::launch(top_round, "sample_top", shape, stream, a, states);
   if (!a.rows) return;
   for (bool by_mass : {false, true})
     for (int shift = 24; (by_mass ? a.any_top_p : a.any_top_k) && shift >= 0; shift -= 8)
-      cuda::launch(digit_round, by_mass ? "sample_top_p" : "sample_top_k", shape, on, a, states, by_mass, shift);
-  cuda::launch(draw_round, "sample_draw", shape, on, a, states);
+      cuda::launch(digit_round, by_mass ? "sample_top_p" : "sample_top_k", shape, stream, a, states, by_mass, shift);
+  cuda::launch(draw_round, "sample_draw", shape, stream, a, states);
 }
 
 namespace {

@@ -25,7 +25,7 @@ size_t cuda_sample_workspace(int max_n);
 
 // Enqueues the choice of one token per row. It takes any logits, as sample() does: +infinity is the largest float, and
 // the token is 0 if no logit is above -infinity.
-void cuda_sample(const CudaSampleArgs& args, const cuda::On& on);
+void cuda_sample(const CudaSampleArgs& args, cuda::Stream& stream);
 
 // base/row_hash.h on CUDA: out[r] = row_hash(logits + r * vocab, vocab). `logits` [n_rows, vocab] and `out` [n_rows]
 // are device memory. It only enqueues and may be captured.

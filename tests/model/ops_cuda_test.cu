@@ -234,7 +234,6 @@ void check_turn(const RopeCase& c) {
       }
       const Dtype out = is_q ? c.dtype : c.kv_dtype;
       std::vector<float> row(static_cast<size_t>(d));
-      double step_size = 0;  // half a quantisation step
       if (is_q) {
         std::copy_n(got_q.begin() + (i * c.n_heads + h) * d, d, row.begin());
       } else if (i < n) {
@@ -242,14 +241,6 @@ void check_turn(const RopeCase& c) {
         const KvView view{got_pool.data(), &layout, c.contiguous ? nullptr : table, table[0]};
         std::byte* at = view.row(layer, is_v, positions[size_t(i)], (h - c.n_heads) % c.n_kv_heads);
         read_kv_row(c.kv_dtype, d, at, 0, d, row.data());
-        if (layout.shape.quantised()) {
-          step_size = 0.501 * double(kv_scale(at + layout.shape.element_bytes()).scale);
-          if (is_v && !c.bias) {  // nothing was rounded before, so the bytes are the host's
-            std::vector<std::byte> host(layout.shape.row_bytes());
-            write_kv_row(c.kv_dtype, d, &qkv[size_t(i * stride + h * d)], host.data());
-            CHECK(std::memcmp(host.data(), at, host.size()) == 0);
-          }
-        }
         std::memset(at, 0x5a, layout.shape.row_bytes());
       } else {
         continue;
@@ -260,7 +251,7 @@ void check_turn(const RopeCase& c) {
           CHECK(row[size_t(j)] == -7);
         else  // bias, norm, two products and a sum, and the last rounding
           CHECK(near(row[size_t(j)], want[size_t(j)],
-                     (kNormError + 4 * kU) * size[size_t(j)] + roundoff(out) * std::fabs(want[size_t(j)]) + step_size));
+                     (kNormError + 4 * kU) * size[size_t(j)] + roundoff(out) * std::fabs(want[size_t(j)])));
       }
     }
   for (std::byte b : got_pool) REQUIRE(b == std::byte{0x5a});  // nothing outside the rows was written
@@ -268,12 +259,11 @@ void check_turn(const RopeCase& c) {
 
 TEST_CASE("cuda ops: bias, head norm, RoPE and append agree with double precision", "[cuda][model]") {
   for (Dtype dtype : kDtypes)
-    for (Dtype kv : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4})
+    for (Dtype kv : {Dtype::f32, Dtype::bf16})
       for (bool contiguous : {true, false}) {
         check_turn({dtype, kv, KvOrder::layer_major, contiguous, false, false, 8, 4, 2});
-        check_turn({dtype, kv, KvOrder::token_major, contiguous, true, true, kv == Dtype::int4 ? 12 : 6, 3, 1});
-        if (kv == Dtype::int8 || kv == Dtype::int4)
-          check_turn({dtype, kv, KvOrder::layer_major, contiguous, false, false, 128, 2, 1});
+        check_turn({dtype, kv, KvOrder::token_major, contiguous, true, true, 6, 3, 1});
+        check_turn({dtype, kv, KvOrder::layer_major, contiguous, false, false, 128, 2, 1});
       }
   check_turn({Dtype::f32, Dtype::f32, KvOrder::layer_major, false, true, true, 256, 2, 1});
   check_turn({Dtype::bf16, Dtype::bf16, KvOrder::token_major, true, false, true, 70, 5, 5});
