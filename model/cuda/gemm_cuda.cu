@@ -76,14 +76,19 @@ bool splits_k(const cublasLtMatmulAlgo_t& algo) {
   return !parts || (*parts != 0 && *parts != 1) || !reduction || *reduction != CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
+// A name for the library's structure, which has none: nvcc does not compile vectors of it.
+struct Algo {
+  cublasLtMatmulAlgo_t value;
+};
+
 int bucket_of(int m) { return std::bit_width(unsigned(m - 1)); }  // m <= 1 << bucket
 
 // A product without M and pointers, and the algorithm chosen for each power of two of M.
 struct Product {
   CudaGemmArgs like;
   cublasLtMatmulDescOpaque_t operation;
-  cublasLtMatmulAlgo_t reference;
-  std::vector<cublasLtMatmulAlgo_t> chosen;  // [bucket]
+  Algo reference;
+  std::vector<Algo> chosen;  // [bucket]
 
   std::string shape() const {
     return std::to_string(like.w.n) + " x " + std::to_string(like.w.k) + " " + dtype_name(like.x_dtype) + " -> " +
@@ -125,13 +130,13 @@ struct CudaGemm::Impl {
   }
   Status open();  // before any other call; may be repeated
 
-  cublasStatus_t multiply(const Product& p, const cublasLtMatmulAlgo_t& algo, const CudaGemmArgs& a) {
+  cublasStatus_t multiply(Product& p, const Algo& algo, const CudaGemmArgs& a) {
     Layouts layouts(a, a.m);
     const float one = 1, zero = 0;
     return cublasLtMatmul(handle, &p.operation, &one, a.w.data, &layouts.w, a.x, &layouts.x, &zero, a.y, &layouts.y,
-                          a.y, &layouts.y, &algo, workspace.data(), workspace.size(), stream.handle());
+                          a.y, &layouts.y, &algo.value, workspace.data(), workspace.size(), stream.handle());
   }
-  std::vector<cublasLtMatmulAlgo_t> candidates(const Product& p, int m);
+  std::vector<Algo> candidates(Product& p, int m);
   class Trial;
   Status choose(Product& p, int max_m);
 
@@ -144,7 +149,7 @@ struct CudaGemm::Impl {
 // Device memory for one product's trials.
 class CudaGemm::Impl::Trial {
  public:
-  Trial(Impl& gemm, const Product& p)
+  Trial(Impl& gemm, Product& p)
       : gemm_(gemm),
         p_(p),
         args_(p.like),
@@ -169,7 +174,7 @@ class CudaGemm::Impl::Trial {
 
   // Returns the hashes of the first rows' bits, at least of kKnownRows rows if the memory has so many. The rows are
   // computed as consecutive products of m rows. Empty: the algorithm cannot run.
-  std::vector<uint64_t> run(const cublasLtMatmulAlgo_t& algo, int m, int least = kKnownRows) {
+  std::vector<uint64_t> run(const Algo& algo, int m, int least = kKnownRows) {
     CudaGemmArgs slice = args_;
     slice.m = std::min(m, rows_);
     const int n_slices = std::min((least + slice.m - 1) / slice.m, rows_ / slice.m), n = n_slices * slice.m;
@@ -188,9 +193,9 @@ class CudaGemm::Impl::Trial {
     return {host_.as<uint64_t>(), host_.as<uint64_t>() + n};
   }
   // The hashes of all rows, computed by kReferenceRows at a time.
-  std::vector<uint64_t> run_all(const cublasLtMatmulAlgo_t& algo) { return run(algo, kReferenceRows, rows_); }
+  std::vector<uint64_t> run_all(const Algo& algo) { return run(algo, kReferenceRows, rows_); }
 
-  double seconds(const cublasLtMatmulAlgo_t& algo, int m) {
+  double seconds(const Algo& algo, int m) {
     CudaGemmArgs args = args_;
     args.x = x_.data(), args.y = y_.data(), args.m = std::min(m, rows_);
     double best = 1e9;
@@ -208,7 +213,7 @@ class CudaGemm::Impl::Trial {
 
  private:
   Impl& gemm_;
-  const Product& p_;
+  Product& p_;
   const CudaGemmArgs args_;
   const size_t x_row_, y_row_;
   int rows_ = 0;
@@ -234,8 +239,8 @@ Status CudaGemm::Impl::open() {
 
 // Algorithms for M that do not split K, best first by cuBLASLt's estimate. It asks for such algorithms only; if there
 // are none, it asks for all, and splits_k() filters.
-std::vector<cublasLtMatmulAlgo_t> CudaGemm::Impl::candidates(const Product& p, int m) {
-  std::vector<cublasLtMatmulAlgo_t> eligible;
+std::vector<Algo> CudaGemm::Impl::candidates(Product& p, int m) {
+  std::vector<Algo> eligible;
   for (bool unsplit : {true, false}) {
     Layouts layouts(p.like, m);
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -254,7 +259,8 @@ std::vector<cublasLtMatmulAlgo_t> CudaGemm::Impl::candidates(const Product& p, i
                                        &preference, kCandidates, results, &found) != CUBLAS_STATUS_SUCCESS)
       continue;
     for (int i = 0; i < found; ++i)
-      if (results[i].state == CUBLAS_STATUS_SUCCESS && !splits_k(results[i].algo)) eligible.push_back(results[i].algo);
+      if (results[i].state == CUBLAS_STATUS_SUCCESS && !splits_k(results[i].algo))
+        eligible.push_back({results[i].algo});
     if (!eligible.empty()) break;
   }
   return eligible;
@@ -264,22 +270,22 @@ Status CudaGemm::Impl::choose(Product& p, int max_m) {
   Trial trial(*this, p);
   if (Status status = trial.allocate(std::max(max_m, kReferenceRows)); !status) return status;
   std::vector<uint64_t> rows;
-  for (const cublasLtMatmulAlgo_t& algo : candidates(p, kReferenceRows))
+  for (const Algo& algo : candidates(p, kReferenceRows))
     if (rows.empty()) p.reference = algo, rows = trial.run_all(algo);
   if (rows.empty())
     return Error{ErrorCode::unavailable, "cuBLASLt has no algorithm for " + p.shape() + " that does not split K"};
   for (int bucket = 0; bucket <= bucket_of(max_m); ++bucket) {
     const int most = std::min(1 << bucket, max_m), least = std::min((1 << bucket) / 2 + 1, most);
-    auto keeps_bits = [&](const cublasLtMatmulAlgo_t& algo, int m) {
+    auto keeps_bits = [&](const Algo& algo, int m) {
       const std::vector<uint64_t> some = trial.run(algo, m);
       return !some.empty() &&
              std::equal(some.begin(), some.begin() + ptrdiff_t(std::min(some.size(), rows.size())), rows.begin());
     };
-    std::vector<cublasLtMatmulAlgo_t> tried = candidates(p, most);
+    std::vector<Algo> tried = candidates(p, most);
     tried.push_back(p.reference);
     double fastest = 1e9;
     for (int i = 0, timed = 0; i < int(tried.size()) && timed < kTimed; ++i) {
-      const cublasLtMatmulAlgo_t& algo = tried[size_t(i)];
+      const Algo& algo = tried[size_t(i)];
       if (!keeps_bits(algo, most) || !keeps_bits(algo, least)) continue;
       ++timed;
       const double seconds = trial.seconds(algo, most);
@@ -311,7 +317,7 @@ Status CudaGemm::prepare(const CudaGemmArgs& like, int max_m) {
 
 void CudaGemm::run(const CudaGemmArgs& a) {
   if (a.m == 0) return;
-  for (const Product& p : impl_->products) {
+  for (Product& p : impl_->products) {
     if (!p.takes(a, a.m)) continue;
     if (impl_->multiply(p, p.chosen[size_t(bucket_of(a.m))], a) != CUBLAS_STATUS_SUCCESS)
       XPYD_CUBLAS(impl_->multiply(p, p.reference, a));
