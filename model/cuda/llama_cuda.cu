@@ -432,11 +432,9 @@ void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws, float*
 }
 
 void CudaLlama::choose(std::span<const Draw> draws, const Draw* on_card, Begun& begun) {
-  auto any = [&](auto asks) { return std::any_of(draws.begin(), draws.end(), asks); };
+  const bool greedy = std::all_of(draws.begin(), draws.end(), [](const Draw& d) { return d.temperature <= 0; });
   cuda_sample({.logits = logits_,
-               .rows = any([](const Draw& d) { return d.temperature > 0; }) ? on_card : nullptr,
-               .any_top_k = any([](const Draw& d) { return d.top_k > 0; }),
-               .any_top_p = any([](const Draw& d) { return d.top_p < 1; }),
+               .rows = greedy ? nullptr : on_card,
                .workspace = sampling_,
                .tokens = sampled_,
                .nans = nans_,

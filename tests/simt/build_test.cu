@@ -55,7 +55,6 @@ std::vector<int32_t> tokens(const ModelDir& model, std::vector<std::string> word
   auto recorder = std::make_shared<Recorder>();
   auto request = tiny_request(1, std::move(prompt), 12);
   request->sampling.temperature = temperature;
-  if (temperature > 0) request->sampling.top_p = 0.9f;
   REQUIRE(made.value()->cluster->submit(request, recorder).ok());
   while (made.value()->cluster->turn()) {
   }
