@@ -76,7 +76,6 @@ struct CudaAttentionVariant {
   void (*run)(const CudaAttentionArgs& args, cuda::Stream& stream);
   // Null if it can run these arguments on this card; else the reason ("needs bf16 KV", "needs sm_90").
   const char* (*refuses)(const CudaAttentionArgs& args, const cuda::Card& card);
-  const char* source;
 };
 std::span<const CudaAttentionVariant> cuda_attention_variants();
 // The last row of that phase that takes these arguments, which is the fastest (experiments/results/). For f32 KV it is

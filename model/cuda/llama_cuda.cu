@@ -398,7 +398,6 @@ void CudaLlama::run_graph(const Plan& plan) {
 const Draw* CudaLlama::start(const StepInput& step, int n_previous, std::span<const Draw> rows) {
   check(step, n_previous);
   choose_attention(step);
-  ++counts_.steps;
   const int batch = graph_batch(step);
   planner_.begin();
   const bool split = decode_->run != prefill_->run;  // false: one kernel takes all sequences at once

@@ -39,7 +39,6 @@ Status check_cuda_attention(const CudaModelOptions& options, const ModelConfig& 
 class CudaModel : public Model {
  public:
   struct Counts {
-    long steps = 0;     // forward passes
     long captures = 0;  // graphs captured
     long replays = 0;   // steps that ran as a graph
   };
