@@ -179,7 +179,7 @@ __global__ void warps(int planted, float* out) {
 
 __global__ void fetch(int planted, float* out) {
   cuda::Carver carver;
-  auto a = carver.take<float>(256);
+  auto a = carver.take<float>(256 + 4);
   int t = threadIdx.x, from = planted == 1 ? t * 4 + 1 : t * 4;
   if (planted == 8 && t == 3) from = 1 << 20;
   cuda::cp_async_16(a, planted == 2 ? t * 4 + 2 : t * 4, out + from, planted != 9);
@@ -251,14 +251,14 @@ const Planted plants[] = {
     {"two masks at one place", warps, 8, "warp divergence"},
     {"shuffle from outside the mask", warps, 7, "which is not in the mask"},
     {"a warp of 16 lanes", warps, 0, "the mask names lanes that the block does not have", 48},
-    {"cp.async from a misaligned place", fetch, 1, "the global address is not a multiple of 16"},
-    {"cp.async to a misaligned place", fetch, 2, "is not a multiple of 16"},
-    {"cp.async without commit", fetch, 3, "read of what cp.async has not delivered"},
-    {"write under cp.async", fetch, 4, "race: writes where cp.async is under way"},
-    {"cp.async without wait", fetch, 5, "read of what cp.async has not delivered"},
-    {"cp.async without barrier", fetch, 6, ""},
-    {"cp.async under way at the end", fetch, 7, "ends with a cp.async under way"},
-    {"cp.async from nowhere", fetch, 8, "cp.async: reads outside of device memory"},
+    {"cp.async from a misaligned place", fetch, 1, "the global address is not a multiple of 16", 64, 1040},
+    {"cp.async to a misaligned place", fetch, 2, "is not a multiple of 16", 64, 1040},
+    {"cp.async without commit", fetch, 3, "read of what cp.async has not delivered", 64, 1040},
+    {"write under cp.async", fetch, 4, "race: writes where cp.async is under way", 64, 1040},
+    {"cp.async without wait", fetch, 5, "read of what cp.async has not delivered", 64, 1040},
+    {"cp.async without barrier", fetch, 6, "", 64, 1040},
+    {"cp.async under way at the end", fetch, 7, "ends with a cp.async under way", 64, 1040},
+    {"cp.async from nowhere", fetch, 8, "cp.async: reads outside of device memory", 64, 1040},
     {"ldmatrix misaligned", tensor, 1, "ldmatrix: byte 8 is not a multiple of 16", 32},
     {"ldmatrix past the end", tensor, 2, "index out of range", 32},
     {"ldmatrix without all lanes", tensor, 3, "", 32},
