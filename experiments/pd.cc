@@ -33,14 +33,15 @@ Sizes sizes_of(const Setting& setting) {
 struct Shape {
   const char *topology, *transport, *split, *chunk;
 };
-// On a card: chunks of two sizes; streams alone, with priorities, or with parts of the SMs; handoff.
+// On a card: chunks of two sizes; streams alone, or with priorities; handoff.
 std::vector<Shape> shapes_of(const Setting& setting) {
   if (setting.tiny) return {{"1C", "local", "off", "32"}, {"1P1D", "handoff", "off", "32"}};
   if (setting.device == "cuda")
-    return {{"1C", "local", "off", "2048"},          {"1C", "local", "off", "512"},
-            {"1P1D", "local", "off", "2048"},        {"1P1D", "local", "priority", "2048"},
-            {"1P1D", "handoff", "priority", "2048"}, {"1P1D", "local", "96", "2048"},
-            {"1P1D", "local", "64", "2048"}};
+    return {{"1C", "local", "off", "2048"},
+            {"1C", "local", "off", "512"},
+            {"1P1D", "local", "off", "2048"},
+            {"1P1D", "local", "priority", "2048"},
+            {"1P1D", "handoff", "priority", "2048"}};
   return {{"1C", "local", "off", "512"},
           {"2C", "local", "off", "512"},
           {"1P1D", "local", "off", "512"},

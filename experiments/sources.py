@@ -34,7 +34,6 @@ IMPLEMENTED = {
     "experiments/failure_timeline.cc": ["server/main.cc"],  # starts `xpyd worker` processes, and `xpyd serve` through tests/netns/run
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/vattention_speed.cc": LLAMA,
-    "model/cuda/gemm_cuda.h": ["model/cuda/gemv_sm90.cu"],
     "model/jinja/jinja.h": ["model/jinja/jinja_eval.cc"],
     "model/cuda/model_cuda.h": ["model/cuda/llama_cuda.cu"],
     "server/backend.cc": LLAMA,

@@ -204,7 +204,7 @@ ROWS = [
     Row("DynaServe", "capacity", "1.15 to 3.07 times, a request split at any token", lacks="a split at any token"),
     Row("papers on dividing one card", "headlines", "1.0 to 5.1 times: semi-PD, Nexus, Drift, DuetServe",
         lacks="a comparison of each on one GPU", card=True),
-    Row("pegainfer (RTX 5090, Qwen3-4B)", "green contexts", "ITL P99 halved, TTFT 1.4 to 4 times", ("pd-cuda: *",), lacks="that card and model"),
+    Row("pegainfer (RTX 5090, Qwen3-4B)", "stream priority", "ITL P99 as of one instance", ("pd-cuda: *",), lacks="that card and model"),
     Row("SGLang", "overlap scheduling", "1.1 to 1.3 times", lacks="--async-scheduling on and off by model size on a card", card=True),
     Row("Vidur, LLMServingSim, Frontier", "errors", "simulated latency against measured: 1 to 14 %", ("truth: *",), lacks="their engines"),
     # Chunked pipeline parallelism.

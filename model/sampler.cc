@@ -286,6 +286,9 @@ void add_logprobs(std::span<const float> logits, const Top& top, int n_top, Samp
   for (TokenLogprob& t : sampled.top) t.logprob = logprob(t.logprob);
 }
 
+// False: greedy.
+bool draws(const SamplingParams& params) { return params.temperature > 0 && params.top_k != 1; }
+
 }  // namespace
 
 SamplerState::SamplerState(const SamplingParams& params, int choice, std::span<const int32_t> prompt)
@@ -297,14 +300,14 @@ SamplerState::SamplerState(const SamplingParams& params, int choice, std::span<c
 }
 
 bool more_than_a_draw(const SamplingParams& params) {
-  return params.rules || has_penalties(params) || params.top_logprobs >= 0;
+  const bool filters = params.top_k > 0 || params.top_p < 1 || params.min_p > 0;
+  return params.rules || has_penalties(params) || params.top_logprobs >= 0 || (draws(params) && filters);
 }
 
 Draw next_draw(const SamplingParams& params, SamplerState& state) {
-  Draw draw{params.temperature, params.top_k, params.top_p, params.min_p, 0};
   constexpr double kBelowOne = 0x1.fffffep-1;  // rounding to float must not give 1
-  if (params.temperature > 0 && params.top_k != 1) draw.uniform = float(std::min(state.random.uniform(), kBelowOne));
-  return draw;
+  if (!draws(params)) return {};
+  return {params.temperature, float(std::min(state.random.uniform(), kBelowOne))};
 }
 
 void repeat_draw(const SamplingParams& params, int32_t token, SamplerState& state) {
@@ -335,8 +338,8 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params, Samp
   sampled.chosen.token = top.id;
   if (top.value == kLowest && params.rules && !params.rules->allowed.empty())
     sampled.chosen.token = std::clamp(params.rules->allowed.front(), 0, n - 1);
-  const bool greedy = params.temperature <= 0 || params.top_k == 1 || top.value == kLowest;
-  if (!greedy) sampled.chosen.token = draw(x, n, top.value, params, state.random, scratch);
+  if (draws(params) && top.value != kLowest)
+    sampled.chosen.token = draw(x, n, top.value, params, state.random, scratch);
   if (params.top_logprobs >= 0) add_logprobs(logits, raw, params.top_logprobs, sampled, scratch);
   record(params, sampled.chosen.token, state);
   return sampled;

@@ -46,12 +46,10 @@ struct SamplingParams {
   std::shared_ptr<const TokenRules> rules = nullptr;  // null: every token may be chosen
 };
 
-// One token's choice without rules, penalties or logprobs; a device may make it itself (model.h).
+// One token's choice from all tokens; a device may make it itself (model.h).
 struct Draw {
   float temperature = 0;  // 0: greedy, the lowest id among the highest logits
-  int top_k = 0;          // 0: off
-  float top_p = 1, min_p = 0;
-  float uniform = 0;  // in [0, 1): position of the draw in the kept tokens' mass, by ascending id
+  float uniform = 0;      // in [0, 1): position of the draw in the tokens' mass, by ascending id
 };
 
 struct TokenLogprob {
@@ -79,7 +77,7 @@ struct SamplerState {
   SamplerState(const SamplingParams& params, int choice, std::span<const int32_t> prompt);
 };
 
-// True if sample() needs more than a Draw holds: rules, penalties or logprobs.
+// True if sample() needs more than a Draw holds: rules, penalties, logprobs, or a filter at a temperature.
 bool more_than_a_draw(const SamplingParams& params);
 // Returns the next choice as a Draw and takes from state.random as much as sample() would.
 Draw next_draw(const SamplingParams& params, SamplerState& state);

@@ -110,13 +110,12 @@ void choose_numbers(const Options& options, Build& build) {
     if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
   }
   if (std::string(backend.device->name) == "cpu") return;
-  const Dtype matrices = backend.load.weight_dtype.value_or(backend.load.dtype);
-  if (matrices != backend.load.dtype && !is_quantised(matrices))
+  if (const Dtype matrices = *backend.load.weight_dtype; matrices != backend.load.dtype)
     throw invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +
-                  " supports matrices of type --dtype, int8, int4 or fp8 only");
-  if (const Dtype kv = build.options.kv.shape.dtype; kv_is_fp8(kv))
+                  " supports weight matrices of type --dtype only, here " + dtype_name(backend.load.dtype));
+  if (const Dtype kv = build.options.kv.shape.dtype; kv != Dtype::f32 && kv != Dtype::bf16)
     throw invalid(std::string("--kv-dtype ") + dtype_name(kv) + ": --device " + backend.device->name +
-                  " does not support it: expected f32, bf16, int8 or int4");
+                  " does not support it: expected f32 or bf16");
 }
 
 // Applies what follows from the model: vocabulary, KV shape, longest context.
@@ -294,6 +293,8 @@ void read_options(const Options& options, ClusterOptions& cluster, BackendOption
   options.fill(backend);
   if (!options.given("page-group-bytes")) cluster.kv.vattention.page_group_bytes = backend.device->page_group_bytes;
   cluster.kv.vattention.on_card = backend.device->name != std::string("cpu");
+  // A card multiplies matrices of --dtype only, so the codes of a quantised folder are widened at load.
+  if (cluster.kv.vattention.on_card && !backend.load.weight_dtype) backend.load.weight_dtype = backend.load.dtype;
 }
 
 Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {

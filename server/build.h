@@ -57,8 +57,6 @@ class Backend {
   virtual Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue& queue) = 0;
   // Peak FLOP/s of an instance's threads, if `xpyd peak` has measured it; 0: not measured.
   virtual double peak_flops(int /*instance*/) const { return 0; }
-  // Lines about the kernels that instance 0's model has chosen by now, or "". That model must still exist.
-  virtual std::string describe() const { return ""; }
 };
 
 // One figure of `xpyd peak`.

@@ -56,7 +56,7 @@ struct CudaAttentionArgs {
   void* out = nullptr;       // [n_tokens, n_heads, head_dim], `dtype`, contiguous
   Dtype dtype = Dtype::f32;  // of q and out: f32 or bf16; sums are f32
   std::byte* pool = nullptr;
-  KvLayout layout;  // layout.shape.dtype: f32, bf16, int8 or int4
+  KvLayout layout;  // layout.shape.dtype: f32 or bf16
   CudaStep step;
   int layer = 0;
   int n_heads = 0;
@@ -76,7 +76,6 @@ struct CudaAttentionVariant {
   void (*run)(const CudaAttentionArgs& args, cuda::Stream& stream);
   // Null if it can run these arguments on this card; else the reason ("needs bf16 KV", "needs sm_90").
   const char* (*refuses)(const CudaAttentionArgs& args, const cuda::Card& card);
-  const char* source;
 };
 std::span<const CudaAttentionVariant> cuda_attention_variants();
 // The last row of that phase that takes these arguments, which is the fastest (experiments/results/). For f32 KV it is

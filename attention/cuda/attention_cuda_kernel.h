@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "attention/cuda/attention_cuda.h"
-#include "attention/kv_dtype/kv_row.h"
 #include "base/cuda/cuda_kernel.h"
 
 namespace xpyd::attention::cuda_kernels {
@@ -58,41 +57,11 @@ inline CudaAttentionArgs at_rows(CudaAttentionArgs args) {
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(bf16 x) { return to_f32(x); }
 
-// The element types of quantised rows in the kernels' templates.
-template <int kBits>
-struct QuantisedRow {};
-template <class T>
-constexpr int kCodeBits = 0;
-template <int kBits>
-constexpr int kCodeBits<QuantisedRow<kBits>> = kBits;
-
-// Calls f<T>() with the element type of these arguments' KV: float, bf16, QuantisedRow<8> or QuantisedRow<4>.
+// Calls f<T>() with the element type of these arguments' KV: float or bf16.
 template <class F>
 auto for_elements(const CudaAttentionArgs& args, F&& f) {
-  switch (args.layout.shape.dtype) {
-    case Dtype::f32: return f.template operator()<float>();
-    case Dtype::int8: return f.template operator()<QuantisedRow<8>>();
-    case Dtype::int4: return f.template operator()<QuantisedRow<4>>();
-    default: return f.template operator()<bf16>();
-  }
+  return args.layout.shape.dtype == Dtype::f32 ? f.template operator()<float>() : f.template operator()<bf16>();
 }
-
-// The elements of one row of KV as floats.
-template <class T>
-struct RowValues {
-  const T* x;
-  __device__ RowValues(const std::byte* row, int) : x(reinterpret_cast<const T*>(row)) {}
-  __device__ float operator[](int d) const { return to_float(x[d]); }
-};
-template <int kBits>
-struct RowValues<QuantisedRow<kBits>> {
-  const std::byte* row;
-  KvScale scale;
-  __device__ RowValues(const std::byte* from, int head_dim) : row(from), scale(kv_scale(from + head_dim * kBits / 8)) {}
-  __device__ float operator[](int d) const {
-    return scale.value(kv_code(kBits == 8 ? Dtype::int8 : Dtype::int4, row, d));
-  }
-};
 
 // Reads or writes element i of an array of f32 or bf16.
 __device__ inline float get(const void* from, Dtype dtype, size_t i) {

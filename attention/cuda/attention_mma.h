@@ -3,8 +3,6 @@
 // lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and + 1 (PTX ISA).
 #pragma once
 
-#include <type_traits>
-
 #include "attention/cuda/attention_cuda_kernel.h"
 
 namespace xpyd::attention::cuda_kernels {
@@ -32,24 +30,20 @@ __device__ inline uint32_t find_rows(const KvRows& kv, const int32_t* table, int
   return kv.row(table, lane / kWarpTokens, token, kv_head);
 }
 
-// Tiles of K and V in shared memory; the copies of kStages tiles are in flight. load() starts the copy of a warp's 16
-// tokens of a tile, whose rows find_rows() gave, and zeros where there is no row. After the copies, ready() converts
-// them to bf16 if they are codes. `keys` and `values` then hold the tile from row at() on: for the lanes of this warp
-// after a __syncwarp, for the other warps after a barrier.
-template <class T, int kDim, int kStages>
+// Two tiles of K and V in shared memory: one is read while the next one's copy is in flight. load() starts the copy of
+// a warp's 16 tokens of a tile, whose rows find_rows() gave, and zeros where there is no row. `keys` and `values` then
+// hold the tile from row at() on: for the lanes of this warp after a __syncwarp, for the other warps after a barrier.
+template <int kDim>
 struct Tiles {
-  static constexpr bool kCoded = false;
   Shared<bf16> keys, values;
-  static constexpr size_t bytes() { return 2 * shared_bytes<bf16>(kStages * kTileTokens * kDim); }
+  static constexpr size_t bytes() { return 2 * shared_bytes<bf16>(2 * kTileTokens * kDim); }
   __device__ explicit Tiles(Carver& carver)
-      : keys(carver.take<bf16>(kStages * kTileTokens * kDim)),
-        values(carver.take<bf16>(kStages * kTileTokens * kDim)) {}
-  __device__ int at(int tile) const { return tile % kStages * kTileTokens; }
+      : keys(carver.take<bf16>(2 * kTileTokens * kDim)), values(carver.take<bf16>(2 * kTileTokens * kDim)) {}
+  __device__ int at(int tile) const { return tile % 2 * kTileTokens; }
   __device__ void load(int tile, const std::byte* pool, uint32_t rows, int warp, int lane) const {
     copy(keys, at(tile) + warp * kWarpTokens, pool, 0, rows, lane);
     copy(values, at(tile) + warp * kWarpTokens, pool, 1, rows, lane);
   }
-  __device__ void ready(int, int, int) const {}
 
  private:
   __device__ static void copy(const Shared<bf16>& to, int at, const std::byte* pool, int kv, uint32_t rows, int lane) {
@@ -60,74 +54,6 @@ struct Tiles {
       bool valid = row != kNoRow;
       const std::byte* from = pool + size_t(valid ? row : 0) * (2 * kDim) + piece * 16;
       cp_async_16(to, swizzled<kDim>(at + r, piece), from, valid);
-    }
-  }
-};
-
-// Quantised rows of K and V with their scales and zeros; the copies of kStages tiles are in flight. Rows of codes are
-// aligned to 4 bytes, so they are copied word by word.
-template <int kBits, int kDim, int kStages>
-struct CodeTiles {
-  static constexpr int kWords = kDim * kBits / 32;     // of a row's codes; one word of scale and zero follows
-  static constexpr int kPitch = kWords + 4;            // in shared memory, so that the banks of neighbours differ
-  static constexpr int kKept = kStages * kTileTokens;  // rows of K; as many rows of V follow
-  Shared<uint32_t> codes, scales;
-  static constexpr size_t bytes() {
-    return shared_bytes<uint32_t>(2 * kKept * kPitch) + shared_bytes<uint32_t>(2 * kKept);
-  }
-  __device__ explicit CodeTiles(Carver& carver)
-      : codes(carver.take<uint32_t>(2 * kKept * kPitch)), scales(carver.take<uint32_t>(2 * kKept)) {}
-  __device__ void load(int tile, const std::byte* pool, uint32_t rows, int warp, int lane) const {
-    constexpr size_t kRowBytes = 4 * (kWords + 1);
-    constexpr int kAtOnce = 32 / kWords;
-    const int first = tile % kStages * kTileTokens + warp * kWarpTokens;
-    for (int kv = 0; kv < 2; ++kv)
-      for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
-        int r = i * kAtOnce + lane / kWords, word = lane % kWords;
-        uint32_t row = __shfl_sync(0xffffffffu, rows, kv * kWarpTokens + r);
-        bool valid = row != kNoRow;
-        cp_async_4(codes, (kv * kKept + first + r) * kPitch + word,
-                   pool + size_t(valid ? row : 0) * kRowBytes + 4 * word, valid);
-      }
-    bool valid = rows != kNoRow;  // for this lane's row: K's for 16 lanes, V's for 16
-    cp_async_4(scales, lane / kWarpTokens * kKept + first + lane % kWarpTokens,
-               pool + size_t(valid ? rows : 0) * kRowBytes + 4 * kWords, valid);
-  }
-};
-
-// One tile of the codes is kept as bf16. Each warp converts its own tokens after all warps have read the tile before.
-template <int kBits, int kDim, int kStages>
-struct Tiles<QuantisedRow<kBits>, kDim, kStages> : CodeTiles<kBits, kDim, kStages> {
-  using Kept = CodeTiles<kBits, kDim, kStages>;
-  using Kept::codes, Kept::scales, Kept::kKept, Kept::kPitch;
-  static constexpr bool kCoded = true;
-  Shared<bf16> keys, values;
-  static constexpr size_t bytes() { return Kept::bytes() + 2 * shared_bytes<bf16>(kTileTokens * kDim); }
-  __device__ explicit Tiles(Carver& carver)
-      : Kept(carver), keys(carver.take<bf16>(kTileTokens * kDim)), values(carver.take<bf16>(kTileTokens * kDim)) {}
-  __device__ int at(int) const { return 0; }
-  __device__ void ready(int tile, int warp, int lane) const {
-    undo(keys, 0, tile, warp, lane);
-    undo(values, 1, tile, warp, lane);
-  }
-
- private:
-  // x' as KvScale::value() gives it, rounded once to f32, and then to bf16, which mma takes.
-  __device__ void undo(const Shared<bf16>& to, int kv, int tile, int warp, int lane) const {
-    constexpr int kPieces = kDim / 8, kAtOnce = 32 / kPieces, kPerWord = 32 / kBits;
-    for (int i = 0; i < kWarpTokens / kAtOnce; ++i) {
-      int r = warp * kWarpTokens + i * kAtOnce + lane / kPieces, piece = lane % kPieces;
-      int from = kv * kKept + tile % kStages * kTileTokens + r;
-      float2 scale = unpack_f16(scales[from]);
-      uint32_t words[8 / kPerWord], pairs[4];
-      for (int w = 0; w < 8 / kPerWord; ++w) words[w] = codes[from * kPitch + piece * (8 / kPerWord) + w];
-      auto value = [&](int d) {
-        uint32_t code = words[d / kPerWord] >> (d % kPerWord * kBits) & ((1u << kBits) - 1);
-        // 2^23 + code is exact and needs no conversion instruction, which would be slower.
-        return (__uint_as_float(0x4b000000u | code) - 0x1p23f) * scale.x + scale.y;
-      };
-      for (int p = 0; p < 4; ++p) pairs[p] = pack_bf16(value(2 * p), value(2 * p + 1));
-      store_16(to, swizzled<kDim>(r, piece), uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
     }
   }
 };
@@ -147,51 +73,13 @@ __device__ inline void add_scores(float (&s)[kRowTiles][kTokens / 8][4], const u
   }
 }
 
-// Converts two codes exactly to the two bf16 of a word, counted from the middle of their range (8 bits: 128, 4 bits:
-// 8). The codes are the low byte (8 bits) or the low nibble of each half of `pair`. 128 + code has a fixed exponent.
-// The highest of 8 bits has no place in bf16's seven, so it selects what is subtracted: 128 or 256.
-template <int kBits>
-struct Centred {
-  // The compiler must not know these values: an instruction takes one constant, the others must be in registers, or it
-  // becomes two instructions. No grid here has a z, so blockIdx.z is 0.
-  uint32_t add = 0x43004300u + blockIdx.z, off = 0xc380c380u + blockIdx.z;
-  __device__ uint32_t operator()(uint32_t pair) const {
-    constexpr uint32_t kOnes = 0x3f803f80u;
-    if constexpr (kBits == 8) return fma_bf16x2((pair & 0x007f007fu) | add, kOnes, (pair & 0x00800080u) ^ off);
-    return fma_bf16x2((pair & 0x000f000fu) | add, kOnes, 0xc308c308u);  // - 136
-  }
-};
-template <int kBits>
-constexpr float kCentre = kBits == 8 ? 128 : 8;
-// Scale and zero of a row for codes counted from the middle: element = x code + y.
-template <int kBits>
-__device__ inline float2 centred_scale(uint32_t word) {
-  float2 scale = unpack_f16(word);
-  return {scale.x, __fmaf_rn(scale.x, kCentre<kBits>, scale.y)};
-}
-
-template <int kN>
-__device__ inline void load_words(uint32_t (&to)[kN], const Shared<uint32_t>& from, int at) {
-  if constexpr (kN % 4 == 0) {
-    for (int i = 0; i < kN; i += 4) {
-      uint4 words = load_16(from, at + i);
-      to[i] = words.x, to[i + 1] = words.y, to[i + 2] = words.z, to[i + 3] = words.w;
-    }
-  } else {
-    for (int i = 0; i < kN; ++i) to[i] = from[at + i];
-  }
-}
-
-// Calls f<T, head_dim>() for these arguments' KV. Requires that mma_refuses() returns null.
+// Calls f<head_dim>() for these arguments' KV. Requires that mma_refuses() returns null.
 template <class F>
-void for_kv(const CudaAttentionArgs& args, F&& f) {
-  XPYD_CHECK(args.layout.shape.dtype != Dtype::f32);
+void for_dim(const CudaAttentionArgs& args, F&& f) {
+  XPYD_CHECK(args.layout.shape.dtype == Dtype::bf16);
   const int dim = args.layout.shape.head_dim;
   XPYD_CHECK(dim == 64 || dim == 128);
-  for_elements(args, [&]<class T>() {
-    if constexpr (!std::is_same_v<T, float>)
-      dim == 64 ? f.template operator()<T, 64>() : f.template operator()<T, 128>();
-  });
+  dim == 64 ? f.template operator()<64>() : f.template operator()<128>();
 }
 
 // Online softmax of the rows of which a lane holds parts.
@@ -200,11 +88,10 @@ struct Rows {
   float max[kRowTiles][2];  // over dot products, not scaled
   float sum[kRowTiles][2];  // over this lane's columns
   float acc[kRowTiles][kDim / 8][4];
-  float shift[kRowTiles][2];  // codes: the sum of weight * zero over this lane's columns, which every dim gets
 
   __device__ void clear() {
     for (int i = 0; i < kRowTiles; ++i) {
-      for (int half = 0; half < 2; ++half) max[i][half] = kNone, sum[i][half] = shift[i][half] = 0;
+      for (int half = 0; half < 2; ++half) max[i][half] = kNone, sum[i][half] = 0;
       for (auto& block : acc[i])
         for (float& x : block) x = 0;
     }
@@ -233,11 +120,9 @@ struct Rows {
         sum[i][half] = __fmaf_rn(sum[i][half], keep[half], added);
       }
       // After the first tiles the maximum seldom changes; then nothing is rescaled.
-      if (__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1)) {
+      if (__any_sync(0xffffffffu, keep[0] != 1 || keep[1] != 1))
         for (auto& block : acc[i])
           for (int c = 0; c < 4; ++c) block[c] *= keep[c / 2];
-        for (int half = 0; half < 2; ++half) shift[i][half] *= keep[half];
-      }
     }
   }
 
@@ -264,9 +149,9 @@ struct Rows {
     }
   }
 
-  // The sum over all columns, in all four lanes of a row.
-  __device__ static float total(const float (&of)[kRowTiles][2], int i, int half) {
-    float x = of[i][half];
+  // The sum of weights over all columns, in all four lanes of a row.
+  __device__ float total(int i, int half) const {
+    float x = sum[i][half];
     x += __shfl_xor_sync(0xffffffffu, x, 1);
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
   }

@@ -28,9 +28,9 @@ __global__ void naive_kernel(const __grid_constant__ CudaAttentionArgs args) {
     int t = first + lane;
     float score = kNone;
     if (t >= seen.begin && t < seen.end) {
-      const RowValues<T> k(view.row(args.layer, 0, t, kv_head), dim);
+      const T* k = reinterpret_cast<const T*>(view.row(args.layer, 0, t, kv_head));
       float dot = 0;
-      for (int d = 0; d < dim; ++d) dot += get(args.q, args.dtype, q + size_t(d)) * k[d];
+      for (int d = 0; d < dim; ++d) dot += get(args.q, args.dtype, q + size_t(d)) * to_float(k[d]);
       score = dot * scale;
     }
     float new_max = fmaxf(max, warp_max(score));
@@ -42,10 +42,10 @@ __global__ void naive_kernel(const __grid_constant__ CudaAttentionArgs args) {
     for (float& a : acc) a *= keep;
     int begin = first > seen.begin ? first : seen.begin, end = first + 32 < seen.end ? first + 32 : seen.end;
     for (int u = begin; u < end; ++u) {
-      const RowValues<T> v(view.row(args.layer, 1, u, kv_head), dim);
+      const T* v = reinterpret_cast<const T*>(view.row(args.layer, 1, u, kv_head));
       float w = weights[u - first];
       for (int i = 0; i < kMaxHeadDim / 32; ++i)
-        if (lane + 32 * i < dim) acc[i] += w * v[lane + 32 * i];
+        if (lane + 32 * i < dim) acc[i] += w * to_float(v[lane + 32 * i]);
     }
     __syncwarp();
   }
@@ -70,10 +70,7 @@ void naive(const CudaAttentionArgs& args, Stream& stream) {
 }
 
 const char* naive_refuses(const CudaAttentionArgs& args, const Card&) {
-  const KvShape& shape = args.layout.shape;
-  if (shape.dtype == Dtype::int4 && shape.head_dim % 4 != 0)  // append needs it, too
-    return "needs a head_dim that is a multiple of 4 for int4 KV";
-  return shape.head_dim > kMaxHeadDim ? "needs a head_dim of at most 256" : nullptr;
+  return args.layout.shape.head_dim > kMaxHeadDim ? "needs a head_dim of at most 256" : nullptr;
 }
 
 }  // namespace xpyd::attention::cuda_kernels

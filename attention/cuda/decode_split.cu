@@ -13,32 +13,22 @@ namespace {
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kMaxHeadDim = 256;
 
-// The form of K and V in shared memory. Quantised rows are kept there as words of codes. They are aligned to 4 bytes
-// only, so they are copied through registers and not by cp.async.
 template <class T>
-struct Kept {
-  using Unit = T;
-  static constexpr int kTile = 128 / int(sizeof(T));  // tokens
-  static constexpr int kPiece = 16 / int(sizeof(T));  // elements in 16 bytes
-  // Units from row to row. A row is padded by 16 bytes, so that lanes that read the same piece of 8 rows use different
-  // banks.
-  __host__ __device__ static constexpr int pitch(int dim) { return dim + kPiece; }
-  static constexpr int kScales = 0;
-};
-template <int kBits>
-struct Kept<QuantisedRow<kBits>> {
-  using Unit = uint32_t;
-  static constexpr int kTile = 64, kPiece = 8, kPerWord = 32 / kBits;
-  __host__ __device__ static constexpr int pitch(int dim) { return dim / kPerWord + 1; }
-  static constexpr int kScales = 2 * kTile;  // for two tiles of K, or of V
-};
+constexpr int kTile = 128 / int(sizeof(T));  // tokens
+template <class T>
+constexpr int kPieceElements = 16 / int(sizeof(T));
+// Elements from row to row of K and V in shared memory. A row is padded by 16 bytes, so that lanes that read the same
+// piece of 8 rows use different banks.
+template <class T>
+__host__ __device__ constexpr int pitch(int dim) {
+  return dim + kPieceElements<T>;
+}
 
 template <class T>
 size_t split_shared_bytes(int n_heads, int dim) {
-  return shared_bytes<float>(size_t(n_heads * dim)) + shared_bytes<float>(size_t(n_heads * Kept<T>::kTile)) +
+  return shared_bytes<float>(size_t(n_heads * dim)) + shared_bytes<float>(size_t(n_heads * kTile<T>)) +
          shared_bytes<float>(size_t(3 * n_heads)) + shared_bytes<uint32_t>(kSplitTokens) +
-         2 * shared_bytes<typename Kept<T>::Unit>(size_t(2 * Kept<T>::kTile * Kept<T>::pitch(dim))) +
-         2 * shared_bytes<float2>(Kept<T>::kScales);
+         2 * shared_bytes<T>(size_t(2 * kTile<T> * pitch<T>(dim)));
 }
 
 __device__ inline void unpack(uint4 w, float (&x)[4], float) {
@@ -51,15 +41,6 @@ __device__ inline void unpack(uint4 w, float (&x)[8], bf16) {
     x[2 * i] = std::bit_cast<float>(words[i] << 16);
     x[2 * i + 1] = std::bit_cast<float>(words[i] & 0xffff0000u);
   }
-}
-
-// Element d of the row of codes that begins at word `at`.
-template <int kBits>
-__device__ inline float value_of(const Shared<uint32_t>& words, int at, int d, float2 scale) {
-  constexpr int kPerWord = 32 / kBits;
-  const uint32_t word = words[at + d / kPerWord];
-  const uint32_t code = word >> (d % kPerWord * kBits) & ((1u << kBits) - 1);
-  return KvScale{scale.x, scale.y}.value(code);
 }
 
 // A thread block takes at most kHeads query heads; a larger group takes several blocks. This kernel stays whole because
@@ -76,20 +57,16 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
   int dim = args.layout.shape.head_dim, group = args.n_heads / args.layout.shape.n_kv_heads;
   int head = kv_head * group + chunk * kHeads;  // the first of this block
   int n_heads = group - chunk * kHeads < kHeads ? group - chunk * kHeads : kHeads;
-  using Unit = typename Kept<T>::Unit;
-  constexpr int kTokens = Kept<T>::kTile, kPiece = Kept<T>::kPiece, kBits = kCodeBits<T>;
-  const int row_pitch = Kept<T>::pitch(dim);
+  constexpr int kTokens = kTile<T>, kPiece = kPieceElements<T>;
+  const int row_pitch = pitch<T>(dim);
 
   Carver carver;
   Shared<float> q = carver.take<float>(kHeads * dim);
-  Shared<float> weights = carver.take<float>(kHeads * kTokens);    // [head][token]; scores, then weights
-  Shared<float> state = carver.take<float>(3 * kHeads);            // [head]: factor for earlier sums; maximum; sum
-  Shared<uint32_t> rows = carver.take<uint32_t>(kSplitTokens);     // rows of K in the pool
-  Shared<Unit> keys = carver.take<Unit>(2 * kTokens * row_pitch);  // two tiles
-  Shared<Unit> values = carver.take<Unit>(2 * kTokens * row_pitch);
-  // Scale and zero of rows of codes.
-  Shared<float2> key_scales = carver.take<float2>(Kept<T>::kScales);
-  Shared<float2> value_scales = carver.take<float2>(Kept<T>::kScales);
+  Shared<float> weights = carver.take<float>(kHeads * kTokens);  // [head][token]; scores, then weights
+  Shared<float> state = carver.take<float>(3 * kHeads);          // [head]: factor for earlier sums; maximum; sum
+  Shared<uint32_t> rows = carver.take<uint32_t>(kSplitTokens);   // rows of K in the pool
+  Shared<T> keys = carver.take<T>(2 * kTokens * row_pitch);      // two tiles
+  Shared<T> values = carver.take<T>(2 * kTokens * row_pitch);
 
   const int32_t* table = table_of(args.step, work.seq);
   size_t row_bytes = args.layout.shape.row_bytes(), value_distance = kv.value * row_bytes;
@@ -106,31 +83,13 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
   int pieces = dim / kPiece;
   auto load = [&](int tile) {
     int to = tile % 2 * kTokens * row_pitch;
-    if constexpr (kBits > 0) {
-      const int words = row_pitch - 1;  // words of codes; the word of scale and zero follows
-      for (int i = thread; i < kTokens * row_pitch; i += kThreads) {
-        int r = i / row_pitch, word = i % row_pitch, t = tile * kTokens + r;
-        bool readable = t >= tokens.begin && t < tokens.end;
-        const std::byte* from = args.pool + rows[t % kSplitTokens] * row_bytes + word * 4;
-        uint32_t k = 0, v = 0;  // zeros where there is no token
-        if (readable) {
-          k = *reinterpret_cast<const uint32_t*>(from);
-          v = *reinterpret_cast<const uint32_t*>(from + value_distance);
-        }
-        keys[to + i] = k, values[to + i] = v;
-        if (word < words) continue;
-        key_scales[tile % 2 * kTokens + r] = unpack_f16(k);
-        value_scales[tile % 2 * kTokens + r] = unpack_f16(v);
-      }
-    } else {
-      for (int i = thread; i < kTokens * pieces; i += kThreads) {
-        int r = i / pieces, piece = i % pieces, t = tile * kTokens + r;
-        bool readable = t >= tokens.begin && t < tokens.end;
-        const std::byte* from = args.pool + rows[t % kSplitTokens] * row_bytes + piece * 16;
-        int at = to + r * row_pitch + piece * kPiece;
-        cp_async_16(keys, at, from, readable);
-        cp_async_16(values, at, from + value_distance, readable);
-      }
+    for (int i = thread; i < kTokens * pieces; i += kThreads) {
+      int r = i / pieces, piece = i % pieces, t = tile * kTokens + r;
+      bool readable = t >= tokens.begin && t < tokens.end;
+      const std::byte* from = args.pool + rows[t % kSplitTokens] * row_bytes + piece * 16;
+      int at = to + r * row_pitch + piece * kPiece;
+      cp_async_16(keys, at, from, readable);
+      cp_async_16(values, at, from + value_distance, readable);
     }
   };
 
@@ -158,16 +117,9 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
     int r = thread % kTokens, part = thread / kTokens;
     if (part < kHeads) {
       float dot[kPartHeads] = {};
-      float2 scales = {0, 0};
-      if constexpr (kBits > 0) scales = key_scales[tile % 2 * kTokens + r];
       for (int piece = 0; piece < pieces; ++piece) {
         float x[kPiece];
-        if constexpr (kBits == 0) {
-          unpack(load_16(keys, from + r * row_pitch + piece * kPiece), x, T{});
-        } else {
-          for (int j = 0; j < kPiece; ++j)
-            x[j] = value_of<kBits>(keys, from + r * row_pitch, piece * kPiece + j, scales);
-        }
+        unpack(load_16(keys, from + r * row_pitch + piece * kPiece), x, T{});
         for (int i = 0; i < kPartHeads; ++i)
           for (int j = 0; j < kPiece; j += 4) {
             float y[4];
@@ -213,14 +165,7 @@ __global__ void split_kv_kernel(const __grid_constant__ CudaAttentionArgs args, 
         for (int u = 0; u < 4; ++u)
           for (int j = 0; j < kMaxHeadDim / kThreads; ++j) {
             int d = thread % lanes + kThreads * j;
-            v[u][j] = 0.0f;
-            if (d >= dim) continue;
-            if constexpr (kBits == 0) {
-              v[u][j] = to_float(T(values[from + (t + u) * row_pitch + d]));
-            } else {
-              v[u][j] = value_of<kBits>(values, from + (t + u) * row_pitch, d,
-                                        value_scales[tile % 2 * kTokens + t + u]);
-            }
+            v[u][j] = d < dim ? to_float(T(values[from + (t + u) * row_pitch + d])) : 0.0f;
           }
         for (int i = 0; i < kSets; ++i) {
           int set = owner + i * owners;

@@ -14,13 +14,13 @@ namespace {
 
 constexpr int kStepTokens = 32;  // of online softmax; with 64, 32 rows of head_dim 128 need over 255 registers
 
-template <class T, int kDim, int kRowTiles>
+template <int kDim, int kRowTiles>
 constexpr size_t flash_shared_bytes() {
-  return shared_bytes<bf16>(kWarps * 16 * kRowTiles * kDim) + Tiles<T, kDim, 2>::bytes();
+  return shared_bytes<bf16>(kWarps * 16 * kRowTiles * kDim) + Tiles<kDim>::bytes();
 }
 
 // This kernel stays whole because its steps share registers and shared memory.
-template <class T, int kDim, int kRowTiles>
+template <int kDim, int kRowTiles>
 __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args, const __grid_constant__ KvRows kv) {
   constexpr int kWarpRows = 16 * kRowTiles, kRows = kWarps * kWarpRows;
   const CudaStep& step = args.step;
@@ -31,13 +31,12 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
   int n_rows = n_q - q_first < kRows ? n_q - q_first : kRows;
   int position = step.kv_lengths[seq] - n_q + q_first;  // the position of row 0
   Tokens readable = {visible(position, args.sliding_window).begin, position + n_rows};
-  const int first_tile = readable.begin / kTileTokens;
-  int tile = first_tile, end_tile = divide_up(readable.end, kTileTokens);
+  int tile = readable.begin / kTileTokens, end_tile = divide_up(readable.end, kTileTokens);
 
   int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
   Carver carver;
   Shared<bf16> q = carver.take<bf16>(kRows * kDim);
-  Tiles<T, kDim, 2> kept(carver);
+  Tiles<kDim> kept(carver);
 
   int kv_head = head / (args.n_heads / args.layout.shape.n_kv_heads);
   const int32_t* table = table_of(step, seq);
@@ -71,10 +70,6 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
       next_rows = find(tile + 2);
     }
     cp_async_commit();
-    if constexpr (kept.kCoded) {
-      if (tile >= first_tile) kept.ready(tile, warp, lane);
-      __syncthreads();
-    }
 
     for (int part = 0; part < kTileTokens; part += kStepTokens) {
       int first = tile * kTileTokens + part, at = kept.at(tile) + part;
@@ -105,7 +100,7 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
   bf16* out = static_cast<bf16*>(args.out) + (q_rows - static_cast<const bf16*>(args.q));
   for (int i = 0; i < kRowTiles; ++i)
     for (int half = 0; half < 2; ++half) {
-      float inverse = 1 / rows.total(rows.sum, i, half);
+      float inverse = 1 / rows.total(i, half);
       int row = warp_row + 16 * i + 8 * half + lane / 4;
       if (row >= n_rows) continue;
       for (int n = 0; n < kDim / 8; ++n)
@@ -114,13 +109,13 @@ __global__ void flash_mma_kernel(const __grid_constant__ CudaAttentionArgs args,
     }
 }
 
-template <class T, int kDim, int kRowTiles>
+template <int kDim, int kRowTiles>
 void run(const CudaAttentionArgs& args, Stream& stream) {
   unsigned tiles = unsigned(divide_up(args.step.max_q_tokens, kWarps * 16 * kRowTiles));
   Shape shape = {.grid = dim3(unsigned(args.n_heads), tiles, unsigned(args.step.n_seqs)),
                  .block = kThreads,
-                 .shared_bytes = flash_shared_bytes<T, kDim, kRowTiles>()};
-  launch(flash_mma_kernel<T, kDim, kRowTiles>, "flash_mma", shape, stream, at_rows(args), rows_of(args));
+                 .shared_bytes = flash_shared_bytes<kDim, kRowTiles>()};
+  launch(flash_mma_kernel<kDim, kRowTiles>, "flash_mma", shape, stream, at_rows(args), rows_of(args));
 }
 
 }  // namespace
@@ -129,12 +124,12 @@ void flash_mma(const CudaAttentionArgs& args, Stream& stream) {
   check(args);
   if (args.step.n_seqs == 0 || args.step.max_q_tokens == 0) return;
   bool narrow = args.step.max_q_tokens <= kWarps * 16;
-  for_kv(args, [&]<class T, int kDim>() { narrow ? run<T, kDim, 1>(args, stream) : run<T, kDim, 2>(args, stream); });
+  for_dim(args, [&]<int kDim>() { narrow ? run<kDim, 1>(args, stream) : run<kDim, 2>(args, stream); });
 }
 
 const char* mma_refuses(const CudaAttentionArgs& args, const Card&) {
   if (args.dtype != Dtype::bf16) return "needs bf16 queries";
-  if (args.layout.shape.dtype == Dtype::f32) return "needs bf16, int8 or int4 KV";
+  if (args.layout.shape.dtype != Dtype::bf16) return "needs bf16 KV";
   int dim = args.layout.shape.head_dim;
   return dim == 64 || dim == 128 ? nullptr : "needs head_dim 64 or 128";
 }

@@ -439,7 +439,6 @@ void flash_wgmma(const CudaAttentionArgs& args, Stream& stream) {
 const char* wgmma_refuses(const CudaAttentionArgs& args, const Card& card) {
   if (card.major != 9 || card.minor != 0) return "needs sm_90";
   if (const char* why = mma_refuses(args, card)) return why;
-  if (args.layout.shape.dtype != Dtype::bf16) return "needs bf16 KV";
   int block = args.layout.block_tokens;
   if (!args.step.contiguous && (block < 8 || (kTile % block != 0 && block % kTile != 0)))
     return "needs blocks of 8, 16, 32, 64 or a multiple of 128 tokens";

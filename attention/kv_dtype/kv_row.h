@@ -35,7 +35,7 @@ namespace xpyd::attention {
 inline constexpr float kKvLargest = 65504.0f;
 
 // Returns the f16 nearest to x that is not below x (`up`) or not above x. Requires |x| <= 65504.
-XPYD_HD constexpr uint16_t to_f16(float x, bool up) {
+constexpr uint16_t to_f16(float x, bool up) {
   const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu;
   uint32_t half = 0;
   bool exact = false;
@@ -55,7 +55,7 @@ struct KvQuantiser {
   uint16_t scale = 0, zero = 0;  // f16 bits, as stored in the row
   float offset = 0, inverse = 0, largest = 0;
 
-  XPYD_HD uint32_t code(float x) const {
+  uint32_t code(float x) const {
     x = x < -kKvLargest ? -kKvLargest : x;
     x = x > kKvLargest ? kKvLargest : x;
     float t = (x - offset) * inverse;  // >= 0
@@ -66,7 +66,7 @@ struct KvQuantiser {
 
 // Returns the parameters of a row from its smallest and largest elements, NaN ignored. `poison` is the sum of 0 * x
 // over its elements: 0 if all are finite, else NaN.
-XPYD_HD inline KvQuantiser kv_quantiser(Dtype dtype, float min, float max, float poison) {
+inline KvQuantiser kv_quantiser(Dtype dtype, float min, float max, float poison) {
   KvQuantiser q;
   q.largest = dtype == Dtype::int8 ? 255.0f : 15.0f;
   if (!(poison == 0)) {
@@ -85,18 +85,18 @@ XPYD_HD inline KvQuantiser kv_quantiser(Dtype dtype, float min, float max, float
 
 struct KvScale {
   float scale = 0, zero = 0;
-  XPYD_HD float value(uint32_t code) const { return float(code) * scale + zero; }
+  float value(uint32_t code) const { return float(code) * scale + zero; }
 };
 
 // Reads scale and zero bytewise: a row of an odd number of bytes is not aligned.
-XPYD_HD inline KvScale kv_scale(const std::byte* behind_codes) {
+inline KvScale kv_scale(const std::byte* behind_codes) {
   auto half = [&](int at) {
     return f16_to_f32(uint16_t(uint32_t(behind_codes[at]) | uint32_t(behind_codes[at + 1]) << 8));
   };
   return {half(0), half(2)};
 }
 
-XPYD_HD inline uint32_t kv_code(Dtype dtype, const std::byte* row, int d) {
+inline uint32_t kv_code(Dtype dtype, const std::byte* row, int d) {
   if (dtype == Dtype::int8) return uint32_t(row[d]);
   return uint32_t(row[d / 2]) >> (d % 2 * 4) & 15u;
 }

@@ -14,8 +14,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -46,11 +44,9 @@ Result<Card> open();
 class Stream {
  public:
   explicit Stream(bool high_priority = false);
-  explicit Stream(cudaStream_t handle) : handle_(handle) {}  // takes ownership
   ~Stream();
   Stream(const Stream&) = delete;
   void wait();  // blocks until everything on it is done
-  bool done() const;
   cudaStream_t handle() const { return handle_; }
 
  private:
@@ -137,65 +133,21 @@ struct Shape {
   size_t shared_bytes = 0;  // dynamic
 };
 
-// A stream, and whether kernels may start early on it (wait_for_previous()). A stream alone means no.
-struct On {
-  On(Stream& s, bool may_start_early = false) : stream(s), early(may_start_early) {}
-  Stream& stream;
-  bool early;
-};
-
-void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args, const On& on);
-#ifdef XPYD_SIMT
-namespace simt {
-void launch_early(const char* name, const Shape& shape, cudaStream_t stream, std::function<void()> body);
-void wait_for_previous(Where where);
-}  // namespace simt
-#endif
+void launch_kernel(const void* kernel, const char* name, const Shape& shape, void** args, Stream& stream);
 
 // Launches one kernel. Arguments are converted to the kernel's parameter types and passed by value.
 template <class... P, class... A>
-void launch(void (*kernel)(P...), const char* name, const Shape& shape, const On& on, A&&... args) {
+void launch(void (*kernel)(P...), const char* name, const Shape& shape, Stream& stream, A&&... args) {
 #ifdef XPYD_SIMT
   auto run = [kernel, ... values = static_cast<std::decay_t<P>>(args)] { kernel(values...); };
-  if (on.early)
-    simt::launch_early(name, shape, on.stream.handle(), run);
-  else
-    simt::launch(name, shape.grid, shape.block, shape.shared_bytes, on.stream.handle(), run);
+  simt::launch(name, shape.grid, shape.block, shape.shared_bytes, stream.handle(), run);
 #else
   auto pass = [&](auto... value) {
     void* addresses[] = {&value..., nullptr};
-    launch_kernel(reinterpret_cast<const void*>(kernel), name, shape, addresses, on);
+    launch_kernel(reinterpret_cast<const void*>(kernel), name, shape, addresses, stream);
   };
   pass(static_cast<std::decay_t<P>>(args)...);
 #endif
-}
-
-// Programmatic dependent launch (sm_90): a kernel starts while the one before it on the stream ends.
-// wait_for_previous() holds it until all earlier work is done and visible. Every thread calls it before it touches
-// memory that earlier work writes or reads, so if a kernel is done, all kernels before it are. let_next_start() lets
-// the next kernel use the room that is left. Both do nothing if the kernel was not launched early, and below sm_90. In
-// captured graphs these are programmatic edges (CUDA Programming Guide, "Programmatic Dependent Launch"). On the
-// interpreter a thread block reaches its wait before the kernel before it has begun (tests/simt/README.md).
-#ifdef XPYD_SIMT
-inline void wait_for_previous(simt::Where where = simt::Where::current()) { simt::wait_for_previous(where); }
-inline void let_next_start() {}
-#else
-__device__ inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;\n" ::: "memory");
-#endif
-}
-__device__ inline void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;\n");
-#endif
-}
-#endif
-
-// For kernels that have nothing to do before the wait.
-__device__ inline void begin_after_previous() {
-  let_next_start();
-  wait_for_previous();
 }
 
 // While one thread captures a graph, other threads may do everything except wait for the whole card: that fails and
@@ -204,20 +156,6 @@ inline std::mutex& capturing() {
   static std::mutex mutex;
   return mutex;
 }
-
-// A card's SMs cut in two: streams of one part cannot use SMs of the other (green contexts; CUDA 12.5 or later).
-class Split {
- public:
-  virtual ~Split() = default;
-  // The first part gets n_sms, rounded up to what the card can cut (multiples of 8 on sm_90); the second part gets the
-  // rest. Error `invalid_argument`: n_sms is not below the card's; `unavailable`: the driver is too old or cannot.
-  static Result<std::unique_ptr<Split>> cut(const Card& card, int n_sms);
-  // The number of SMs that work on this stream may use; 0: the whole card.
-  static int n_sms_of(const Stream& stream);
-  virtual int n_sms(int part) const = 0;
-  // The caller owns the handle. No other call makes work on part 0 or 1.
-  virtual cudaStream_t make_stream(int part, bool high_priority) = 0;
-};
 
 // An array in device memory as the copy engine of sm_90 sees it (PTX ISA, "Tensor-map"): a matrix of bf16, of which it
 // copies boxes, 64 columns wide, to shared memory.

@@ -1,6 +1,5 @@
-// Calls that only the driver (libcuda) has: virtual memory (base/cuda/cuda_vmm.h), green contexts and tensor maps
-// (base/cuda/cuda.h). Its functions are looked up at run time, so that the program starts without a driver and can
-// report it.
+// Calls that only the driver (libcuda) has: virtual memory (base/cuda/cuda_vmm.h) and tensor maps (base/cuda/cuda.h).
+// Its functions are looked up at run time, so that the program starts without a driver and can report it.
 #include <cuda.h>
 
 #include <cstdint>
@@ -36,88 +35,12 @@ std::string failed(const char* call, CUresult code) {
   return std::string(call) + " failed: error " + std::to_string(int(code));
 }
 
-// ---- green contexts
-
-class GreenSplit final : public Split {
- public:
-  ~GreenSplit() override {
-    for (CUgreenCtx part : parts_)
-      if (part) DRIVER(cuGreenCtxDestroy, kSince)(part);
-  }
-  static bool there() {
-    return DRIVER(cuDeviceGetDevResource, kSince) && DRIVER(cuDevSmResourceSplitByCount, kSince) &&
-           DRIVER(cuDevResourceGenerateDesc, kSince) && DRIVER(cuGreenCtxCreate, kSince) &&
-           DRIVER(cuGreenCtxDestroy, kSince) && DRIVER(cuGreenCtxStreamCreate, kSince);
-  }
-  // Returns the failed call with its code, or "".
-  std::string cut(int n_sms) {
-    CUdevResource all{}, group[2] = {};
-    unsigned n_groups = 1;
-    if (CUresult r = DRIVER(cuDeviceGetDevResource, kSince)(0, &all, CU_DEV_RESOURCE_TYPE_SM); r != CUDA_SUCCESS)
-      return failed("cuDeviceGetDevResource", r);
-    if (CUresult r = DRIVER(cuDevSmResourceSplitByCount, kSince)(&group[0], &n_groups, &all, &group[1], 0,
-                                                                 unsigned(n_sms));
-        r != CUDA_SUCCESS || n_groups != 1)
-      return failed("cuDevSmResourceSplitByCount", r);
-    for (int part = 0; part < 2; ++part) {
-      n_sms_[part] = int(group[part].sm.smCount);
-      if (n_sms_[part] == 0) return "part " + std::to_string(part) + " would get no SM";
-      CUdevResourceDesc description{};
-      if (CUresult r = DRIVER(cuDevResourceGenerateDesc, kSince)(&description, &group[part], 1); r != CUDA_SUCCESS)
-        return failed("cuDevResourceGenerateDesc", r);
-      if (CUresult r = DRIVER(cuGreenCtxCreate, kSince)(&parts_[part], description, 0, CU_GREEN_CTX_DEFAULT_STREAM);
-          r != CUDA_SUCCESS)
-        return failed("cuGreenCtxCreate", r);
-    }
-    return "";
-  }
-  int n_sms(int part) const override { return n_sms_[part]; }
-  cudaStream_t make_stream(int part, bool high_priority) override {
-    int least = 0, greatest = 0;
-    XPYD_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest) == cudaSuccess);
-    CUstream stream = nullptr;
-    CUresult made = DRIVER(cuGreenCtxStreamCreate, kSince)(&stream, parts_[part], CU_STREAM_NON_BLOCKING,
-                                                           high_priority ? greatest : least);
-    XPYD_CHECK(made == CUDA_SUCCESS, failed("cuGreenCtxStreamCreate", made));
-    return stream;
-  }
-
- private:
-  static constexpr unsigned kSince = 12050;
-  CUgreenCtx parts_[2] = {};
-  int n_sms_[2] = {};
-};
-
 }  // namespace
-
-int Split::n_sms_of(const Stream& stream) {
-  auto* const green = DRIVER(cuStreamGetGreenCtx, 12040);
-  auto* const resource = DRIVER(cuGreenCtxGetDevResource, 12040);
-  CUgreenCtx part = nullptr;
-  CUdevResource sms{};
-  if (!green || !resource || green(stream.handle(), &part) != CUDA_SUCCESS || !part ||
-      resource(part, &sms, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS)
-    return 0;
-  return int(sms.sm.smCount);
-}
-
-Result<std::unique_ptr<Split>> Split::cut(const Card& card, int n_sms) {
-  if (n_sms < 1 || n_sms >= card.n_sms)
-    return invalid("--gpu-split " + std::to_string(n_sms) + ": " + card.name + " has " + std::to_string(card.n_sms) +
-                   " SMs; expected a number that leaves SMs for both parts");
-  if (!GreenSplit::there())
-    return Error{ErrorCode::unavailable, "--gpu-split: green contexts need a driver for CUDA 12.5 or later"};
-  auto split = std::make_unique<GreenSplit>();
-  if (std::string wrong = split->cut(n_sms); !wrong.empty())
-    return Error{ErrorCode::unavailable, "--gpu-split " + std::to_string(n_sms) + ": " + wrong};
-  return Result<std::unique_ptr<Split>>(std::move(split));
-}
 
 // ---- tensor maps
 
 TensorMap make_tensor_map(const BoxedMatrix& matrix) {
   auto* const encode = DRIVER(cuTensorMapEncodeTiled, 12000);
-  XPYD_CHECK(encode, "cuTensorMapEncodeTiled: the driver does not have this function");
   static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
   static_assert(alignof(TensorMap) >= alignof(CUtensorMap));
   const cuuint64_t sizes[] = {matrix.columns, matrix.rows}, strides[] = {matrix.row_stride};
@@ -166,20 +89,6 @@ CUmemAllocationProp on_card() {
 }  // namespace
 
 Status available() {
-#define NAMED(name) \
-  { #name, VMM(name) != nullptr }
-  const std::pair<const char*, bool> needed[] = {NAMED(cuDeviceGetAttribute),
-                                                 NAMED(cuMemGetAllocationGranularity),
-                                                 NAMED(cuMemAddressReserve),
-                                                 NAMED(cuMemAddressFree),
-                                                 NAMED(cuMemCreate),
-                                                 NAMED(cuMemRelease),
-                                                 NAMED(cuMemMap),
-                                                 NAMED(cuMemSetAccess),
-                                                 NAMED(cuMemUnmap),
-                                                 NAMED(cuGetErrorName)};
-  for (const auto& [name, there] : needed)
-    if (!there) return Error{ErrorCode::unavailable, std::string("page groups on CUDA: the driver has no ") + name};
   if (!has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED))
     return Error{ErrorCode::unavailable,
                  "page groups on CUDA: this card has no virtual memory management (cuMemCreate, cuMemMap)"};

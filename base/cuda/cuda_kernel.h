@@ -51,7 +51,6 @@ struct Carver {
 
 #ifdef XPYD_SIMT
 using simt::cp_async_16;
-using simt::cp_async_4;
 using simt::cp_async_commit;
 using simt::cp_async_wait;
 using simt::ldmatrix_x4;
@@ -62,19 +61,6 @@ using simt::store_16;
 __device__ inline float exp2_approx(float x) { return exp2f(x); }
 __device__ inline uint32_t pack_bf16(float low, float high) {
   return uint32_t(to_bf16(low).bits) | uint32_t(to_bf16(high).bits) << 16;
-}
-__device__ inline float2 unpack_f16(uint32_t word) {
-  return {f16_to_f32(uint16_t(word)), f16_to_f32(uint16_t(word >> 16))};
-}
-__device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
-  auto half = [](uint32_t word, int shift) { return to_f32(bf16{uint16_t(word >> shift)}); };
-  return pack_bf16(fmaf(half(a, 0), half(b, 0), half(c, 0)), fmaf(half(a, 16), half(b, 16), half(c, 16)));
-}
-__device__ inline uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t select) {
-  const uint64_t bytes = low | uint64_t(high) << 32;
-  uint32_t word = 0;
-  for (int i = 0; i < 4; ++i) word |= (uint32_t(bytes >> 8 * (select >> 4 * i & 7)) & 0xff) << 8 * i;
-  return word;
 }
 #else
 // Reads or writes 16 bytes of shared memory at once, as four words, at element i (16-byte aligned).
@@ -93,13 +79,6 @@ template <class T>
 __device__ inline void cp_async_16(const Shared<T>& to, int i, const void* from, bool valid = true) {
   uint32_t address = uint32_t(__cvta_generic_to_shared(to.data + i));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(address), "l"(from), "r"(valid ? 16 : 0)
-               : "memory");
-}
-// The same for 4 bytes.
-template <class T>
-__device__ inline void cp_async_4(const Shared<T>& to, int i, const void* from, bool valid = true) {
-  uint32_t address = uint32_t(__cvta_generic_to_shared(to.data + i));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(address), "l"(from), "r"(valid ? 4 : 0)
                : "memory");
 }
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
@@ -148,29 +127,6 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t word;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(word) : "f"(high), "f"(low));
   return word;
-}
-
-// a b + c for the two bf16 of each word.
-__device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t word;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(word) : "r"(a), "r"(b), "r"(c));
-  return word;
-}
-// Byte i of the result is the byte that nibble i of `select` names: 0 to 3 of `low`, 4 to 7 of `high`.
-__device__ inline uint32_t byte_perm(uint32_t low, uint32_t high, uint32_t select) {
-  return __byte_perm(low, high, select);
-}
-
-// The two f16 of one word as floats, the lower half first.
-__device__ inline float2 unpack_f16(uint32_t word) {
-  float2 x;
-  asm("{.reg .b16 a, b;\n"
-      "mov.b32 {a, b}, %2;\n"
-      "cvt.f32.f16 %0, a;\n"
-      "cvt.f32.f16 %1, b;}\n"
-      : "=f"(x.x), "=f"(x.y)
-      : "r"(word));
-  return x;
 }
 #endif
 

@@ -62,7 +62,6 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
   // `bus`: its copies are between the card and host memory. `copies`: it has copies at all.
   explicit CudaQueue(bool high_priority, bool bus = false, bool copies = true)
       : stream_(high_priority), bus_(bus), lists_(copies ? kLists : 0) {}
-  explicit CudaQueue(cudaStream_t handle) : stream_(handle), lists_(kLists) {}
   ~CudaQueue() override { stream_.wait(); }
 
   void copy(std::span<const Copy> copies, bool) override {
@@ -150,7 +149,7 @@ class CudaQueue final : public DeviceQueue, public VendorQueue {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(CudaSharing sharing) : sharing_(std::move(sharing)) {}
+  explicit CudaDevice(bool priorities) : priorities_(priorities) {}
   const char* name() const override { return "cuda"; }
   Result<std::shared_ptr<std::byte>> allocate(size_t bytes) override {
     Result<cuda::Memory> memory = cuda::Memory::device(bytes);
@@ -174,20 +173,16 @@ class CudaDevice final : public Device {
     return make_cuda_page_groups(options);
   }
   std::unique_ptr<DeviceQueue> make_queue(Phase phase) override {
-    const bool first = sharing_.priorities && phase == Phase::decode;
-    if (!sharing_.split || phase == Phase::both) return std::make_unique<CudaQueue>(first);
-    return std::make_unique<CudaQueue>(sharing_.split->make_stream(phase == Phase::decode ? 1 : 0, first));
+    return std::make_unique<CudaQueue>(priorities_ && phase == Phase::decode);
   }
 
  private:
-  CudaSharing sharing_;
+  const bool priorities_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> make_cuda_device(CudaSharing sharing) {
-  return std::make_unique<CudaDevice>(std::move(sharing));
-}
+std::unique_ptr<Device> make_cuda_device(bool priorities) { return std::make_unique<CudaDevice>(priorities); }
 
 cuda::Stream& stream_of(DeviceQueue& queue) { return static_cast<CudaQueue&>(queue).stream(); }
 

@@ -8,13 +8,9 @@
 
 namespace xpyd {
 
-// How instances share the card.
-struct CudaSharing {
-  bool priorities = true;              // thread blocks of decode run before those of prefill
-  std::shared_ptr<cuda::Split> split;  // part 0 for prefill, part 1 for decode; null: each gets the whole card
-};
-// Makes the device of the process's one card. Queues are streams.
-std::unique_ptr<Device> make_cuda_device(CudaSharing sharing = {});
+// Makes the device of the process's one card. Queues are streams. priorities: thread blocks of decode run before those
+// of prefill.
+std::unique_ptr<Device> make_cuda_device(bool priorities = true);
 
 // Makes page groups of the card's physical memory (base/device/page_groups_cuda.cu). Errors `invalid_argument`:
 // group_bytes is not a multiple of what the card maps; `unavailable`: not enough memory, or the driver has no such

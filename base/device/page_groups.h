@@ -15,7 +15,7 @@ namespace xpyd {
 struct PageGroupOptions {
   size_t group_bytes = 0;  // a multiple of the device's page
   int n_groups = 0;
-  double call_us = 0;  // microseconds added to every map and unmap, to simulate another device
+  double call_us = 0;  // on the host: microseconds added to every map and unmap, to simulate another device
   // If true, an access to an unmapped part of a range ends the program. If false, unmapped parts read as zeros, so that
   // a kernel may look past a sequence's end and ignore what it read. On a card it is always true, because kernels there
   // do not look past the end.

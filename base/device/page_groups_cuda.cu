@@ -80,7 +80,6 @@ class CudaRange final : public VirtualRange {
   Status map(size_t offset, int group, int n) override {
     const size_t first = checked(offset, n), size = o_.group_bytes;
     XPYD_CHECK(group >= 0 && group + n <= o_.n_groups);
-    occupy(o_.call_us);
     for (int i = 0; i < n; ++i) {
       XPYD_CHECK(!mapped_[first + size_t(i)], "a page group where one is");
       const int code = vmm::map(at_ + offset + size_t(i) * size, size, groups_->handle(group + i));
@@ -96,7 +95,6 @@ class CudaRange final : public VirtualRange {
 
   void unmap(size_t offset, int n) override {
     const size_t end = checked(offset, n) + size_t(n), size = o_.group_bytes;
-    occupy(o_.call_us);
     for (size_t i = offset / size; i < end;) {
       if (!mapped_[i]) {
         ++i;

@@ -14,7 +14,6 @@
 #include "attention/attention.h"
 #include "attention/attention_reference.h"
 #include "attention/cuda/attention_cuda.h"
-#include "attention/kv_dtype/kv_row.h"
 #include "base/cuda/cuda_kernel.h"
 #include "base/cuda/cuda_vmm.h"
 #include "base/device/device_cuda.h"
@@ -33,22 +32,13 @@ constexpr float kQueryScale = 16;
 // n_seqs sequences of `length` tokens. The last n_q tokens of each are queries.
 struct Problem {
   int n_seqs, length, n_q, n_heads, n_kv_heads;
-  Dtype dtype = Dtype::bf16;  // of KV
 
-  XPYD_HD KvShape shape() const { return {1, n_kv_heads, kDim, dtype}; }
-  // The number of a row [kDim] in the whole cache; element() and code() give its elements before and after
-  // quantisation.
+  XPYD_HD KvShape shape() const { return {1, n_kv_heads, kDim, Dtype::bf16}; }
+  // The number of a row [kDim] in the whole cache; element() gives its elements.
   XPYD_HD size_t row(int seq, int kv, int token, int head) const {
     return ((size_t(seq) * 2 + size_t(kv)) * size_t(length) + size_t(token)) * size_t(n_kv_heads) + size_t(head);
   }
   XPYD_HD bf16 element(size_t row, int d) const { return random_element(kCache, row * kDim + size_t(d)); }
-  // Quantised values cover [zero, 1). Neighbours differ in scale and zero, whether in head, token, or K and V, because
-  // no number of heads or tokens here is a multiple of 7.
-  XPYD_HD KvQuantiser quantiser(size_t row) const { return kv_quantiser(dtype, -1.0f + 0.125f * float(row % 7), 1, 0); }
-  XPYD_HD uint32_t code(const KvQuantiser& q, size_t row, int d) const {
-    const float x = to_f32(element(row, d));
-    return q.code(x < q.offset ? q.offset : x);
-  }
   bf16 query(size_t i) const { return to_bf16(kQueryScale * to_f32(random_element(kQueries, i))); }
   size_t n_queries() const { return size_t(n_seqs) * size_t(n_q) * size_t(n_heads) * kDim; }
   Work work() const {
@@ -71,17 +61,7 @@ __global__ void fill_cache_kernel(std::byte* pool, KvRows kv, const int32_t* tab
     std::byte* row = pool +
                      p.shape().row_bytes() * size_t(kv.row(tables + size_t(seq) * size_t(stride), which, token, head));
     const size_t from = p.row(seq, which, token, head);
-    if (p.dtype == Dtype::bf16) {
-      reinterpret_cast<bf16*>(row)[d] = p.element(from, d);
-      continue;
-    }
-    const KvQuantiser q = p.quantiser(from);
-    if (p.dtype == Dtype::int8)
-      row[d] = std::byte(p.code(q, from, d));
-    else if (d % 2 == 0)
-      row[d / 2] = std::byte(p.code(q, from, d) | p.code(q, from, d + 1) << 4);
-    std::byte* behind = row + p.shape().row_bytes() - 4;  // f16 scale, f16 zero
-    if (d < 4) behind[d] = std::byte((d < 2 ? q.scale : q.zero) >> d % 2 * 8 & 0xff);
+    reinterpret_cast<bf16*>(row)[d] = p.element(from, d);
   }
 }
 
@@ -190,13 +170,7 @@ class Queries {
                       .views = {&view, 1},
                       .n_heads = p_.n_heads,
                       .scale = kScale},
-        [&, of = size_t(-1), quantiser = KvQuantiser{}](int, int kv, int t, int head, int d) mutable {
-          const size_t row = p_.row(seq, kv, t, head);  // the row that the cache holds there
-          if (p_.dtype == Dtype::bf16) return double(to_f32(p_.element(row, d)));
-          if (row != of) of = row, quantiser = p_.quantiser(row);
-          const KvScale scale{f16_to_f32(quantiser.scale), f16_to_f32(quantiser.zero)};
-          return double(scale.value(p_.code(quantiser, row, d)));
-        });
+        [&](int, int kv, int t, int head, int d) { return double(to_f32(p_.element(p_.row(seq, kv, t, head), d))); });
     return truth;
   }
 
@@ -325,37 +299,6 @@ std::vector<Case> beside_slots(const Variant& v, const Cache& contiguous, const 
   return cases;
 }
 
-// The queries of a problem over KV of 8 and of 4 bits.
-std::vector<std::unique_ptr<Queries>> coded_queries(Problem p, cuda::Stream& stream) {
-  std::vector<std::unique_ptr<Queries>> all;
-  for (const Dtype dtype : {Dtype::int8, Dtype::int4}) {
-    p.dtype = dtype;
-    all.push_back(std::make_unique<Queries>(p, stream));
-  }
-  return all;
-}
-
-// The same problem over quantised KV, compared with `plain`, a bf16 cache with the same blocks.
-void coded_attention(Rounds& rounds, const cuda::Card& card, const Variant& v,
-                     const std::vector<std::unique_ptr<Queries>>& coded, const Cache& plain, int block_tokens,
-                     const std::string& shape, Limit limit) {
-  for (const auto& queries : coded) {
-    const Cache cache(*queries, block_tokens);
-    const std::string name = v.name + (" " + shape), on_bf16 = name + " bf16";
-    const char* dtype = dtype_name(queries->problem().dtype);
-    if (!takes(v, cache.args(), card, shape + " " + dtype)) continue;
-    if (slow(v) && queries->problem().length > 4096) continue;
-    std::vector<Case> cases = {plain.make_case(v, on_bf16, limit), cache.make_case(v, name + " " + dtype, limit)};
-    cases[0].reported = false;
-    cases[1].versus = on_bf16;
-    rounds.measure(cases);
-  }
-}
-
-}  // namespace
-
-namespace {
-
 // Reports our `cases`, which took `ours` seconds, beside the fastest backend of `who` with contiguous K and V.
 void beside_yardsticks(Rounds& rounds, const std::vector<Yardstick>& others, const char* who, double target,
                        const std::vector<Case>& cases, const std::vector<double>& ours) {
@@ -386,7 +329,6 @@ std::vector<Yardstick> report_yardsticks(Rounds& rounds, const std::string& file
 void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const std::string& yardsticks) {
   const Problem p = tiny ? Problem{2, 80, 1, 8, 1} : Problem{64, 8192, 1, 64, 8};
   const Queries queries(p, rounds.stream());
-  const auto coded = coded_queries(p, rounds.stream());
   const Cache contiguous(queries, kContiguous);
   const std::string shape = shape_name(p, "decode");
   const std::vector<Yardstick> others = report_yardsticks(rounds, yardsticks, shape);
@@ -407,8 +349,6 @@ void decode_attention(Rounds& rounds, const cuda::Card& card, bool tiny, const s
       if (contestant && block == 16) cases[1].target = 0.85;
       rounds.measure(cases);
     }
-    const Cache paged(queries, 16);
-    coded_attention(rounds, card, v, coded, paged, 16, shape + " paged 16", Limit::copy);
   }
 }
 
@@ -419,7 +359,6 @@ void prefill_attention(Rounds& rounds, const cuda::Card& card, const Problem& p,
   const Cache contiguous(queries, kContiguous), groups(queries, kPageGroups), paged(queries, 16);
   const std::string shape = shape_name(p, "prefill");
   const std::vector<Yardstick> others = report_yardsticks(rounds, yardsticks, shape);
-  const auto coded = coded_queries(p, rounds.stream());
   for (const Variant& v : cuda_attention_variants()) {
     if (v.phase != Variant::prefill || !takes(v, paged.args(), card, shape)) continue;
     const std::string name = v.name + (" " + shape);
@@ -437,7 +376,6 @@ void prefill_attention(Rounds& rounds, const cuda::Card& card, const Problem& p,
     const std::vector<double> ours = rounds.measure(cases);
     beside_yardsticks(rounds, others, "CUDNN", 0.75, cases, ours);
     beside_yardsticks(rounds, others, "FLASH", 1, cases, ours);
-    coded_attention(rounds, card, v, coded, paged, 16, shape + " paged 16", Limit::gemm);
   }
   rounds.bench().write_files();
 }

@@ -233,28 +233,22 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
   }
   const int prompt = tiny ? 24 : 8192, batch = tiny ? 4 : kBatch, context = tiny ? 32 : 1024;
   {
-    struct Launches {
-      const char* name;
-      bool graphs, early;
-    };
     std::vector<std::unique_ptr<CudaModel>> models;
     std::vector<std::pair<CudaModel*, Shape>> one, full;
-    for (const Launches& how :
-         {Launches{"", true, true}, {", not early", true, false}, {", kernel by kernel", false, false}}) {
+    for (auto [name, graphs] : {std::pair("", true), {", kernel by kernel", false}}) {
       CudaModelOptions options = setting.options(batch, batch, context);
-      options.graphs = how.graphs, options.early_start = how.early;
+      options.graphs = graphs;
       models.push_back(make_model(setting, rounds.stream(), options));
       // Batch 1 streams the weights. The target of a full batch is 1.15 times the roofline's time.
       const bool served = models.size() == 1;
       one.push_back({models.back().get(),
-                     {1, 1, context, Limit::copy, served ? 0.80 : 0, std::string("8B decode, batch 1") + how.name}});
+                     {1, 1, context, Limit::copy, served ? 0.80 : 0, std::string("8B decode, batch 1") + name}});
       full.push_back({models.back().get(),
                       {batch, 1, context, Limit::roofline, served ? 1 / 1.15 : 0,
-                       "8B decode, batch " + std::to_string(batch) + " x " + std::to_string(context) + how.name}});
+                       "8B decode, batch " + std::to_string(batch) + " x " + std::to_string(context) + name}});
     }
     measure_steps(rounds, setting, one);
     measure_steps(rounds, setting, full);
-    std::printf("%s", models[0]->describe().c_str());
   }
   measure_engine(rounds, setting);
   // The newest variant comes last, so a fault in it keeps the rows of the others.
@@ -271,7 +265,6 @@ void whole_model(Rounds& rounds, const cuda::Card& card, bool tiny) {
         rounds, setting,
         {{llama.get(),
           {1, prompt, prompt, Limit::gemm, 0.60, "8B prefill of " + std::to_string(prompt) + ", " + v.name}}});
-    std::printf("%s", llama->describe().c_str());
   }
 }
 

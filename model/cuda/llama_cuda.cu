@@ -18,7 +18,6 @@
 #include "model/cuda/model_cuda.h"
 #include "model/cuda/ops_cuda.h"
 #include "model/cuda/plan_cuda.h"
-#include "model/cuda/quantised_gemm_cuda.h"
 #include "model/cuda/sampler_cuda.h"
 #include "model/llama/llama_step.h"
 
@@ -82,8 +81,7 @@ class CudaLlama final : public CudaModel {
         hidden_stride_(rounded(c_.hidden, 8)),
         qkv_stride_(rounded(q_width_ + 2 * kv_width_, 8)),
         gate_up_stride_(rounded(2 * c_.intermediate, 8)),
-        on_(stream, options.early_start),
-        gemm_(on_) {
+        gemm_(stream) {
     XPYD_CHECK(options_.max_step_tokens > 0 && options_.max_seqs > 0 && options_.max_logits >= 0);
     if (options_.max_kv_length == 0) options_.max_kv_length = c_.max_position;
     if (options_.max_table_entries == 0) options_.max_table_entries = options_.max_kv_length;
@@ -96,11 +94,10 @@ class CudaLlama final : public CudaModel {
   void end(Chosen* chosen) override;
   bool chooses() const override { return true; }
   int window() const override { return 2; }
-  Work work(const StepInput& step) const override { return llama_work(step, c_, weights_->matrix_dtype, dtype_); }
+  Work work(const StepInput& step) const override { return llama_work(step, c_, dtype_, dtype_); }
   size_t weight_bytes() const override { return weights_->bytes(); }
   size_t scratch_bytes() const override { return scratch_.size() + gemm_.bytes(); }
   Counts counts() const override { return counts_; }
-  std::string describe() const override;
 
  private:
   void check(const StepInput& step, int n_previous) const;
@@ -121,13 +118,12 @@ class CudaLlama final : public CudaModel {
 
   std::shared_ptr<const CudaWeights> weights_;
   const ModelConfig& c_;
-  const Dtype dtype_;  // of activations and dense weights
+  const Dtype dtype_;  // of activations and weights
   const cuda::Card card_;
   cuda::Stream& stream_;
   CudaModelOptions options_;
   const int q_width_, kv_width_;                           // elements of one token's q; of its k or v
   const int hidden_stride_, qkv_stride_, gate_up_stride_;  // elements; rows begin at 16 bytes
-  const cuda::On on_;                                      // for all but attention and copies
   CudaGemm gemm_;
   const CudaAttentionVariant *prefill_ = nullptr,
                              *decode_ = nullptr;  // chosen at the first KV
@@ -223,7 +219,7 @@ Status CudaLlama::allocate() {
                   options_.max_step_tokens),
         std::pair(product(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, Dtype::f32),
                   options_.max_logits)})
-    if (m > 0 && !is_quantised(like.w.codes.dtype))
+    if (m > 0)
       if (Status status = gemm_.prepare(like, m); !status) return status;
   stream_.wait();
   return ok();
@@ -266,7 +262,7 @@ int CudaLlama::graph_batch(const StepInput& step) const {
 void CudaLlama::gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m, Dtype y_dtype) {
   CudaGemmArgs args = product(w, x, x_stride, y, y_stride, y_dtype);
   args.m = m;
-  is_quantised(w.codes.dtype) ? cuda_quantised_gemm(args, on_) : gemm_.run(args);
+  gemm_.run(args);
 }
 
 // x += normed_ + bias; normed_ = RMSNorm(x), unless norm is null.
@@ -281,7 +277,7 @@ void CudaLlama::add_norm(float* x, const float* bias, const float* norm, int n) 
                  .n = n,
                  .width = c_.hidden,
                  .stride = hidden_stride_},
-                on_);
+                stream_);
 }
 
 void CudaLlama::attend(int layer, const Plan& plan, const AttentionParts& parts, const void* q) {
@@ -319,7 +315,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
               .eps = eps,
               .n = plan.n,
               .stride = hidden_stride_},
-             on_);
+             stream_);
   float* x = x_;
   const void* q = q_;
   int n = plan.n;
@@ -341,13 +337,13 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
                       .layout = plan.layout,
                       .step = plan.all,
                       .layer = i},
-                     on_);
+                     stream_);
     if (observer) observer->layer_done(i);
     if (last && plan.n_logits == 0) return;
     if (last && plan.wanted) {
       n = plan.n_wanted;
-      cuda_gather_rows(x_, plan.wanted, n, size_t(c_.hidden) * sizeof(float), x_wanted_, on_);
-      cuda_gather_rows(q_, plan.wanted, n, size_t(q_width_) * dtype_bytes(dtype_), qkv_, on_);
+      cuda_gather_rows(x_, plan.wanted, n, size_t(c_.hidden) * sizeof(float), x_wanted_, stream_);
+      cuda_gather_rows(q_, plan.wanted, n, size_t(q_width_) * dtype_bytes(dtype_), qkv_, stream_);
       x = x_wanted_;
       q = qkv_;
     }
@@ -361,7 +357,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
                  .n = n,
                  .width = c_.intermediate,
                  .stride = gate_up_stride_},
-                on_);
+                stream_);
     gemm(layer.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, n, dtype_);
     add_norm(x, layer.down_bias, last ? nullptr : layers[size_t(i) + 1].attention_norm, n);
   }
@@ -374,7 +370,7 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
                  .n = plan.n_logits,
                  .width = c_.hidden,
                  .stride = hidden_stride_},
-                on_);
+                stream_);
   gemm(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, plan.n_logits, Dtype::f32);
 }
 
@@ -402,7 +398,6 @@ void CudaLlama::run_graph(const Plan& plan) {
 const Draw* CudaLlama::start(const StepInput& step, int n_previous, std::span<const Draw> rows) {
   check(step, n_previous);
   choose_attention(step);
-  ++counts_.steps;
   const int batch = graph_batch(step);
   planner_.begin();
   const bool split = decode_->run != prefill_->run;  // false: one kernel takes all sequences at once
@@ -436,17 +431,15 @@ void CudaLlama::begin(const StepInput& step, std::span<const Draw> draws, float*
 }
 
 void CudaLlama::choose(std::span<const Draw> draws, const Draw* on_card, Begun& begun) {
-  auto any = [&](auto asks) { return std::any_of(draws.begin(), draws.end(), asks); };
+  const bool greedy = std::all_of(draws.begin(), draws.end(), [](const Draw& d) { return d.temperature <= 0; });
   cuda_sample({.logits = logits_,
-               .rows = any([](const Draw& d) { return d.temperature > 0; }) ? on_card : nullptr,
-               .any_top_k = any([](const Draw& d) { return d.top_k > 0; }),
-               .any_top_p = any([](const Draw& d) { return d.top_p < 1; }),
+               .rows = greedy ? nullptr : on_card,
                .workspace = sampling_,
                .tokens = sampled_,
                .nans = nans_,
                .n = begun.n,
                .vocab = c_.vocab},
-              on_);
+              stream_);
   hash_rows(logits_, begun.n, c_.vocab, hashes_, stream_);
   cuda::copy(begun.pinned.data(), hashes_, size_t(options_.max_logits) * kChosenBytes, stream_);
 }
@@ -468,17 +461,6 @@ void CudaLlama::end(Chosen* chosen) {
   const int32_t* tokens = reinterpret_cast<const int32_t*>(hashes + options_.max_logits);
   const int32_t* nans = tokens + options_.max_logits;
   for (int r = 0; r < begun.n; ++r) chosen[r] = {tokens[r], nans[r], hashes[r]};
-}
-
-std::string CudaLlama::describe() const {
-  std::string lines = gemm_.describe();
-  if (is_quantised(weights_->matrix_dtype))
-    lines += std::string("products of ") + dtype_name(weights_->matrix_dtype) +
-             " quantised weights are dequantised inside the matrix products\n";
-  lines += std::string("attention: prefill ") + (prefill_ ? prefill_->name : options_.prefill_attention.c_str()) +
-           ", decode " + (decode_ ? decode_->name : options_.decode_attention.c_str()) + "\n";
-  lines += "graphs: " + (options_.graphs ? std::to_string(counts_.captures) + " captured" : std::string("off")) + "\n";
-  return lines;
 }
 
 }  // namespace

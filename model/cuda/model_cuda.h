@@ -29,8 +29,7 @@ struct CudaModelOptions {
   // row. decode_attention may name a prefill row. One kernel then does both, and a token's bits do not depend on
   // whether it came alone or in a prompt's chunk.
   std::string prefill_attention = "auto", decode_attention = "auto";
-  bool graphs = true;       // capture and replay steps of one token per sequence
-  bool early_start = true;  // kernels start before the previous one has ended, if the card can (base/cuda/cuda.h)
+  bool graphs = true;  // capture and replay steps of one token per sequence
 };
 
 // Checks that these rows exist and take this model and KV on this card. The error names the option.
@@ -40,12 +39,10 @@ Status check_cuda_attention(const CudaModelOptions& options, const ModelConfig& 
 class CudaModel : public Model {
  public:
   struct Counts {
-    long steps = 0;     // forward passes
     long captures = 0;  // graphs captured
     long replays = 0;   // steps that ran as a graph
   };
   virtual Counts counts() const = 0;
-  virtual std::string describe() const = 0;  // chosen products, attention and graphs; one per line
 };
 
 // Allocates all memory and chooses GEMM algorithms, so it waits. Error `unavailable`: the card lacks memory, or no

@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "attention/cuda/attention_cuda_kernel.h"
-#include "attention/kv_dtype/kv_row.h"
 #include "base/cuda/cuda_kernel.h"
 #include "model/cuda/ops_cuda.h"
 
@@ -70,7 +68,6 @@ __device__ inline void write_normed(const float* x, const float* weight, float s
 
 template <class T, int W>
 __global__ void embed_kernel(CudaEmbedArgs a) {
-  cuda::begin_after_previous();
   Carver carver;
   Shared<float> warps = carver.take<float>(kWarp);
   const size_t row = blockIdx.x;
@@ -96,7 +93,6 @@ __global__ void embed_kernel(CudaEmbedArgs a) {
 
 template <class T, int W>
 __global__ void add_norm_kernel(CudaAddNormArgs a) {
-  cuda::begin_after_previous();
   Carver carver;
   Shared<float> warps = carver.take<float>(kWarp);
   const size_t row = blockIdx.x;
@@ -119,43 +115,9 @@ __global__ void add_norm_kernel(CudaAddNormArgs a) {
   write_normed<W>(x, a.norm, scale, a.width, static_cast<T*>(a.normed) + row * size_t(a.stride));
 }
 
-// Writes a row of int8 or int4 (attention/kv_dtype/kv_row.h) from the elements j and j + half that the warp's lanes
-// hold; for int4, half is even. The bytes equal those of write_kv_row().
-__device__ inline void write_codes(Dtype dtype, const float (&low)[kMaxPairs], const float (&high)[kMaxPairs], int half,
-                                   int lane, std::byte* row) {
-  float min = std::numeric_limits<float>::infinity(), max = -min, poison = 0;
-#pragma unroll
-  for (int i = 0; i < kMaxPairs; ++i) {
-    if (lane + i * kWarp >= half) continue;
-    min = fminf(min, fminf(low[i], high[i]));
-    max = fmaxf(max, fmaxf(low[i], high[i]));
-    poison += 0.0f * low[i] + 0.0f * high[i];
-  }
-  const KvQuantiser q = kv_quantiser(dtype, -cuda::warp_max(-min), cuda::warp_max(max), cuda::warp_sum(poison));
-#pragma unroll
-  for (int i = 0; i < kMaxPairs; ++i) {
-    const int j = lane + i * kWarp;
-    const uint32_t first = q.code(low[i]), second = q.code(high[i]);
-    if (dtype == Dtype::int8) {
-      if (j >= half) continue;
-      row[j] = std::byte(first), row[j + half] = std::byte(second);
-    } else {  // an even lane writes its neighbour's code with its own
-      const uint32_t next_first = __shfl_xor_sync(0xffffffffu, first, 1);
-      const uint32_t next_second = __shfl_xor_sync(0xffffffffu, second, 1);
-      if (j >= half || j % 2 != 0) continue;
-      row[j / 2] = std::byte(first | next_first << 4);
-      row[(j + half) / 2] = std::byte(second | next_second << 4);
-    }
-  }
-  if (lane != 0) return;
-  auto* behind = reinterpret_cast<uint16_t*>(row + (dtype == Dtype::int8 ? 2 * half : half));
-  behind[0] = q.scale, behind[1] = q.zero;
-}
-
 // One warp per head of a token; a lane holds pairs (j, j + half) of dimensions.
 template <class T>
 __global__ void rope_kernel(const __grid_constant__ CudaRopeArgs a) {
-  cuda::begin_after_previous();
   const int lane = int(threadIdx.x) % kWarp, token = int(blockIdx.x);
   const int head = int(blockIdx.y) * kHeadWarps + int(threadIdx.x) / kWarp;
   const int d = a.layout.shape.head_dim, half = d / 2, n_kv = a.layout.shape.n_kv_heads;
@@ -194,7 +156,6 @@ __global__ void rope_kernel(const __grid_constant__ CudaRopeArgs a) {
     const KvView view = attention::cuda_kernels::view_of(a.step, a.pool, a.layout, a.step.token_seqs[token]);
     row = view.row(a.layer, is_v, position, head - a.n_heads - (is_v ? n_kv : 0));
   }
-  const Dtype dtype = a.layout.shape.dtype;
 #pragma unroll
   for (int i = 0; i < kMaxPairs; ++i) {
     const int j = lane + i * kWarp;
@@ -208,9 +169,7 @@ __global__ void rope_kernel(const __grid_constant__ CudaRopeArgs a) {
     if (is_q) {
       store(q, size_t(j), first);
       store(q, size_t(j + half), second);
-    } else if (a.layout.shape.quantised()) {
-      low[i] = first, high[i] = second;
-    } else if (dtype == Dtype::f32) {
+    } else if (a.layout.shape.dtype == Dtype::f32) {
       store(reinterpret_cast<float*>(row), size_t(j), first);
       store(reinterpret_cast<float*>(row), size_t(j + half), second);
     } else {
@@ -218,12 +177,10 @@ __global__ void rope_kernel(const __grid_constant__ CudaRopeArgs a) {
       store(reinterpret_cast<bf16*>(row), size_t(j + half), second);
     }
   }
-  if (!is_q && a.layout.shape.quantised()) write_codes(dtype, low, high, half, lane, row);
 }
 
 template <class T, int W>
 __global__ void swiglu_kernel(CudaSwigluArgs a) {
-  cuda::begin_after_previous();
   const int j = int(blockIdx.y * blockDim.x + threadIdx.x) * W;
   if (j >= a.width) return;
   T* row = static_cast<T*>(a.gate_up) + size_t(blockIdx.x) * size_t(a.stride);
@@ -243,7 +200,6 @@ __global__ void swiglu_kernel(CudaSwigluArgs a) {
 
 template <class Word>
 __global__ void gather_kernel(const void* from, const int32_t* rows, size_t words, void* to) {
-  cuda::begin_after_previous();
   const Word* source = static_cast<const Word*>(from) + size_t(rows[blockIdx.x]) * words;
   Word* destination = static_cast<Word*>(to) + size_t(blockIdx.x) * words;
   for (size_t j = threadIdx.x; j < words; j += blockDim.x) destination[j] = source[j];
@@ -253,16 +209,16 @@ void check_dtype(Dtype dtype) { XPYD_CHECK(dtype == Dtype::f32 || dtype == Dtype
 
 }  // namespace
 
-void cuda_embed(const CudaEmbedArgs& a, const cuda::On& on) {
+void cuda_embed(const CudaEmbedArgs& a, cuda::Stream& stream) {
   check_dtype(a.dtype);
   const Shape shape{dim3(unsigned(a.n)), dim3(unsigned(row_threads(a.table.k))), row_shared()};
   const bool wide = a.table.k % kWide == 0 && a.table.stride % kWide == 0 && a.stride % kWide == 0;
   auto* kernel = a.dtype == Dtype::f32 ? (wide ? embed_kernel<float, kWide> : embed_kernel<float, 1>)
                                        : (wide ? embed_kernel<bf16, kWide> : embed_kernel<bf16, 1>);
-  cuda::launch(kernel, "embed", shape, on, a);
+  cuda::launch(kernel, "embed", shape, stream, a);
 }
 
-void cuda_add_norm(const CudaAddNormArgs& a, const cuda::On& on) {
+void cuda_add_norm(const CudaAddNormArgs& a, cuda::Stream& stream) {
   check_dtype(a.dtype);
   XPYD_CHECK(!(a.rows && a.delta));
   if (a.n == 0) return;
@@ -270,22 +226,21 @@ void cuda_add_norm(const CudaAddNormArgs& a, const cuda::On& on) {
   const bool wide = a.width % kWide == 0 && a.stride % kWide == 0;
   auto* kernel = a.dtype == Dtype::f32 ? (wide ? add_norm_kernel<float, kWide> : add_norm_kernel<float, 1>)
                                        : (wide ? add_norm_kernel<bf16, kWide> : add_norm_kernel<bf16, 1>);
-  cuda::launch(kernel, "add_norm", shape, on, a);
+  cuda::launch(kernel, "add_norm", shape, stream, a);
 }
 
-void cuda_rope_append(const CudaRopeArgs& a, const cuda::On& on) {
-  check_dtype(a.dtype);
+void cuda_rope_append(const CudaRopeArgs& a, cuda::Stream& stream) {
   const KvShape& kv = a.layout.shape;
-  if (!kv.quantised()) check_dtype(kv.dtype);
-  XPYD_CHECK(kv.dtype != Dtype::int4 || kv.head_dim % 4 == 0, std::to_string(kv.head_dim));
+  check_dtype(a.dtype);
+  check_dtype(kv.dtype);
   XPYD_CHECK(kv.head_dim % 2 == 0 && kv.head_dim <= 2 * kMaxPairs * kWarp, std::to_string(kv.head_dim));
   const int heads = a.n_heads + 2 * kv.n_kv_heads;
   const Shape shape{dim3(unsigned(a.step.n_tokens), unsigned((heads + kHeadWarps - 1) / kHeadWarps)),
                     dim3(kHeadWarps * kWarp)};
-  cuda::launch(a.dtype == Dtype::f32 ? rope_kernel<float> : rope_kernel<bf16>, "rope_append", shape, on, a);
+  cuda::launch(a.dtype == Dtype::f32 ? rope_kernel<float> : rope_kernel<bf16>, "rope_append", shape, stream, a);
 }
 
-void cuda_swiglu(const CudaSwigluArgs& a, const cuda::On& on) {
+void cuda_swiglu(const CudaSwigluArgs& a, cuda::Stream& stream) {
   check_dtype(a.dtype);
   if (a.n == 0) return;
   const bool wide = a.width % kWide == 0 && a.stride % kWide == 0;
@@ -293,16 +248,17 @@ void cuda_swiglu(const CudaSwigluArgs& a, const cuda::On& on) {
   const Shape shape{dim3(unsigned(a.n), unsigned((threads + kSwigluBlock - 1) / kSwigluBlock)), dim3(kSwigluBlock)};
   auto* kernel = a.dtype == Dtype::f32 ? (wide ? swiglu_kernel<float, kWide> : swiglu_kernel<float, 1>)
                                        : (wide ? swiglu_kernel<bf16, kWide> : swiglu_kernel<bf16, 1>);
-  cuda::launch(kernel, "swiglu", shape, on, a);
+  cuda::launch(kernel, "swiglu", shape, stream, a);
 }
 
-void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to, const cuda::On& on) {
+void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to, cuda::Stream& stream) {
   XPYD_CHECK(bytes % 2 == 0, std::to_string(bytes));
   if (n == 0) return;
   const bool wide = bytes % 16 == 0;
   const size_t words = bytes / (wide ? 16 : 2);
   const Shape shape{dim3(unsigned(n)), dim3(unsigned(row_threads(int(4 * std::min<size_t>(words, 256)))))};
-  cuda::launch(wide ? gather_kernel<uint4> : gather_kernel<uint16_t>, "gather_rows", shape, on, from, rows, words, to);
+  cuda::launch(wide ? gather_kernel<uint4> : gather_kernel<uint16_t>, "gather_rows", shape, stream, from, rows, words,
+               to);
 }
 
 }  // namespace xpyd::model

@@ -27,7 +27,7 @@ struct CudaEmbedArgs {
   int n = 0, stride = 0;
 };
 // x = table rows; normed = RMSNorm(x) * norm
-void cuda_embed(const CudaEmbedArgs& args, const cuda::On& on);
+void cuda_embed(const CudaEmbedArgs& args, cuda::Stream& stream);
 
 struct CudaAddNormArgs {
   float* x = nullptr;             // [n, width]
@@ -41,7 +41,7 @@ struct CudaAddNormArgs {
   int n = 0, width = 0, stride = 0;
 };
 // x += delta + bias; normed = RMSNorm(x) * norm
-void cuda_add_norm(const CudaAddNormArgs& args, const cuda::On& on);
+void cuda_add_norm(const CudaAddNormArgs& args, cuda::Stream& stream);
 
 struct CudaRopeArgs {
   const void* qkv = nullptr;  // [n_tokens, stride], `dtype`: q heads, k heads, v heads
@@ -59,7 +59,7 @@ struct CudaRopeArgs {
   int layer = 0;
 };
 // Adds the bias, norms each head, applies RoPE and appends, with one read of qkv. q goes to `q`, k and v to the cache.
-void cuda_rope_append(const CudaRopeArgs& args, const cuda::On& on);
+void cuda_rope_append(const CudaRopeArgs& args, cuda::Stream& stream);
 
 struct CudaSwigluArgs {
   void* gate_up = nullptr;      // [n, stride], `dtype`: gate [width], then up [width]
@@ -68,9 +68,9 @@ struct CudaSwigluArgs {
   int n = 0, width = 0, stride = 0;
 };
 // gate = silu(gate) * up, in gate's place
-void cuda_swiglu(const CudaSwigluArgs& args, const cuda::On& on);
+void cuda_swiglu(const CudaSwigluArgs& args, cuda::Stream& stream);
 
 // to[i] = from[rows[i]] for packed rows of `bytes` bytes, a multiple of 2. Requires: from and to do not overlap.
-void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to, const cuda::On& on);
+void cuda_gather_rows(const void* from, const int32_t* rows, int n, size_t bytes, void* to, cuda::Stream& stream);
 
 }  // namespace xpyd::model

@@ -30,8 +30,6 @@ __global__ void read_kernel(const uint4* __restrict__ from, size_t n, uint32_t* 
   if (sum == 0x9e3779b9u) *out = sum;  // keeps the reads from being optimised away
 }
 
-__global__ void empty_kernel() {}
-
 }  // namespace
 
 void fill_random(void* bf16s, size_t n, uint64_t array, float scale, cuda::Stream& stream) {
@@ -41,7 +39,7 @@ void fill_random(void* bf16s, size_t n, uint64_t array, float scale, cuda::Strea
 }
 
 CudaPeakProbe::CudaPeakProbe(cuda::Stream& stream, const CudaPeakSizes& sizes)
-    : stream_(stream), sizes_(sizes), any_order_(stream, false), one_order_(stream) {}
+    : stream_(stream), sizes_(sizes), gemm_(stream) {}
 
 Result<std::unique_ptr<CudaPeakProbe>> CudaPeakProbe::make(cuda::Stream& stream, const CudaPeakSizes& sizes) {
   std::unique_ptr<CudaPeakProbe> probe(new CudaPeakProbe(stream, sizes));
@@ -69,8 +67,7 @@ Result<std::unique_ptr<CudaPeakProbe>> CudaPeakProbe::make(cuda::Stream& stream,
                      .m = int(n),
                      .x_stride = int(n),
                      .y_stride = int(n)};
-  for (CudaGemm* gemm : {&probe->any_order_, &probe->one_order_})
-    if (Status prepared = gemm->prepare(probe->product_, int(n)); !prepared) return prepared.error();
+  if (Status prepared = probe->gemm_.prepare(probe->product_, int(n)); !prepared) return prepared.error();
   return Result<std::unique_ptr<CudaPeakProbe>>(std::move(probe));
 }
 
@@ -96,12 +93,10 @@ double CudaPeakProbe::read_gbps() {
   return 1e-9 * double(sizes_.copy_bytes) / seconds(read, 4);
 }
 
-double CudaPeakProbe::tflops(CudaGemm& gemm) {
+double CudaPeakProbe::gemm_tflops() {
   const double n = sizes_.gemm_n;
-  return 2e-12 * n * n * n / seconds([&] { gemm.run(product_); }, 4);
+  return 2e-12 * n * n * n / seconds([&] { gemm_.run(product_); }, 4);
 }
-double CudaPeakProbe::gemm_tflops() { return tflops(any_order_); }
-double CudaPeakProbe::one_order_tflops() { return tflops(one_order_); }
 
 double CudaPeakProbe::link_gbps(void* to, const void* from) {
   return 1e-9 * double(sizes_.link_bytes) / seconds([&] { cuda::copy(to, from, sizes_.link_bytes, stream_); }, 4);
@@ -109,28 +104,13 @@ double CudaPeakProbe::link_gbps(void* to, const void* from) {
 double CudaPeakProbe::to_card_gbps() { return link_gbps(from_.data(), host_.data()); }
 double CudaPeakProbe::from_card_gbps() { return link_gbps(host_.data(), from_.data()); }
 
-double CudaPeakProbe::launch_us() {
-  auto empty = [&] { cuda::launch(empty_kernel, "empty", cuda::Shape{}, stream_); };
-  return 1e6 * seconds(empty, 1000);
-}
-double CudaPeakProbe::graph_launch_us() {
-  constexpr int kLaunches = 100;
-  cuda::Graph graph = cuda::Graph::capture(stream_, [&] {
-    for (int i = 0; i < kLaunches; ++i) cuda::launch(empty_kernel, "empty", cuda::Shape{}, stream_);
-  });
-  return 1e6 * seconds([&] { graph.launch(stream_); }, 20) / kLaunches;
-}
-
 CudaPeak measure_cuda_peak(CudaPeakProbe& probe, const std::string& card, int rounds) {
   constexpr std::pair<double CudaPeak::*, double (CudaPeakProbe::*)()> kMeasures[] = {
       {&CudaPeak::copy_gbps, &CudaPeakProbe::copy_gbps},
       {&CudaPeak::read_gbps, &CudaPeakProbe::read_gbps},
       {&CudaPeak::gemm_tflops, &CudaPeakProbe::gemm_tflops},
-      {&CudaPeak::one_order_tflops, &CudaPeakProbe::one_order_tflops},
       {&CudaPeak::to_card_gbps, &CudaPeakProbe::to_card_gbps},
-      {&CudaPeak::from_card_gbps, &CudaPeakProbe::from_card_gbps},
-      {&CudaPeak::launch_us, &CudaPeakProbe::launch_us},
-      {&CudaPeak::graph_launch_us, &CudaPeakProbe::graph_launch_us}};
+      {&CudaPeak::from_card_gbps, &CudaPeakProbe::from_card_gbps}};
   CudaPeak peak{.card = card};
   std::vector<double> values[std::size(kMeasures)];
   for (int round = 0; round < rounds; ++round)

@@ -29,25 +29,21 @@ class CudaPeakProbe {
   // Returns the device seconds of one repetition of the work that run() enqueues on the stream.
   double seconds(const std::function<void()>& run, int repetitions);
 
-  double copy_gbps();         // device to device, bytes read and written
-  double read_gbps();         // read only
-  double gemm_tflops();       // bf16, n^3, random data, the fastest algorithm of cuBLASLt
-  double one_order_tflops();  // with the models' promise: a row's bits do not depend on M
-  double to_card_gbps();      // from pinned memory
+  double copy_gbps();     // device to device, bytes read and written
+  double read_gbps();     // read only
+  double gemm_tflops();   // bf16, n^3, random data, as the models multiply
+  double to_card_gbps();  // from pinned memory
   double from_card_gbps();
-  double launch_us();        // empty kernels one after another
-  double graph_launch_us();  // the same in a graph of a hundred
 
  private:
   CudaPeakProbe(cuda::Stream& stream, const CudaPeakSizes& sizes);
-  double tflops(CudaGemm& gemm);
   double link_gbps(void* to, const void* from);
 
   cuda::Stream& stream_;
   const CudaPeakSizes sizes_;
   cuda::Event begin_{true}, end_{true};
   cuda::Memory from_, to_, a_, b_, c_, host_;
-  CudaGemm any_order_, one_order_;
+  CudaGemm gemm_;
   CudaGemmArgs product_;
 };
 
@@ -57,9 +53,8 @@ void fill_random(void* bf16s, size_t n, uint64_t array, float scale, cuda::Strea
 struct CudaPeak {
   std::string card;
   double copy_gbps = 0, read_gbps = 0;
-  double gemm_tflops = 0, one_order_tflops = 0;
+  double gemm_tflops = 0;
   double to_card_gbps = 0, from_card_gbps = 0;
-  double launch_us = 0, graph_launch_us = 0;
 };
 // Returns medians of interleaved rounds.
 CudaPeak measure_cuda_peak(CudaPeakProbe& probe, const std::string& card, int rounds);

@@ -1,54 +1,49 @@
-// Two passes over one list of parts. The first sums their sizes. The second uploads them through two pieces of pinned
-// memory: the host fills one while the other is copied.
+// Each matrix and vector is an allocation of its own. Rows go up through two pieces of pinned memory: the host fills
+// one while the other is copied.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <optional>
 #include <thread>
 
-#include "model/cuda/quantised_gemm_cuda.h"
 #include "model/cuda/weights_cuda.h"
 
 namespace xpyd::model {
 namespace {
 
-constexpr size_t kAlign = 256;
 constexpr size_t kPieceBytes = size_t(16) << 20;
 
 size_t padded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
-// Hands out places in one allocation. With a null base it only adds up their sizes.
 class Uploader {
  public:
-  Uploader(std::byte* base, cuda::Stream& stream) : base_(base), stream_(stream) {
-    if (!base_) return;
+  Uploader(std::vector<cuda::Memory>& memories, cuda::Stream& stream) : memories_(memories), stream_(stream) {
     for (cuda::Memory& piece : pieces_) piece = cuda::Memory::pinned(kPieceBytes);
-    team_.emplace(std::max(1, int(std::thread::hardware_concurrency())));
   }
-  size_t bytes() const { return used_; }
+  bool full() const { return full_; }  // the card has no more room, and what was uploaded is not whole
 
   // fill(begin, end, out) writes rows [begin, end) of `row_bytes` each; several threads call it for parts.
   template <class Fill>
   std::byte* rows(int n_rows, size_t row_bytes, Fill fill) {
-    const size_t at = used_;
-    used_ = padded(used_ + size_t(n_rows) * row_bytes, kAlign);
-    if (!base_) return nullptr;
     XPYD_CHECK(row_bytes <= kPieceBytes, std::to_string(row_bytes));
+    Result<cuda::Memory> memory = cuda::Memory::device(size_t(n_rows) * row_bytes);
+    full_ = full_ || !memory;
+    if (full_) return nullptr;
+    std::byte* const to = memories_.emplace_back(std::move(memory).value()).data();
     const int most = int(std::min<size_t>(kPieceBytes / row_bytes, size_t(n_rows)));
     for (int begin = 0; begin < n_rows; begin += most) {
       const int end = std::min(n_rows, begin + most);
       cuda::Memory& piece = pieces_[next_];
       copied_[next_].wait();
-      team_->run([&](int rank) {
-        const Range mine = share(end - begin, rank, team_->size());
+      team_.run([&](int rank) {
+        const Range mine = share(end - begin, rank, team_.size());
         if (mine.begin < mine.end)
           fill(begin + mine.begin, begin + mine.end, piece.data() + size_t(mine.begin) * row_bytes);
       });
-      cuda::copy(base_ + at + size_t(begin) * row_bytes, piece.data(), size_t(end - begin) * row_bytes, stream_);
+      cuda::copy(to + size_t(begin) * row_bytes, piece.data(), size_t(end - begin) * row_bytes, stream_);
       copied_[next_].record(stream_);
       next_ ^= 1;
     }
-    return base_ + at;
+    return to;
   }
 
   template <class T>
@@ -70,27 +65,16 @@ class Uploader {
     return {data, n, k, int(row_bytes / element)};
   }
   CudaMatrix matrix(const PackedMatrix& w) {
-    if (is_quantised(w.dtype)) return tiles(w, lay_out_tiles(w));
     return matrix(w.n, w.k, w.dtype, [&](int begin, int end, std::byte* out, size_t row_bytes) {
       unpack_rows(w, begin, end, out, row_bytes);
     });
   }
 
  private:
-  CudaMatrix tiles(const PackedMatrix& w, const CodeTiles& of) {
-    const size_t bytes = size_t(of.bytes);
-    const std::byte* data = rows(of.n_tiles, bytes, [&](int begin, int end, std::byte* out) {
-      for (int tile = begin; tile < end; ++tile, out += bytes) write_tile(w, of, tile, out);
-    });
-    CudaQuantisedRows codes = of.codes;
-    if (!of.in_order) codes.inputs = vector(of.inputs);
-    return {data, w.n, w.k, of.bytes, codes};
-  }
-
-  std::byte* base_;
+  std::vector<cuda::Memory>& memories_;
   cuda::Stream& stream_;
-  std::optional<ThreadTeam> team_;
-  size_t used_ = 0;
+  ThreadTeam team_{std::max(1, int(std::thread::hardware_concurrency()))};
+  bool full_ = false;
   cuda::Memory pieces_[2];
   cuda::Event copied_[2];
   int next_ = 0;
@@ -104,13 +88,12 @@ static_assert(std::size(LayerWeights::kMatrices) == kMatrices && std::size(Layer
 
 void place(const Weights& host, Uploader& to, CudaWeights& w) {
   const ModelConfig& c = host.config;
-  w.layers.clear();
   w.embedding = to.matrix(c.vocab, c.hidden, host.dtype, [&](int begin, int end, std::byte* out, size_t row_bytes) {
     const size_t bytes = size_t(c.hidden) * dtype_bytes(host.dtype);
     for (int row = begin; row < end; ++row, out += row_bytes)
       std::memcpy(out, host.embedding.data() + size_t(row) * bytes, bytes);
   });
-  w.lm_head = c.tied_embeddings && !is_quantised(host.lm_head.dtype) ? w.embedding : to.matrix(host.lm_head);
+  w.lm_head = c.tied_embeddings ? w.embedding : to.matrix(host.lm_head);
   for (const LayerWeights& layer : host.layers) {
     CudaLayerWeights l;
     for (size_t i = 0; i < kMatrices; ++i) {
@@ -140,25 +123,25 @@ void place(const Weights& host, Uploader& to, CudaWeights& w) {
 
 }  // namespace
 
+size_t CudaWeights::bytes() const {
+  size_t total = 0;
+  for (const cuda::Memory& memory : memories) total += memory.size();
+  return total;
+}
+
 Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, cuda::Stream& stream) {
   auto weights = std::make_shared<CudaWeights>();
   weights->config = host.config;
   weights->dtype = host.dtype;
-  weights->matrix_dtype = host.matrix_dtype;
-  Uploader sizes(nullptr, stream);
-  place(host, sizes, *weights);
-  Result<cuda::Memory> memory = cuda::Memory::device(sizes.bytes());
-  if (!memory) {
-    Result<cuda::Card> card = cuda::open();
-    if (!card) return card.error();
+  const Result<cuda::Card> card = cuda::open();
+  if (!card) return card.error();
+  Uploader upload(weights->memories, stream);
+  place(host, upload, *weights);
+  if (upload.full())
     return Error{ErrorCode::unavailable,
                  "model " + host.config.name + ": the card has " + std::to_string(card.value().free_bytes / 1000000) +
-                     " MB free, but the weights need " + std::to_string(sizes.bytes() / 1000000) + " MB in " +
-                     dtype_name(host.matrix_dtype)};
-  }
-  weights->memory = std::move(memory).value();
-  Uploader upload(weights->memory.data(), stream);
-  place(host, upload, *weights);
+                     " MB free, but the weights need " + std::to_string(host.bytes() / 1000000) + " MB in " +
+                     dtype_name(host.dtype)};
   stream.wait();
   return std::shared_ptr<const CudaWeights>(std::move(weights));
 }

@@ -75,9 +75,6 @@ PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGrou
                         ThreadTeam& team);
 // Writes rows [begin, end) of W, row_bytes apart, in w.dtype. Requires: w is f32, bf16 or f16.
 void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes);
-// Unpacks a quantised matrix: its groups, without empty ones at the end, and the output n with that many groups.
-QuantGroups unpack_groups(const PackedMatrix& w);
-void unpack_codes(const PackedMatrix& w, int n, QuantRow& row);
 
 // A whole product, or a tensor-parallel rank's slice of it: some columns of y, or some K-groups of every sum. A slice
 // reads the packed weights in place and has the bits of the whole product if its groups are an aligned power-of-two

@@ -55,13 +55,6 @@ void put_code(Dtype dtype, uint8_t code, std::byte* piece, int k, int column) {
   if (dtype == Dtype::int4) piece[k / 8 * 4 * kPanel + 4 * column + k % 8 / 2] |= std::byte(code << (k % 2 * 4));
 }
 
-// Reads a value back.
-uint8_t code_at(Dtype dtype, const std::byte* piece, int k, int column) {
-  if (dtype == Dtype::fp8) return uint8_t(piece[k / 2 * 2 * kPanel + 2 * column + k % 2]);
-  if (dtype == Dtype::int8) return uint8_t(piece[k / 4 * 4 * kPanel + 4 * column + k % 4]);
-  return uint8_t(piece[k / 8 * 4 * kPanel + 4 * column + k % 8 / 2]) >> (k % 2 * 4) & 15;
-}
-
 int input_at(const PackedMatrix& w, int place) { return w.order.empty() ? place : w.order[size_t(place)]; }
 
 // Calls fill(panel number, panel) for all panels of w; the team shares the work.
@@ -174,39 +167,6 @@ PackedMatrix pack_codes(int n, int k, int k_groups, Dtype dtype, const QuantGrou
     }
   });
   return w;
-}
-
-QuantGroups unpack_groups(const PackedMatrix& w) {
-  QuantGroups groups{1, std::vector<int32_t>(size_t(w.k))};
-  for (const PackedMatrix::Piece& piece : w.pieces)
-    for (int i = piece.k.begin; i < piece.k.end; ++i) {
-      groups.of[size_t(input_at(w, i))] = piece.scale;
-      groups.count = std::max(groups.count, piece.scale + 1);
-    }
-  return groups;
-}
-
-void unpack_codes(const PackedMatrix& w, int n, QuantRow& row) {
-  XPYD_CHECK(0 <= n && n < w.n && is_quantised(w.dtype), std::to_string(n));
-  const std::byte* panel = w.panels.data() + size_t(n / kPanel) * w.panel_bytes;
-  const int column = n % kPanel;
-  for (const PackedMatrix::Piece& piece : w.pieces) {
-    if (piece.k.begin == piece.k.end) continue;
-    const std::byte* codes = panel + piece.offset;
-    for (int i = piece.k.begin; i < piece.k.end; ++i)
-      row.codes[size_t(input_at(w, i))] = code_at(w.dtype, codes, i - piece.k.begin, column);
-    const std::byte* behind = codes + codes_bytes(w.dtype, piece.stored.end - piece.stored.begin);
-    const auto g = size_t(piece.scale);
-    if (w.dtype == Dtype::fp8) {
-      std::memcpy(&row.scale[g], behind + column * 4, 4);
-      row.scale[g] /= 256;
-      continue;
-    }
-    uint16_t scale = 0;
-    std::memcpy(&scale, behind + column * 2, 2);
-    row.scale[g] = f16_to_f32(scale);
-    row.zero[g] = uint8_t(behind[2 * kPanel + column]);
-  }
 }
 
 void unpack_rows(const PackedMatrix& w, int begin, int end, std::byte* out, size_t row_bytes) {

@@ -131,7 +131,6 @@ class WeightLoader {
         errors_(errors),
         total_(total),
         team_(team) {}
-  Dtype matrices() const { return matrices_; }
   bool lists() const { return sources_.empty(); }
   const std::vector<TensorSpec>& listed() const { return listed_; }
 
@@ -287,7 +286,6 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
   auto weights = std::make_shared<Weights>();
   weights->config = c;
   weights->dtype = dtype;
-  weights->matrix_dtype = loader.matrices();
   weights->rope_freqs = rope_frequencies(c);
   if (wanted(0)) weights->embedding = loader.table("model.embed_tokens.weight", c.vocab, c.hidden);
   const int q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;

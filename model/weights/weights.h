@@ -42,7 +42,6 @@ struct PredictHead {
 struct Weights {
   ModelConfig config;
   Dtype dtype = Dtype::f32;          // of the embedding
-  Dtype matrix_dtype = Dtype::f32;   // of most matrices
   Buffer embedding;                  // [vocab, hidden], row-major
   std::vector<LayerWeights> layers;  // the last one belongs to the multi-token head, if there is one
   PredictHead head;                  // only with n_predict

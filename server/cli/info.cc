@@ -47,7 +47,7 @@ double weight_bytes(const ModelConfig& c, Dtype table, Dtype dtype, int group, b
   double vectors = c.n_layers * layer + h;
   double matrices = double(c.parameters()) - vectors - (c.tied_embeddings ? 0 : c.vocab * h);
   const double turns = on_card ? double(c.max_position) * c.head_dim : 0;
-  const double tables = on_card && c.tied_embeddings && dtype == table ? 0 : 1;
+  const double tables = on_card && c.tied_embeddings ? 0 : 1;
   const double bits = stored_bits(dtype, group > 0 ? group : dtype == Dtype::int4 ? 128 : 0);
   return matrices * bits / 8 + tables * c.vocab * h * double(dtype_bytes(table)) + (vectors + turns) * 4;
 }
@@ -132,7 +132,8 @@ json describe_weights(const Subject& subject) {
     bool chosen = dtype == matrix_dtype(subject.config, load);
     const bool table = dtype == Dtype::f32 || dtype == Dtype::bf16;  // --dtype also sets the table's type
     const bool on_card = subject.backend.device->name != std::string("cpu");
-    double bytes = weight_bytes(subject.config, table && !load.weight_dtype ? dtype : load.dtype, dtype,
+    if (on_card && !table) continue;
+    double bytes = weight_bytes(subject.config, table && (on_card || !load.weight_dtype) ? dtype : load.dtype, dtype,
                                 load.weight_group, on_card);
     std::printf("  %c %-5s %s\n", chosen ? '*' : ' ', dtype_name(dtype), mib(bytes).c_str());
     out[dtype_name(dtype)] = bytes;

@@ -126,7 +126,7 @@ std::vector<OptionRow> make_rows() {
        kShape, sets_as<find_dtype, &BackendOptions::load, &LoadOptions::dtype>},
       {"weight-dtype", choice, "auto", "", "auto|f32|bf16|f16|int8|int4|fp8", 0, 0,
        "element type of the weight matrices in memory; int8, int4 and fp8 are quantised at load if the model folder is "
-       "not; auto: the type of a GPTQ or FP8 folder, else --dtype; with --device cuda: --dtype, int8, int4 or fp8",
+       "not; auto: the type of a GPTQ or FP8 folder, else --dtype; with --device cuda: --dtype only",
        kShape, sets_as<weight_dtype, &BackendOptions::load, &LoadOptions::weight_dtype>},
       {"weight-group", integer, "0", "inputs", "", 0, 1 << 20,
        "group size of weights that are quantised at load: inputs that share a scale (32 to 128 are usual); 0: 128 for "
@@ -143,8 +143,8 @@ std::vector<OptionRow> make_rows() {
 
       // KV memory.
       {"kv-dtype", choice, "f32", "", "f32|bf16|int8|int4|fp8_e4m3|fp8_e5m2", 0, 0,
-       "element type of the KV cache; int8 and int4 keep a scale and a zero point per token and head; fp8 needs "
-       "--device cpu",
+       "element type of the KV cache; int8 and int4 keep a scale and a zero point per token and head; with "
+       "--device cuda: f32 or bf16",
        kShape, sets_as<find_dtype, &ClusterOptions::kv, &KvOptions::shape, &KvShape::dtype>},
       {"allocator", choice, "paged", "", allocators.c_str(), 0, 0, "KV memory scheme", kEngine,
        sets_as<find_kv_scheme, &ClusterOptions::kv_scheme>},
@@ -167,8 +167,8 @@ std::vector<OptionRow> make_rows() {
        "page groups as vattention maps them",
        kEngine, sets_as<is<"groups">, &ClusterOptions::kv, &KvOptions::pool_in_groups>},
       {"page-op-us", number, "0", "us", "", 0, 1e6,
-       "vattention: time added to every map and unmap call, to imitate the latency of another device", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::page_call_us>},
+       "vattention with --device cpu: time added to every map and unmap call, to imitate the latency of another device",
+       kEngine, sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::page_call_us>},
       {"kv-map-ahead", choice, "on", "", "on|off", 0, 0,
        "vattention: map the memory that the next steps need in the background", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::map_ahead>},
@@ -447,8 +447,8 @@ std::vector<OptionRow> make_rows() {
       {"cuda-decode-attention", text, "auto", "", "VARIANT", 0, 0,
        "--device cuda: attention variant of steps with one query token per sequence", kEngine,
        sets<&BackendOptions::cuda_decode_attention>},
-      {"gpu-split", text, "priority", "", "off|priority|SMs", 0, 0,
-       "--device cuda: how P and D share the card: by stream priority (D first), or with that many SMs for P", kEngine,
+      {"gpu-split", choice, "priority", "", "off|priority", 0, 0,
+       "--device cuda: how P and D share the card: by stream priority (D first), or without an order", kEngine,
        sets<&BackendOptions::gpu_split>},
       {"async-scheduling", choice, "on", "", "on|off", 0, 0,
        "--device cuda: plan the next step on the CPU and sample tokens on the card while it computes", kEngine,

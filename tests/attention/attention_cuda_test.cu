@@ -2,7 +2,6 @@
 // across memories, batches and chunks. Host views over a host pool hold the truth, and the device gets a copy.
 #include <algorithm>
 #include <functional>
-#include <optional>
 #include <set>
 
 #include "attention/attention_reference.h"
@@ -149,36 +148,17 @@ bool needs_mma(const Variant& variant) { return std::string(variant.name).find("
 // Each rescaling (32 tokens at least) adds the same, and sums over tokens add (n + 8) 2u. The numerator and the
 // denominator both have this error. Tensor cores take weights rounded to bf16, 2^-8, in the numerator. Last comes the
 // rounding to the dtype of out.
-//
-// flash_mma also rounds dequantised values to bf16: `rounded` is the truth over these elements, with the same bound. It
-// differs from the other truth by 2^-9 of each |V|, and by 2^-9 of each |q k| in the exponent, in numerator and
-// denominator.
-//
-// split_mma multiplies the codes themselves, counted from the middle of their range, and adds the rest: `coded`, where
-// each |x| above is at most |x| + 2 (middle) scale.
 struct Truth {
   std::vector<float> out;
   std::vector<double> chain, weighted;  // relative error of f32 sums; sum_t weight |V|
-  std::vector<double> magnitudes;       // largest sum |q k| scale of a row's tokens
 
-  explicit Truth(Step& step, bool rounded = false, bool coded = false)
-      : out(step.out.size()), chain(out.size()), weighted(out.size()), magnitudes(out.size()) {
+  explicit Truth(Step& step) : out(step.out.size()), chain(out.size()), weighted(out.size()) {
     AttentionArgs exact = step.args, absolute = step.args;
     std::vector<float> sums(out.size());
     exact.out = out.data(), absolute.out = sums.data();
-    auto element = [&](int s, int kv, int t, int h, int d) {
-      double x = cached(step.args, s, kv, t, h, d);
-      return rounded ? double(to_f32(to_bf16(float(x)))) : x;
-    };
+    auto element = [&](int s, int kv, int t, int h, int d) { return double(cached(step.args, s, kv, t, h, d)); };
     attention_reference_over(exact, element);
-    auto size = [&](int s, int kv, int t, int h, int d) {
-      const KvView& view = step.args.views[size_t(s)];
-      const KvShape& shape = view.layout->shape;
-      const double x = std::abs(element(s, kv, t, h, d));
-      if (!coded) return x;
-      const std::byte* row = view.row(step.args.layer, kv, t, h);
-      return x + (shape.dtype == Dtype::int8 ? 256 : 16) * double(kv_scale(row + shape.element_bytes()).scale);
-    };
+    auto size = [&](int s, int kv, int t, int h, int d) { return std::abs(element(s, kv, t, h, d)); };
     attention_reference_over(absolute, [&](int s, int kv, int t, int h, int d) {
       return kv ? size(s, kv, t, h, d) : element(s, kv, t, h, d);
     });
@@ -195,16 +175,14 @@ struct Truth {
         magnitude = std::max(magnitude, sum * double(args.scale));
       }
       const double weight = (2 * dim + 16) * u * magnitude + (n / 32 + 3) * 0x1p-22;
-      for (size_t at = row; at < row + size_t(dim); ++at)
-        chain[at] = 2 * weight + 4 * (n + 8) * u, magnitudes[at] = magnitude;
+      for (size_t at = row; at < row + size_t(dim); ++at) chain[at] = 2 * weight + 4 * (n + 8) * u;
     });
   }
 
-  // Returns "" or the first element beyond its bound. undone: `got` was computed over elements rounded to bf16.
-  std::string compare(const std::vector<float>& got, bool mma, Dtype dtype, bool undone = false) const {
+  // Returns "" or the first element beyond its bound.
+  std::string compare(const std::vector<float>& got, bool mma, Dtype dtype) const {
     for (size_t i = 0; i < out.size(); ++i) {
-      double relative = chain[i] + (mma ? 0x1.01p-8 : 0) + (dtype == Dtype::bf16 ? 0x1.01p-8 : 0x1p-24);
-      if (undone) relative += std::expm1(0x1.01p-8 * magnitudes[i]) + 0x1.01p-9;
+      const double relative = chain[i] + (mma ? 0x1.01p-8 : 0) + (dtype == Dtype::bf16 ? 0x1.01p-8 : 0x1p-24);
       double bound = relative * weighted[i] + 1e-30;
       if (!(std::abs(double(got[i]) - double(out[i])) <= bound))
         return "element " + std::to_string(i) + " of " + std::to_string(out.size()) + ": " + std::to_string(got[i]) +
@@ -217,14 +195,13 @@ struct Truth {
 struct Dtypes {
   Dtype q, kv;
 };
-constexpr Dtypes kDtypes[] = {{Dtype::f32, Dtype::f32},   {Dtype::bf16, Dtype::bf16}, {Dtype::f32, Dtype::bf16},
-                              {Dtype::bf16, Dtype::int8}, {Dtype::bf16, Dtype::int4}, {Dtype::f32, Dtype::int4}};
+constexpr Dtypes kDtypes[] = {{Dtype::f32, Dtype::f32}, {Dtype::bf16, Dtype::bf16}, {Dtype::f32, Dtype::bf16}};
 
 // Counts the rows of the table that accept these.
 int n_rows(const Heads& heads, const Dtypes& dtypes, Variant::Phase phase) {
   const bool mma = dtypes.q == Dtype::bf16 && dtypes.kv != Dtype::f32 &&
                    (heads.head_dim == 64 || heads.head_dim == 128);
-  const bool wgmma = mma && dtypes.kv == Dtype::bf16 && card().major == 9;
+  const bool wgmma = mma && card().major == 9;
   if (phase == Variant::prefill) return 1 + mma + wgmma;
   return 1 + (heads.head_dim % 8 == 0) + mma;
 }
@@ -258,20 +235,13 @@ int check_variants(const Heads& heads, const Dtypes& dtypes, const testing::Case
   Step step(cache, parts, heads.n_heads, layer, window);
   round_q(step, dtypes.q);
   const Truth truth(step);
-  std::optional<Truth> rounded, coded;  // computed on demand
   int ran = 0;
   for (const Variant& variant : cuda_attention_variants()) {
     if (variant.phase == Variant::decode && !only_decodes(parts)) continue;
     DeviceCall call(cache, parts, step, dtypes.q);
     if (variant.refuses(call.args, card())) continue;
     variant.run(call.args, call.stream);
-    const bool mma_quantised = needs_mma(variant) && shape.quantised(),
-               undone = mma_quantised && variant.phase == Variant::prefill;
-    const std::vector<float> got = call.result();
-    if (mma_quantised && !undone && !coded) coded.emplace(step, false, true);
-    if (undone && !rounded) rounded.emplace(step, true);
-    std::string off = (mma_quantised && !undone ? *coded : truth).compare(got, needs_mma(variant), dtypes.q, undone);
-    if (undone && off.empty()) off = rounded->compare(got, true, dtypes.q);
+    const std::string off = truth.compare(call.result(), needs_mma(variant), dtypes.q);
     INFO(variant.name << (variant.phase == Variant::decode ? " (decode), " : " (prefill), ") << memory.name << ", q "
                       << dtype_name(dtypes.q) << ", kv " << dtype_name(dtypes.kv) << ", heads " << heads.n_heads << "/"
                       << heads.n_kv_heads << ", dim " << heads.head_dim << ", window " << window);
@@ -310,10 +280,8 @@ TEST_CASE("cuda attention: decode at every edge agrees with double precision", "
 TEST_CASE("cuda attention: unusual head shapes agree with double precision", "[cuda][attention]") {
   std::vector<Part> parts = {{0, 1, 70}, {1, 1, 9}};
   for (const Heads& heads : {Heads{7, 1, 20}, {5, 1, 33}, {12, 1, 24}, {6, 2, 80}, {4, 1, 256}, {20, 1, 64}})
-    for (const Dtypes& dtypes : kDtypes) {
-      if (!kv_rows_supported({1, 1, heads.head_dim, dtypes.kv})) continue;  // int4 with 33 dims
+    for (const Dtypes& dtypes : kDtypes)
       CHECK(check_variants(heads, dtypes, kPaged16, parts, 0) == n_rows(heads, dtypes));
-    }
 }
 
 TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precision", "[cuda][attention][numeric]") {
@@ -329,16 +297,14 @@ TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precisi
     }
   // At most 64 query tokens run on the narrow kernel.
   for (const Heads& heads : {Heads{2, 1, 64}, {1, 1, 128}})
-    for (const Dtypes& dtypes : {kDtypes[1], kDtypes[3], kDtypes[4]})
-      CHECK(check_variants(heads, dtypes, kPaged16, {{0, 64, 64}, {1, 13, 100}, {2, 0, 5}}, 0) ==
-            n_rows(heads, dtypes, Variant::prefill));
+    CHECK(check_variants(heads, kDtypes[1], kPaged16, {{0, 64, 64}, {1, 13, 100}, {2, 0, 5}}, 0) ==
+          n_rows(heads, kDtypes[1], Variant::prefill));
 }
 
 TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda][attention]") {
-  int turn = 0;
   for (int window : {1, 2, 16, 17, 63, 64, 65, 100, 512, 4000}) {
     std::vector<Part> decodes = {{0, 1, 50}, {1, 1, 300}, {2, 1, 600}};
-    const Dtypes& dtypes = kDtypes[turn++ % 2 ? 3 : 1];
+    const Dtypes& dtypes = kDtypes[1];
     CHECK(check_variants({4, 1, 64}, dtypes, kPaged16, decodes, window) == n_rows({4, 1, 64}, dtypes));
     CHECK(check_variants({1, 1, 64}, dtypes, kPaged16, {{0, 70, 70}, {1, 90, 300}}, window) ==
           n_rows({1, 1, 64}, dtypes, Variant::prefill));
@@ -363,10 +329,7 @@ TEST_CASE("cuda attention: every memory layout, block size and order gives the s
         std::vector<float> got = run(variant, cache, parts, step, dtypes.q);
         if (first.empty()) {
           first = got;
-          const bool decode = variant.phase == Variant::decode;
-          const Truth truth(step, needs_mma(variant) && !decode,
-                            needs_mma(variant) && decode && cache.layout.shape.quantised());
-          CHECK(truth.compare(got, needs_mma(variant), dtypes.q) == "");
+          CHECK(Truth(step).compare(got, needs_mma(variant), dtypes.q) == "");
         }
         INFO(variant.name << ", " << memory.name << ", window " << window);
         CHECK(same_bits(got.data(), first.data(), first.size()));
@@ -524,10 +487,7 @@ TEST_CASE("cuda attention: the default is the newest row that accepts the argume
       {[](auto&) {}, hopper, "", ""},
       {[](auto&) {}, ampere, "needs sm_90", ""},
       {[](auto& a) { a.dtype = Dtype::f32; }, hopper, "needs bf16 queries", "needs bf16 queries"},
-      {[](auto& a) { a.layout.shape.dtype = Dtype::f32; }, hopper, "needs bf16, int8 or int4 KV",
-       "needs bf16, int8 or int4 KV"},
-      {[](auto& a) { a.layout.shape.dtype = Dtype::int8; }, hopper, "needs bf16 KV", ""},
-      {[](auto& a) { a.layout.shape.dtype = Dtype::int4; }, hopper, "needs bf16 KV", ""},
+      {[](auto& a) { a.layout.shape.dtype = Dtype::f32; }, hopper, "needs bf16 KV", "needs bf16 KV"},
       {[](auto& a) { a.layout.shape.head_dim = 96; }, hopper, "needs head_dim 64 or 128", "needs head_dim 64 or 128"},
   };
   for (const Variant& variant : cuda_attention_variants()) {

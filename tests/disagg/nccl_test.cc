@@ -73,11 +73,11 @@ Message some_ask() {
 
 TEST_CASE("nccl: a message arrives whole or is refused", "[nccl]") {
   for (auto kind : {Message::ask, Message::accepted, Message::refused, Message::go, Message::drop, Message::placed,
-                    Message::lost, Message::renew}) {
+                    Message::lost, Message::join}) {
     Message told{.kind = kind, .seq = 77};
     if (kind == Message::ask) told = some_ask();
-    if (kind == Message::renew) {
-      CHECK(!read_message(to_bytes(told)));  // a renewal without its communicator
+    if (kind == Message::join) {
+      CHECK(!read_message(to_bytes(told)));  // without its communicator
       told.id.emplace();
       told.id->internal[0] = 'x', told.id->internal[127] = 'y';
     }
@@ -178,7 +178,7 @@ TEST_CASE("nccl: a transport has ended only when NCCL has released its aborted c
   CHECK(fake_reclaims() == 0);
 }
 
-TEST_CASE("nccl: a communicator that breaks is replaced", "[nccl]") {
+TEST_CASE("nccl: a communicator that breaks ends its link, and the peer may be connected again", "[nccl]") {
   Pair pair;
   auto &poster = pair.poster, &owner = pair.owner;
   int failed = 0;
@@ -207,10 +207,12 @@ TEST_CASE("nccl: a communicator that breaks is replaced", "[nccl]") {
     poster->fill(0, MiB, 1);
     owner->fill(0, MiB, 2);
     const RemoteKey next = owner->open(kPoster, KvOp::write, {{0, MiB}});
-    // If this transfer is the first to see the error, it fails. The next one has a new communicator.
+    // If this transfer is the first to see the error, it fails. The next one has a new link.
     TransferState state = TransferState::failed;
-    for (int i = 0; i < 100 && state != TransferState::done; ++i)
+    for (int i = 0; i < 100 && state != TransferState::done; ++i) {
+      REQUIRE(poster->connect(kOwner, owner->address()) == "");
       state = settle(*poster, poster->post({kOwner, KvOp::write, next, 0}, {{0, 0, MiB}}));
+    }
     CHECK(state == TransferState::done);
     CHECK(owner->differing(0, MiB, 1) == 0);
     CHECK(fake_comms_made() >= made + 2);
@@ -262,7 +264,7 @@ TEST_CASE("nccl: a peer that sends nonsense is disconnected", "[nccl]") {
     });
     REQUIRE(channel);
     if (round % 2) {
-      Message first{.kind = Message::renew, .seq = 1, .id = NcclUniqueId()};
+      Message first{.kind = Message::join, .seq = 1, .id = NcclUniqueId()};
       REQUIRE(fake_nccl().get_unique_id(&*first.id) == kNcclSuccess);
       say(channel.value(), first);
     }

@@ -37,6 +37,8 @@ struct Pair {
     REQUIRE(poster->connect(kOwner, owner->address()) == "");
     REQUIRE(owner->connect(kPoster, poster->address()) == "");
   }
+  // A transfer that is given up may have ended the connection. An instance then connects again.
+  void connect_again() { REQUIRE(poster->connect(kOwner, owner->address()) == ""); }
   TransferId post(KvOp op, const RemoteKey& key, const std::vector<Piece>& pieces, double deadline_s = 0) {
     return poster->post({kOwner, op, key, deadline_s}, pieces);
   }
@@ -448,6 +450,7 @@ TEST_CASE("transports: a stopped owner holds no transfer beyond its deadline, an
         pair.owner->fill(0, 16 * MiB, 2);
         const RemoteKey next = pair.owner->open(kPoster, KvOp::write, {{0, MiB}});
         pair.poster->fill(0, MiB, 6);
+        pair.connect_again();
         CHECK(pair.move(KvOp::write, next, {{0, 0, MiB}}) == TransferState::done);
         CHECK(pair.owner->differing(0, MiB, 6) == 0);
         CHECK(pair.owner->differing(MiB, 15 * MiB, 2, MiB) == 0);
@@ -483,6 +486,7 @@ TEST_CASE("transports: late writes of a zombie are refused", "[transport]") {
           CHECK(pair.poster->end_storm().failed >= 1);
           CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
           CHECK(pair.owner->arrived(next) == 0);
+          pair.connect_again();
           CHECK(pair.move(KvOp::write, next, {{0, 17 * MiB, 1000}}) == TransferState::done);
           close_for_good(*pair.owner, next);
         }

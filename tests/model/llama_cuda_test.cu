@@ -1,7 +1,6 @@
 // Tests the forward pass on CUDA against the CPU's, and against itself. Bits must not depend on how tokens are cut into
 // steps, where their KV lies, which sequences share the step, or whether it ran as a graph.
 #include "base/random.h"
-#include "model/gemm/gemm.h"
 #include "tests/model/cuda_fixture.h"
 #include "tests/model/llama_cases.h"
 
@@ -136,7 +135,7 @@ TEST_CASE("cuda llama: where GPU memory has no room for a graph, steps run witho
   CHECK(same_bits(logits[0], logits[1]));
 }
 
-TEST_CASE("cuda llama: work, memory sizes and the chosen kernels are reported", "[cuda][model]") {
+TEST_CASE("cuda llama: work and memory sizes are reported", "[cuda][model]") {
   CudaLoaded loaded(data_path("models/llama2")), tied(data_path("models/llama31"));
   CudaKv kv(*loaded.model, loaded.stream, 16);
   const std::vector<KvView> views = {kv.view()};
@@ -152,7 +151,6 @@ TEST_CASE("cuda llama: work, memory sizes and the chosen kernels are reported", 
   CHECK(tied.model->weight_bytes() >= 4 * size_t(c.parameters()) + rope);
   CHECK(tied.model->weight_bytes() < 4 * size_t(c.parameters()) + rope + 64 * 256);
   CHECK(loaded.model->scratch_bytes() > 64 * 4 * size_t(loaded.host.config.hidden));
-  CHECK(loaded.model->describe().find("decode naive") != std::string::npos);
 }
 
 TEST_CASE("cuda llama: a full GPU is an error that names the size needed", "[cuda][model]") {
@@ -184,42 +182,6 @@ TEST_CASE("cuda llama: attention is chosen by name, and refused with a reason", 
   CHECK(check("split_kv", "auto").error().message.find("expected one of auto, naive") != std::string::npos);
   CHECK(check("auto", "flash_mma").error().message.find("--cuda-decode-attention: flash_mma needs") !=
         std::string::npos);
-}
-
-TEST_CASE("cuda codes: a quantised model agrees with the CPU's, with the same bits in one step and in chunks",
-          "[cuda][model]") {
-  const auto prompt = some_tokens(11, 200);
-  const struct {
-    const char* name;
-    Dtype codes;
-    int group;
-    Dtype dtype;
-  } models[] = {{"llama31", Dtype::int8, 0, Dtype::f32},  // has tied embeddings
-                {"llama31", Dtype::int4, 0, Dtype::bf16},
-                {"qwen2", Dtype::int4, 8, Dtype::f32},
-                {"qwen2", Dtype::fp8, 0, Dtype::bf16}};
-  for (const auto& m : models) {
-    CAPTURE(m.name, dtype_name(m.codes), m.group, dtype_name(m.dtype));
-    CudaLoaded loaded(data_path(std::string("models/") + m.name), CudaLoaded::small(),
-                      {.dtype = m.dtype, .weight_dtype = m.codes, .weight_group = m.group});
-    CHECK(loaded.weights->layers[1].down.codes.dtype == m.codes);
-    CHECK(loaded.weights->lm_head.codes.dtype == m.codes);
-    CHECK_FALSE(is_quantised(loaded.weights->embedding.codes.dtype));
-    // Steps of one token run as graphs.
-    CudaKv kv(*loaded.model, loaded.stream, 20), again(*loaded.model, loaded.stream, 20),
-        seven(*loaded.model, loaded.stream, 20);
-    const auto got = prompt_logits(*loaded.model, kv, prompt, 64);
-    CHECK(prompt_logits(*loaded.model, again, prompt, 1) == got);
-    CHECK(loaded.model->counts().replays > 0);
-    CHECK(prompt_logits(*loaded.model, seven, prompt, 7) == got);
-    const auto exact = make_llama(loaded.host.weights, loaded.host.team, 64, 64, {.gemm = &default_gemm(true)});
-    const auto want = run_prompt(*exact, prompt, 64);
-    // Bounds as above. Here bf16 rounds activations alone.
-    if (m.dtype == Dtype::f32)
-      CHECK(largest_difference(got, want) < 2e-5);
-    else
-      CHECK(relative_error(got, want) < 0.04);
-  }
 }
 
 }  // namespace

@@ -234,7 +234,6 @@ void check_turn(const RopeCase& c) {
       }
       const Dtype out = is_q ? c.dtype : c.kv_dtype;
       std::vector<float> row(static_cast<size_t>(d));
-      double step_size = 0;  // half a quantisation step
       if (is_q) {
         std::copy_n(got_q.begin() + (i * c.n_heads + h) * d, d, row.begin());
       } else if (i < n) {
@@ -242,14 +241,6 @@ void check_turn(const RopeCase& c) {
         const KvView view{got_pool.data(), &layout, c.contiguous ? nullptr : table, table[0]};
         std::byte* at = view.row(layer, is_v, positions[size_t(i)], (h - c.n_heads) % c.n_kv_heads);
         read_kv_row(c.kv_dtype, d, at, 0, d, row.data());
-        if (layout.shape.quantised()) {
-          step_size = 0.501 * double(kv_scale(at + layout.shape.element_bytes()).scale);
-          if (is_v && !c.bias) {  // nothing was rounded before, so the bytes are the host's
-            std::vector<std::byte> host(layout.shape.row_bytes());
-            write_kv_row(c.kv_dtype, d, &qkv[size_t(i * stride + h * d)], host.data());
-            CHECK(std::memcmp(host.data(), at, host.size()) == 0);
-          }
-        }
         std::memset(at, 0x5a, layout.shape.row_bytes());
       } else {
         continue;
@@ -260,7 +251,7 @@ void check_turn(const RopeCase& c) {
           CHECK(row[size_t(j)] == -7);
         else  // bias, norm, two products and a sum, and the last rounding
           CHECK(near(row[size_t(j)], want[size_t(j)],
-                     (kNormError + 4 * kU) * size[size_t(j)] + roundoff(out) * std::fabs(want[size_t(j)]) + step_size));
+                     (kNormError + 4 * kU) * size[size_t(j)] + roundoff(out) * std::fabs(want[size_t(j)])));
       }
     }
   for (std::byte b : got_pool) REQUIRE(b == std::byte{0x5a});  // nothing outside the rows was written
@@ -268,12 +259,11 @@ void check_turn(const RopeCase& c) {
 
 TEST_CASE("cuda ops: bias, head norm, RoPE and append agree with double precision", "[cuda][model]") {
   for (Dtype dtype : kDtypes)
-    for (Dtype kv : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4})
+    for (Dtype kv : {Dtype::f32, Dtype::bf16})
       for (bool contiguous : {true, false}) {
         check_turn({dtype, kv, KvOrder::layer_major, contiguous, false, false, 8, 4, 2});
-        check_turn({dtype, kv, KvOrder::token_major, contiguous, true, true, kv == Dtype::int4 ? 12 : 6, 3, 1});
-        if (kv == Dtype::int8 || kv == Dtype::int4)
-          check_turn({dtype, kv, KvOrder::layer_major, contiguous, false, false, 128, 2, 1});
+        check_turn({dtype, kv, KvOrder::token_major, contiguous, true, true, 6, 3, 1});
+        check_turn({dtype, kv, KvOrder::layer_major, contiguous, false, false, 128, 2, 1});
       }
   check_turn({Dtype::f32, Dtype::f32, KvOrder::layer_major, false, true, true, 256, 2, 1});
   check_turn({Dtype::bf16, Dtype::bf16, KvOrder::token_major, true, false, true, 70, 5, 5});
@@ -383,41 +373,27 @@ TEST_CASE("cuda sampler: the greedy token is the host sampler's", "[cuda][model]
   }
 }
 
-// The intervals of [0, 1) in which the kept tokens lie, by ascending id, in double. The interval of a token that is not
-// kept is empty.
+// The intervals of [0, 1) in which the tokens lie, by ascending id, in double.
 struct Interval {
   double begin = 0, end = 0;
 };
 std::vector<Interval> intervals(const std::vector<float>& x, const Draw& how) {
-  const int n = int(x.size());
-  std::vector<int> order(static_cast<size_t>(n));
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return x[size_t(a)] > x[size_t(b)]; });
-  auto weight = [&](int i) {
-    return std::exp((double(x[size_t(i)]) - double(x[size_t(order[0])])) / double(how.temperature));
-  };
-  if (how.top_k > 0 && how.top_k < n) order.resize(size_t(how.top_k));
+  const double top = double(*std::max_element(x.begin(), x.end()));
+  auto weight = [&](float logit) { return std::exp((double(logit) - top) / double(how.temperature)); };
   double total = 0, sum = 0;
-  for (int i : order) total += weight(i);
-  size_t kept = 0;
-  while (kept < order.size() && (kept == 0 || sum < double(how.top_p) * total)) sum += weight(order[kept++]);
-  if (how.top_p < 1) order.resize(kept);
-  std::erase_if(order, [&](int i) { return weight(i) < double(how.min_p); });
-  std::sort(order.begin(), order.end());
-  total = sum = 0;
-  for (int i : order) total += weight(i);
-  std::vector<Interval> all(x.size());
-  for (int i : order) {
-    all[size_t(i)].begin = sum / total;
-    sum += weight(i);
-    all[size_t(i)].end = sum / total;
+  for (float logit : x) total += weight(logit);
+  std::vector<Interval> all;
+  for (float logit : x) {
+    const double begin = sum / total;
+    sum += weight(logit);
+    all.push_back({begin, sum / total});
   }
   return all;
 }
 
-void check_draw(const std::vector<Interval>& kept, int32_t token, float uniform) {
-  REQUIRE(size_t(token) < kept.size());
-  const Interval place = kept[size_t(token)];
+void check_draw(const std::vector<Interval>& all, int32_t token, float uniform) {
+  REQUIRE(size_t(token) < all.size());
+  const Interval place = all[size_t(token)];
   CAPTURE(token, place.begin, place.end, uniform);
   CHECK(place.end > place.begin);
   // f32 exponentials are off by some 1e-7 of themselves, and so is every sum of them.
@@ -429,21 +405,10 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
   cuda::Stream stream;
   Random random(8);
   for (int vocab : {7, 300, 5000})
-    for (const Draw& how : std::vector<Draw>{{.temperature = 1},
-                                             {.temperature = 0.3f},
-                                             {.temperature = 2, .top_k = 5},
-                                             {.temperature = 1, .top_p = 0.7f},
-                                             {.temperature = 1.5f, .min_p = 0.3f},
-                                             {.temperature = 1, .top_k = 50, .top_p = 0.9f},
-                                             {.temperature = 1, .top_k = 50, .top_p = 0.9999f},
-                                             {.temperature = 1, .top_k = 3, .top_p = 0.5f, .min_p = 0.1f},
-                                             {.temperature = 1, .top_k = 1},
-                                             {.temperature = 1, .top_p = 1e-6f}}) {
-      CAPTURE(vocab, how.temperature, how.top_k, how.top_p, how.min_p);
+    for (const Draw& how : {Draw{.temperature = 1}, {.temperature = 0.3f}, {.temperature = 2}}) {
+      CAPTURE(vocab, how.temperature);
       auto x = random_floats(size_t(vocab), random, Dtype::f32, 4);
-      // There are ties, also at the cut. With three values both filters may cut among the same equal logits.
-      for (int i = 0; i < vocab; i += how.top_k == 50 ? 1 : 3)
-        x[size_t(i)] = how.top_k == 50 ? float(i % 3) : std::round(x[size_t(i)]);
+      for (int i = 0; i < vocab; i += 3) x[size_t(i)] = std::round(x[size_t(i)]);  // there are ties
       const int n = 12;
       std::vector<float> logits;
       std::vector<Draw> rows;
@@ -464,19 +429,14 @@ TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][m
 TEST_CASE("cuda sampler: a row's token does not depend on how the row is cut into blocks", "[cuda][model]") {
   cuda::Stream stream;
   Random random(9);
-  constexpr float kLast = 0x1.fffffep-1f;
-  const Draw just_p{.temperature = 1, .top_p = 0.7f, .uniform = kLast};
   // Llama 3's vocabulary takes the most blocks. The other size tries every number of blocks.
   for (auto [vocab, slicings] : {std::pair(128256, std::vector{1, 0}), std::pair(9001, std::vector{1, 2, 3, 7, 16})}) {
-    // With eight values the cut falls among thousands of equal logits, which lie in all slices.
     std::vector<float> x(static_cast<size_t>(vocab));
     for (float& value : x) value = float(int(random.uniform() * 8)) / 4;
-    std::vector<Draw> rows{just_p,
-                           {.temperature = 1, .top_k = vocab / 6, .uniform = kLast},
-                           {.temperature = 1, .top_k = vocab / 6, .top_p = 0.9f, .uniform = kLast},
-                           {.temperature = 0.5f, .top_p = 0.5f, .min_p = 0.2f, .uniform = 0.77f},
-                           {.temperature = 1, .uniform = 0.4f},
-                           {}};
+    const std::vector<Draw> rows{{.temperature = 1, .uniform = 0x1.fffffep-1f},
+                                 {.temperature = 0.5f, .uniform = 0.77f},
+                                 {.temperature = 1, .uniform = 0.4f},
+                                 {}};
     const int n = int(rows.size());
     std::vector<float> logits;
     for (int i = 0; i < n; ++i) logits.insert(logits.end(), x.begin(), x.end());
@@ -496,9 +456,6 @@ TEST_CASE("cuda sampler: a row's token does not depend on how the row is cut int
       }
       const auto want = intervals(x, rows[size_t(i)]);
       check_draw(want, first[size_t(i)], rows[size_t(i)].uniform);
-      // top-k keeps a count of tokens, so the last one is exact.
-      if (i == 1)
-        CHECK(std::none_of(want.begin() + first[1] + 1, want.end(), [](const Interval& w) { return w.end > w.begin; }));
     }
   }
 }

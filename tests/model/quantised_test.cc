@@ -78,25 +78,6 @@ TEST_CASE("quantised: quantised values are as near as the header promises", "[qu
       }
 }
 
-TEST_CASE("quantised: unpacked codes equal the codes that were packed", "[quantised][model]") {
-  ThreadTeam team(1);
-  for (Dtype dtype : kCodes)
-    for (int k_groups : {1, 8})
-      for (bool in_order : {true, false}) {
-        const int n = 19, k = 300;
-        const QuantGroups groups = in_order ? even_groups(k, 130) : scattered(k, 40, 3);
-        const Problem c = make_problem(n, k, k_groups, dtype, team, 2, groups);
-        CAPTURE(dtype_name(dtype), k_groups, in_order);
-        CHECK(unpack_groups(c.packed) == groups);
-        for (int row = 0; row < n; ++row) {
-          QuantRow out(dtype, k, groups.count);
-          unpack_codes(c.packed, row, out);
-          const QuantRow& in = c.rows[size_t(row)];
-          REQUIRE((out.codes == in.codes && out.scale == in.scale && out.zero == in.zero));
-        }
-      }
-}
-
 TEST_GEMM_ROWS(quantised_exact_rows, "quantised: an exact row has the bits of the f32 matrix that the codes stand for",
                "[quantised][model]") {
   ThreadTeam team(2);

@@ -245,6 +245,17 @@ TEST_CASE("sampler: rules do not change logprobs, and need more than a plain dra
   CHECK_FALSE(more_than_a_draw({.temperature = 0}));
 }
 
+TEST_CASE("sampler: filters need more than a plain draw, unless the choice is greedy", "[model][sampler]") {
+  CHECK_FALSE(more_than_a_draw({.temperature = 1}));
+  CHECK(more_than_a_draw({.temperature = 1, .top_k = 2}));
+  CHECK(more_than_a_draw({.temperature = 1, .top_p = 0.9f}));
+  CHECK(more_than_a_draw({.temperature = 1, .min_p = 0.1f}));
+  CHECK_FALSE(more_than_a_draw({.temperature = 0, .top_k = 2, .top_p = 0.9f, .min_p = 0.1f}));
+  CHECK_FALSE(more_than_a_draw({.temperature = 1, .top_k = 1, .top_p = 0.9f}));
+  SamplerState state({.temperature = 1, .top_k = 1}, 0, {});
+  CHECK(next_draw({.temperature = 1, .top_k = 1}, state).temperature == 0);
+}
+
 TEST_CASE("sampler: a sequence that continues elsewhere keeps the state of its rules", "[model][sampler]") {
   const std::vector<float> logits = random_logits(20, 4, 1);
   const SamplingParams params = with_rules(

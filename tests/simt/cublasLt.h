@@ -22,7 +22,7 @@ enum cublasStatus_t {
 };
 enum cublasOperation_t { CUBLAS_OP_T = 1 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69 };
-enum cublasLtMatmulDescAttributes_t { CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET };
+enum cublasLtMatmulDescAttributes_t { CUBLASLT_MATMUL_DESC_TRANSA };
 enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
   CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -31,25 +31,13 @@ enum cublasLtMatmulPreferenceAttributes_t {
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
 };
-enum cublasLtMatmulAlgoConfigAttributes_t {
-  CUBLASLT_ALGO_CONFIG_ID,
-  CUBLASLT_ALGO_CONFIG_TILE_ID,
-  CUBLASLT_ALGO_CONFIG_STAGES_ID,
-  CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID,
-  CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
-  CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
-  CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
-  CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME
-};
+enum cublasLtMatmulAlgoConfigAttributes_t { CUBLASLT_ALGO_CONFIG_SPLITK_NUM, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME };
 constexpr uint32_t CUBLASLT_REDUCTION_SCHEME_NONE = 0;
 
 struct cublasLtMatmulAlgo_t {
   int id;
-  bool operator==(const cublasLtMatmulAlgo_t&) const = default;
 };
-struct cublasLtMatmulDescOpaque_t {
-  int32_t sm_target = 0;
-};
+struct cublasLtMatmulDescOpaque_t {};
 struct cublasLtMatrixLayoutOpaque_t {
   int dtype;
   uint64_t rows, columns;
@@ -64,15 +52,13 @@ using cublasLtHandle_t = void*;
 
 namespace simt::cublas {
 
-// halves: the two halves of K, added last. sixteens: exact sums of 16 products, as mma_m16n8k16 is interpreted.
-enum class Order { ascending, descending, halves, sixteens };
+enum class Order { ascending, descending, halves };  // halves: the two halves of K, added last
 struct Algorithm {
   int id;
   Order order;
-  int min_m, max_m;        // the sizes for which the heuristics name it
-  int sm_target = 0;       // the number of SMs for which they do; 0: the whole device
-  bool only_bf16 = false;  // has no f32 result
-  int least_m = 0;         // the smallest m that it can run
+  int min_m, max_m;     // the sizes for which the heuristics name it
+  bool splits = false;  // it says that it splits K
+  int least_m = 0;      // the smallest m that it can run
 };
 inline std::vector<Algorithm> all;
 inline std::vector<int> broken;  // ids that cannot run now
@@ -98,9 +84,8 @@ inline cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDescOpaque_t* desc, c
   *desc = {};
   return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t* desc,
-                                                     cublasLtMatmulDescAttributes_t what, const void* from, size_t) {
-  if (what == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET) std::memcpy(&desc->sm_target, from, 4);
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDescOpaque_t*, cublasLtMatmulDescAttributes_t,
+                                                     const void*, size_t) {
   return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayoutOpaque_t* layout, cudaDataType_t dtype,
@@ -117,19 +102,19 @@ inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulA
                                                            cublasLtMatmulAlgoConfigAttributes_t what, void* to,
                                                            size_t bytes, size_t* written) {
   std::memset(to, 0, bytes);
-  if (what == CUBLASLT_ALGO_CONFIG_ID) std::memcpy(to, &algo->id, 4);
+  const int32_t parts = simt::cublas::find(algo->id)->splits ? 2 : 1;
+  if (what == CUBLASLT_ALGO_CONFIG_SPLITK_NUM) std::memcpy(to, &parts, 4);
   *written = bytes;
   return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t, const cublasLtMatmulDescOpaque_t* desc, const cublasLtMatrixLayoutOpaque_t*,
+    cublasLtHandle_t, const cublasLtMatmulDescOpaque_t*, const cublasLtMatrixLayoutOpaque_t*,
     const cublasLtMatrixLayoutOpaque_t* x, const cublasLtMatrixLayoutOpaque_t*, const cublasLtMatrixLayoutOpaque_t*,
     const cublasLtMatmulPreferenceOpaque_t*, int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
   *found = 0;
   const int m = int(x->columns);
   for (const simt::cublas::Algorithm& a : simt::cublas::all)
-    if (*found < wanted && a.sm_target == desc->sm_target && m >= a.min_m && m <= a.max_m)
-      results[(*found)++] = {{a.id}, CUBLAS_STATUS_SUCCESS};
+    if (*found < wanted && m >= a.min_m && m <= a.max_m) results[(*found)++] = {{a.id}, CUBLAS_STATUS_SUCCESS};
   return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescOpaque_t*, const void*, const void* w,
@@ -140,8 +125,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescO
                                      void*, size_t, cudaStream_t stream) {
   using namespace xpyd;
   const simt::cublas::Algorithm a = *simt::cublas::find(algo->id);
-  if (std::count(simt::cublas::broken.begin(), simt::cublas::broken.end(), a.id) ||
-      (a.only_bf16 && y_layout->dtype == CUDA_R_32F) || int(x_layout->columns) < a.least_m)
+  if (std::count(simt::cublas::broken.begin(), simt::cublas::broken.end(), a.id) || int(x_layout->columns) < a.least_m)
     return CUBLAS_STATUS_NOT_SUPPORTED;
   XPYD_CHECK(reinterpret_cast<uintptr_t>(x) % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0);
   simt::cublas::ran.push_back(a.id);
@@ -164,12 +148,6 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, const cublasLtMatmulDescO
         for (size_t i = k; i-- > 0;) add(i, sums);
       if (a.order == Order::halves)
         for (size_t i = 0; i < k / 2; ++i) add(i, sums), add(k / 2 + i, second);
-      if (a.order == Order::sixteens)
-        for (size_t i = 0; i < k; i += 16) {
-          std::vector<double> exact(sums.begin(), sums.end());
-          for (size_t j = i; j < std::min(i + 16, k); ++j) add(j, exact);
-          std::copy(exact.begin(), exact.end(), sums.begin());
-        }
       for (size_t n = 0; n < n_columns; ++n) {
         const size_t at = m * size_t(yl.stride) + n;
         if (yl.dtype == CUDA_R_32F)

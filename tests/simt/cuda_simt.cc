@@ -4,20 +4,17 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "base/cuda/cuda.h"
 #include "device_memory.h"
 
 using xpyd::cuda::simt::host_fault;
-struct Work {
-  std::function<void()> run;
-  bool kernel = false;
-  bool early = false;  // a kernel that may start early (base/cuda/cuda.h)
-};
+using Work = std::function<void()>;
 using Recording = std::vector<Work>;
 
 // The work that a late stream has not done yet. All streams share one lock, because one may have to run another's work.
@@ -119,32 +116,6 @@ bool is_memory(const void* at, size_t bytes, const char* what) {
   host_fault(std::string(what) + ": " + std::to_string(bytes) + " bytes that are neither device nor pinned memory");
   return false;
 }
-// The work before the running early kernel that it has not waited for yet; `no_work` if all of that is done.
-thread_local const Work* previous = nullptr;
-const Work no_work = {.run = [] {}};
-
-void run_work(const Work& work, const Work& before = no_work) {
-  if (!work.early) return work.run();
-  previous = &before;
-  work.run();
-  if (!std::exchange(previous, nullptr)) return;
-  host_fault("a kernel that may start early has not waited for what came before it");
-  before.run();
-}
-
-// Runs works in order, except for a kernel followed by one that may start early. There the first block of the second
-// kernel reaches its wait before the first kernel has begun, because the first may let it start before it waits itself.
-// Every third pair runs in order, so that each kernel of a chain is first and second in turn.
-void run_all(const Recording& works) {
-  thread_local unsigned n_pairs = 0;
-  for (size_t i = 0; i < works.size(); ++i) {
-    const bool pair = i + 1 < works.size() && works[i].kernel && works[i + 1].early && ++n_pairs % 3 != 0;
-    if (pair)
-      ++i, run_work(works[i], works[i - 1]);
-    else
-      run_work(works[i]);
-  }
-}
 
 struct Late {
   std::recursive_mutex mutex;
@@ -164,13 +135,10 @@ struct Late {
     std::lock_guard lock(mutex);
     bool nothing = queue.n_done >= end;
     while (queue.n_done < end) {
-      const bool pair = queue.n_done + 1 < end && queue.works[0].kernel && queue.works[1].early;
-      std::vector<Work> next;  // removed from the queue before they run
-      for (size_t n = pair ? 2 : 1; n > 0; --n, ++queue.n_done) {
-        next.push_back(std::move(queue.works.front()));
-        queue.works.pop_front();
-      }
-      run_all(next);
+      const Work next = std::move(queue.works.front());  // removed from the queue before it runs
+      queue.works.pop_front();
+      ++queue.n_done;
+      next();
     }
     return nothing;
   }
@@ -197,33 +165,15 @@ void enqueue(cudaStream_t stream, Work work) {
   else if (late().on.load())
     late().push(stream->queue, std::move(work));
   else
-    run_work(work);
+    work();
 }
-void enqueue(cudaStream_t stream, std::function<void()> run) { enqueue(stream, Work{.run = std::move(run)}); }
 
 }  // namespace
 
 namespace simt {
 
 bool keeps_work(cudaStream_t stream) { return stream->recording || late().on.load(); }
-void keep(cudaStream_t stream, std::function<void()> run) {
-  enqueue(stream, Work{.run = std::move(run), .kernel = true});
-}
-void launch_early(const char* name, const Shape& shape, cudaStream_t stream, std::function<void()> body) {
-  const auto run = [=] {
-    run_grid(
-        name, shape.grid, shape.block, shape.shared_bytes,
-        [](const void* f) { (*static_cast<const std::function<void()>*>(f))(); }, &body);
-  };
-  enqueue(stream, Work{.run = run, .kernel = true, .early = true});
-}
-// All threads of the first block come this far. Then the earlier work runs on a machine of its own.
-void wait_for_previous(Where where) {
-  if (!previous) return;
-  sync_threads(Vote::none, true, where);
-  const Work* work = std::exchange(previous, nullptr);
-  if (work && work != &no_work) std::thread([work] { run_work(*work); }).join();
-}
+void keep(cudaStream_t stream, std::function<void()> run) { enqueue(stream, std::move(run)); }
 void set_late_streams(bool on) {
   late().on = on;
   if (!on) late().drain_all();
@@ -280,12 +230,6 @@ void Stream::wait() {
   refuse_in_capture("waiting for a stream");
   late().drain(*handle_->queue);
 }
-// On a late stream the first call returns false.
-bool Stream::done() const {
-  refuse_in_capture("asking a stream");
-  return late().drain(*handle_->queue);
-}
-
 Event::Event(bool timing) : handle_(new CUevent_st{.timing = timing}) {}
 Event::~Event() { delete handle_; }
 void Event::record(Stream& stream) {
@@ -351,7 +295,9 @@ Graph Graph::end_capture(Stream& stream) {
 void Graph::launch(Stream& stream) const {
   XPYD_CHECK(handle_);
   XPYD_CHECK(!stream.handle()->recording, "a graph launched inside a capture");
-  enqueue(stream.handle(), [recording = *static_cast<std::shared_ptr<Recording>*>(handle_)] { run_all(*recording); });
+  enqueue(stream.handle(), [recording = *static_cast<std::shared_ptr<Recording>*>(handle_)] {
+    for (const Work& work : *recording) work();
+  });
 }
 
 Result<Memory> Memory::device(size_t bytes) {

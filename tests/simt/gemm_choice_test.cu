@@ -4,7 +4,7 @@
 #include "tests/catch.h"
 #include "tests/model/cuda_fixture.h"
 
-// Everywhere else CudaGemm is the class of gemm_simt.cc. The kernel for few rows comes from the library of tests.
+// Everywhere else CudaGemm is the class of gemm_simt.cc.
 #define CudaGemm LibraryGemm
 #pragma GCC diagnostic ignored "-Wsubobject-linkage"  // harmless in a single file
 #include "model/cuda/gemm_cuda.cu"
@@ -18,7 +18,6 @@ using cublas::Order;
 constexpr int kN = 24, kMost = 1024;
 
 struct Choice {
-  // Each choice needs its own k, because the process remembers choices.
   Choice(std::vector<cublas::Algorithm> algorithms, int k, cuda::Stream& on, Dtype y_dtype = Dtype::bf16)
       : stream(on), gemm(on) {
     cublas::all = std::move(algorithms);
@@ -60,10 +59,9 @@ struct Choice {
 
 TEST_CASE("cuda gemm: an order that one bf16 row hides is not taken for M = 1", "[cuda][model][gemm]") {
   // For small M the heuristics name the wrong order first. Its bf16 rows are mostly the same.
-  for (bool only_bf16 : {false, true}) {
+  for (Dtype y_dtype : {Dtype::bf16, Dtype::f32}) {
     cuda::Stream stream;
-    Choice c({{1, Order::descending, 1, 8, 0, only_bf16}, {2, Order::ascending, 1, 1 << 20, 0, only_bf16}},
-             256 + 8 * only_bf16, stream);
+    Choice c({{1, Order::descending, 1, 8}, {2, Order::ascending, 1, 1 << 20}}, 264, stream, y_dtype);
     REQUIRE(c.gemm.prepare(c.args, kMost).ok());
     for (int m : {1, 2, 3, 4, 8, 9, 256}) CHECK(c.chosen(m) == 2);
     const std::vector<float> whole = c.run(0, kMost);
@@ -74,81 +72,45 @@ TEST_CASE("cuda gemm: an order that one bf16 row hides is not taken for M = 1", 
   }
 }
 
-TEST_CASE("cuda gemm: orders that no bf16 row tells apart are told apart in f32", "[cuda][model][gemm]") {
-  // With K of 8 an order changes one bit in some 2^13, and bf16 rows hide nearly all of that.
-  cuda::Stream stream;
-  Choice c({{1, Order::halves, 1, 4}, {2, Order::ascending, 1, 1 << 20}}, 8, stream);
-  REQUIRE(c.gemm.prepare(c.args, kMost).ok());
-  CHECK(c.chosen(1) == 2);
-  CHECK(c.chosen(4) == 2);
-}
-
-TEST_CASE("cuda gemm: a partition of the device gets its own algorithms in the device's order", "[cuda][model][gemm]") {
-  cuda::Card card;
-  card.n_sms = 16;
-  auto split = cuda::Split::cut(card, 4).value();
-  cuda::Stream whole, part(split->make_stream(0, false));
-  const std::vector<cublas::Algorithm> algorithms = {
-      {1, Order::ascending, 1, 1 << 20}, {2, Order::descending, 1, 1 << 20, 4}, {3, Order::ascending, 1, 1 << 20, 4}};
-  Choice of_card(algorithms, 96, whole), of_part(algorithms, 96, part);
-  REQUIRE(of_card.gemm.prepare(of_card.args, kMost).ok());
-  cublas::ran.clear();
-  REQUIRE(of_part.gemm.prepare(of_part.args, kMost).ok());
-  // The choice for 4 SMs uses the heuristics for 4 SMs, and has the bits of the whole device.
-  CHECK(std::count(cublas::ran.begin(), cublas::ran.end(), 3) > 0);
-  CHECK(of_card.chosen(5) == 1);
-  CHECK(of_part.chosen(5) != 2);
-  CHECK(of_card.run(0, 5) == of_part.run(0, 5));
-  // A choice that no longer starts gives way to another of the same order.
-  const std::vector<float> before = of_part.run(0, 5);
-  const int first = of_part.chosen(5);
-  cublas::broken = {first};
-  CHECK(of_part.run(0, 5) == before);
-  CHECK(of_part.chosen(5) == 4 - first);
-}
-
-TEST_CASE("cuda gemm: our kernel takes few rows where it has the order's bits, and only there", "[cuda][model][gemm]") {
-  cuda::Stream stream;
-  // K ends in half a group of 16. The library's algorithm runs only more rows than ours.
-  Choice c({{1, Order::sixteens, 1, 1 << 20, 0, false, kGemvRows + 1}}, 56, stream);
-  REQUIRE(c.gemm.prepare(c.args, kMost).ok());
-  CHECK(c.gemm.describe().find("gemv") != std::string::npos);
-  const std::vector<float> whole = c.run(0, kMost);
-  for (int m : {1, 2, 7, 8, 9, 16, 32, 33}) {
-    CAPTURE(m);
-    const int first = 300;
-    cublas::ran.clear();
-    const std::vector<float> some = c.run(first, m);
-    CHECK(cublas::ran.empty() == (m <= kGemvRows));
-    CHECK(std::memcmp(some.data(), whole.data() + first * kN, some.size() * 4) == 0);
-  }
-  // With another order, or where a few bf16 sums cannot tell orders apart, no algorithm takes few rows.
-  for (auto [order, only_bf16, k] : {std::tuple(Order::ascending, false, 40), std::tuple(Order::sixteens, true, 72)}) {
-    Choice other({{1, order, 1, 1 << 20, 0, only_bf16, kGemvRows + 1}}, k, stream);
-    const Status refused = other.gemm.prepare(other.args, kMost);
-    REQUIRE_FALSE(refused.ok());
-    CHECK(refused.error().message.find("best: 0 of 11 sizes") != std::string::npos);
-  }
-}
-
-TEST_CASE("cuda gemm: where no algorithm of the chosen order starts, another algorithm or our kernel runs",
+TEST_CASE("cuda gemm: the reference is of M = 1,024, whatever the largest step is, and it does not split K",
           "[cuda][model][gemm]") {
   cuda::Stream stream;
-  // Algorithms 1 (up to M = 16) and 2 (from 17) share an order. Algorithm 3 has another one.
-  Choice c({{1, Order::ascending, 1, 16}, {2, Order::ascending, 17, 1 << 20}, {3, Order::halves, 1, 1 << 20}}, 48,
-           stream);
+  // Up to M = 64 the heuristics name another order alone. At 1,024 they name one that splits K first.
+  const std::vector<cublas::Algorithm> algorithms = {
+      {1, Order::descending, 1, 64}, {2, Order::halves, 65, 1 << 20, true}, {3, Order::ascending, 65, 1 << 20}};
+  Choice c(algorithms, 64, stream, Dtype::f32);
+  REQUIRE(c.gemm.prepare(c.args, 20).ok());
+  for (int m : {1, 2, 16, 20}) CHECK(c.chosen(m) == 3);
+  Choice none({{1, Order::ascending, 1, 1 << 20, true}}, 64, stream);
+  const Status refused = none.gemm.prepare(none.args, 20);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ErrorCode::unavailable);
+  CHECK(refused.error().message.find("that does not split K") != std::string::npos);
+}
+
+TEST_CASE("cuda gemm: where no algorithm keeps the reference's bits for some size, the product is refused",
+          "[cuda][model][gemm]") {
+  cuda::Stream stream;
+  Choice c({{1, Order::descending, 1, 64}, {2, Order::ascending, 65, 1 << 20, false, 65}}, 64, stream, Dtype::f32);
+  const Status refused = c.gemm.prepare(c.args, kMost);
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.error().code == ErrorCode::unavailable);
+  CHECK(refused.error().message.find("M = 1, that keeps the bits of rows") != std::string::npos);
+}
+
+TEST_CASE("cuda gemm: where the chosen algorithm does not start, the reference runs", "[cuda][model][gemm]") {
+  cuda::Stream stream;
+  // Algorithms 1 (up to M = 16) and 2 (from 17) share an order.
+  Choice c({{1, Order::ascending, 1, 16}, {2, Order::ascending, 17, 1 << 20}}, 48, stream);
   REQUIRE(c.gemm.prepare(c.args, kMost).ok());
-  const std::vector<float> few = c.run(0, 4), many = c.run(0, 40);
-  cublas::broken = {1};
-  CHECK(c.run(0, 4) == few);
-  CHECK(c.chosen(4) == 2);  // of the same order
-  cublas::broken = {1, 2};
-  CHECK(c.chosen(40) == 3);
-  cublas::broken = {1, 2, 3};  // our kernel remains, for 32 rows at a time
-  cublas::ran.clear();
-  const std::vector<float> ours = c.run(0, 40);
-  CHECK(cublas::ran.empty());
-  for (size_t i = 0; i < many.size(); ++i) CHECK(std::abs(ours[i] - many[i]) < 0.1f);
+  // Timing decides between the two, so several sizes are tried.
+  for (int m : {1, 2, 4, 8, 16}) {
+    cublas::broken.clear();
+    const std::vector<float> few = c.run(0, m);
+    cublas::broken = {1};
+    CHECK(c.run(0, m) == few);
+    CHECK(c.chosen(m) == 2);
+  }
 }
 
 }  // namespace xpyd::testing

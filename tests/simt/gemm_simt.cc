@@ -44,7 +44,7 @@ struct CudaGemm::Impl {
   std::vector<std::pair<Like, int>> prepared;  // with the largest m
 };
 
-CudaGemm::CudaGemm(const cuda::On& on, bool) : impl_(new Impl{on.stream, {}}) {}
+CudaGemm::CudaGemm(cuda::Stream& stream) : impl_(new Impl{stream, {}}) {}
 CudaGemm::~CudaGemm() = default;
 
 Status CudaGemm::prepare(const CudaGemmArgs& like, int max_m) {
@@ -62,13 +62,5 @@ void CudaGemm::run(const CudaGemmArgs& a) {
 }
 
 size_t CudaGemm::bytes() const { return 0; }
-
-std::string CudaGemm::describe() const {
-  std::string lines;
-  for (const auto& [like, max_m] : impl_->prepared)
-    lines += std::to_string(std::get<0>(like)) + " x " + std::to_string(std::get<1>(like)) +
-             ": one chain per element, on the interpreter\n";
-  return lines;
-}
 
 }  // namespace xpyd::model

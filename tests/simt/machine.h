@@ -21,7 +21,6 @@ inline constexpr uint32_t under_way = ~0u;  // write_epoch of bytes that cp.asyn
 
 struct AsyncCopy {
   std::byte* to;
-  size_t bytes;  // 4 or 16
   uint4 value;
   int group;
 };

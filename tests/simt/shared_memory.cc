@@ -147,7 +147,8 @@ void check_atomic(const void* place, size_t bytes, Where where) {
 
 // --- cp.async: the bytes arrive when their thread waits, and are NaN until then.
 
-void copy_async(std::byte* to, const void* from, size_t bytes, bool valid, Where where) {
+void copy_16_async(std::byte* to, const void* from, bool valid, Where where) {
+  constexpr size_t bytes = 16;
   check_aligned(to, bytes, "cp.async", where);
   check_write(to, bytes, where);
   Fibre& me = running();
@@ -155,14 +156,14 @@ void copy_async(std::byte* to, const void* from, size_t bytes, bool valid, Where
   if (valid) {
     Machine& m = *me.machine;
     if (reinterpret_cast<uintptr_t>(from) % bytes != 0)
-      m.fault(me, "cp.async: the global address is not a multiple of " + std::to_string(bytes), where);
+      m.fault(me, "cp.async: the global address is not a multiple of 16", where);
     if (!is_device_memory(from, bytes)) m.fault(me, "cp.async: reads outside of device memory", where);
     std::memcpy(&value, from, bytes);
   }
   std::memset(to, 0xff, bytes);
   Range r = range(to, bytes, where);
   for (Cell *cell = r.first(), *end = r.last(); cell != end; ++cell) cell->write_epoch = under_way;
-  me.copies.push_back({to, bytes, value, me.group});
+  me.copies.push_back({to, value, me.group});
 }
 
 void cp_async_commit() { ++running().group; }
@@ -172,9 +173,9 @@ void copy_async_wait(int n_under_way) {
   Machine& m = *me.machine;
   auto arrives = [&](const AsyncCopy& copy) {
     if (copy.group >= me.group - n_under_way) return false;
-    std::memcpy(copy.to, &copy.value, copy.bytes);
+    std::memcpy(copy.to, &copy.value, sizeof copy.value);
     Cell* cell = m.cells.data() + (copy.to - m.shared) / 2;
-    for (size_t i = 0; i < copy.bytes / 2; ++i) {
+    for (size_t i = 0; i < sizeof copy.value / 2; ++i) {
       cell[i].write_epoch = m.epoch;
       cell[i].writer = me.who();
     }

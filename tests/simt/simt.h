@@ -225,15 +225,10 @@ void store_16(const Shared<T>& to, Index i, uint4 value) {
   std::memcpy(static_cast<void*>(place), &value, 16);
 }
 
-void copy_async(std::byte* to, const void* from, size_t bytes, bool valid, Where where);
+void copy_16_async(std::byte* to, const void* from, bool valid, Where where);
 template <class T>
 void cp_async_16(const Shared<T>& to, Index i, const void* from, bool valid = true) {
-  copy_async(reinterpret_cast<std::byte*>(to.place(i, elements_of_16_bytes<T>())), from, 16, valid, i.where);
-}
-template <class T>
-void cp_async_4(const Shared<T>& to, Index i, const void* from, bool valid = true) {
-  static_assert(sizeof(T) == 4);
-  copy_async(reinterpret_cast<std::byte*>(to.place(i, 1)), from, 4, valid, i.where);
+  copy_16_async(reinterpret_cast<std::byte*>(to.place(i, elements_of_16_bytes<T>())), from, valid, i.where);
 }
 void cp_async_commit();
 void copy_async_wait(int n_under_way);

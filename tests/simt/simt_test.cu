@@ -183,15 +183,11 @@ __global__ void fetch(int planted, float* out) {
   int t = threadIdx.x, from = planted == 1 ? t * 4 + 1 : t * 4;
   if (planted == 8 && t == 3) from = 1 << 20;
   cuda::cp_async_16(a, planted == 2 ? t * 4 + 2 : t * 4, out + from, planted != 9);
-  if (t < 4) {
-    const std::byte* four = reinterpret_cast<const std::byte*>(out + t);
-    cuda::cp_async_4(a, 256 + (planted == 11 ? 0 : t), four + (planted == 10 ? 2 : 0));
-  }
   if (planted != 3) cuda::cp_async_commit();  // 3: waits for groups, and this is none
   if (planted == 4) a[t * 4] = 0;
   if (planted != 5) cuda::cp_async_wait<0>();
   if (planted != 6) __syncthreads();
-  float got = float(a[255 - t]) + float(a[256 + t % 4]);
+  float got = a[255 - t];
   if (planted == 5) cuda::cp_async_wait<0>();
   if (planted == 7) {
     cuda::cp_async_commit();
@@ -262,8 +258,6 @@ const Planted plants[] = {
     {"cp.async without wait", fetch, 5, "read of what cp.async has not delivered", 64, 1040},
     {"cp.async without barrier", fetch, 6, "", 64, 1040},
     {"cp.async under way at the end", fetch, 7, "ends with a cp.async under way", 64, 1040},
-    {"cp.async of 4 bytes, misaligned", fetch, 10, "the global address is not a multiple of 4", 64, 1040},
-    {"cp.async of 4 bytes over another", fetch, 11, "race: writes", 64, 1040},
     {"cp.async from nowhere", fetch, 8, "cp.async: reads outside of device memory", 64, 1040},
     {"ldmatrix misaligned", tensor, 1, "ldmatrix: byte 8 is not a multiple of 16", 32},
     {"ldmatrix past the end", tensor, 2, "index out of range", 32},
@@ -322,62 +316,6 @@ TEST_CASE("a capture draws in the streams that hold its events", "[simt]") {
   CHECK(value() == 1);
 }
 
-__global__ void store_early(float value, float* to) {
-  cuda::begin_after_previous();
-  to[threadIdx.x] = value;
-}
-__global__ void twice_early(const float* from, float* to) {
-  cuda::begin_after_previous();
-  to[threadIdx.x] = 2 * from[threadIdx.x];
-}
-__global__ void twice_too_early(const float* from, float* to) {
-  const float value = from[threadIdx.x];
-  cuda::begin_after_previous();
-  to[threadIdx.x] = 2 * value;
-}
-__global__ void twice_without_wait(const float* from, float* to) { to[threadIdx.x] = 2 * from[threadIdx.x]; }
-__global__ void twice_half_waits(const float* from, float* to) {
-  if (threadIdx.x < 16) return;
-  cuda::begin_after_previous();
-  to[threadIdx.x] = 2 * from[threadIdx.x];
-}
-
-// In two pairs of three, the second kernel reaches its wait before the first has begun.
-TEST_CASE("kernels that start early expose a missing wait, and a read before the wait", "[simt]") {
-  cuda::Stream stream;
-  auto device = std::move(cuda::Memory::device(64 * sizeof(float)).value());
-  auto pinned = cuda::Memory::pinned(32 * sizeof(float));
-  float *from = device.as<float>(), *to = from + 32;
-  const cuda::Shape shape{.grid = 1, .block = 32};
-  const cuda::On early(stream, true);
-  auto wrong = [&](auto kernel, bool graph) {  // out of three runs
-    int n = 0;
-    for (float value : {3.f, 5.f, 7.f}) {
-      auto both = [&] {
-        cuda::launch(store_early, "store", shape, early, value, from);
-        cuda::launch(kernel, "twice", shape, early, from, to);
-      };
-      if (graph)
-        cuda::Graph::capture(stream, both).launch(stream);
-      else
-        both();
-      cuda::copy(pinned.data(), to, pinned.size(), stream);
-      stream.wait();
-      n += pinned.as<float>()[31] != 2 * value;
-    }
-    return n;
-  };
-  for (bool graph : {false, true}) {
-    INFO((graph ? "in a graph" : "on a late stream"));
-    cuda::simt::Late late(!graph);
-    CHECK(wrong(twice_early, graph) == 0);
-    CHECK(wrong(twice_too_early, graph) == 2);
-    CHECK(faults_of([&] { wrong(twice_without_wait, graph); }).find("has not waited for what came before it") !=
-          std::string::npos);
-    CHECK(faults_of([&] { wrong(twice_half_waits, graph); }).find("16 finished") != std::string::npos);
-  }
-}
-
 TEST_CASE("late streams expose a missing wait", "[simt]") {
   cuda::simt::Late late(true);
   cuda::Stream first, second;
@@ -425,8 +363,7 @@ TEST_CASE("late streams expose a missing wait", "[simt]") {
   CHECK(copied.done());
   CHECK(value() == 1);
   CHECK(device.as<float>()[31] == 1);  // work after the event still waits
-  CHECK(!first.done());
-  CHECK(first.done());
+  first.wait();
   CHECK(device.as<float>()[31] == 0);
 
   // A graph may be destroyed before it has run.

@@ -11,7 +11,6 @@
 // Each pair of instances and direction has a communicator of two ranks. The initiator is rank 0 and decides the order,
 // so the order of groups in different communicators cannot lock two instances up. Only the bootstrap's I/O thread calls
 // NCCL, and no call blocks (communicators are made with blocking = 0).
-#include <deque>
 #include <map>
 #include <unordered_map>
 
@@ -40,7 +39,7 @@ class Client {
   // Gives the client up, because its channel has ended or it was disconnected.
   void end(const std::string& why = "it was disconnected");
   bool turn();  // continues all work; true: call it again soon
-  bool gone() const { return ended_ && pipes_.empty(); }
+  bool gone() const { return ended_ && !pipe_; }
 
  private:
   struct Held {  // an accepted group
@@ -56,7 +55,7 @@ class Client {
   const MakePipe make_pipe_;
   RegistrationTable& registrations_;
   const ChannelPtr channel_;
-  std::deque<std::unique_ptr<Pipe>> pipes_;  // the last one is in use; the others are broken and run empty
+  std::unique_ptr<Pipe> pipe_;  // null: not made, or the client has ended and the pipe has run empty
   std::map<uint64_t, Held> held_;
   uint64_t last_seq_ = 0;
   // The transfer whose groups run now, and how many have run; they run in order.
@@ -66,7 +65,7 @@ class Client {
 };
 
 Client::~Client() {
-  pipes_.clear();
+  pipe_.reset();
   for (const auto& [seq, held] : held_) registrations_.leave(held.ask.registration, false);
 }
 
@@ -77,13 +76,12 @@ bool Client::take(std::string_view body) {
   if (!read || ended_) return false;
   const Message& message = read.value();
   const uint64_t seq = message.seq;
-  if (message.kind == Message::ask || message.kind == Message::renew) {
-    if (seq <= std::exchange(last_seq_, seq)) return false;
-    if (message.kind == Message::ask) return accept(seq, *message.asked);
-    if (!pipes_.empty()) pipes_.back()->abort("the peer has created another communicator");
-    pipes_.push_back(make_pipe_(*message.id, 1));
+  if (message.kind == Message::join) {
+    if (pipe_) return false;
+    pipe_ = make_pipe_(*message.id, 1);
     return true;
   }
+  if (message.kind == Message::ask) return seq > std::exchange(last_seq_, seq) && accept(seq, *message.asked);
   const auto at = held_.find(seq);
   if (at == held_.end() || at->second.going) return false;
   if (message.kind == Message::go) {
@@ -98,8 +96,7 @@ bool Client::take(std::string_view body) {
 }
 
 bool Client::accept(uint64_t seq, const Ask& ask) {
-  // A pipe that runs empty may hold kMaxAhead groups as well.
-  if (pipes_.empty() || held_.size() >= kMaxAhead * (pipes_.size() + 1)) return false;
+  if (!pipe_ || held_.size() >= kMaxAhead) return false;
   std::vector<Copy> copies;
   for (const AddressRange& range : ask.ranges) {
     auto* here = reinterpret_cast<std::byte*>(range.begin);
@@ -115,7 +112,7 @@ void Client::go(uint64_t seq, const Ask& ask) {
   std::vector<MemoryRange> parts;
   for (const AddressRange& range : ask.ranges)
     parts.push_back({reinterpret_cast<std::byte*>(range.begin), range.bytes});
-  pipes_.back()->enqueue(seq, ask.op == KvOp::read, std::move(parts));
+  pipe_->enqueue(seq, ask.op == KvOp::read, std::move(parts));
 }
 
 void Client::ended(uint64_t seq, bool whole) {
@@ -131,7 +128,7 @@ void Client::ended(uint64_t seq, bool whole) {
 void Client::end(const std::string& why) {
   if (std::exchange(ended_, true)) return;
   channel_->close(why);
-  for (const auto& pipe : pipes_) pipe->abort("the peer is gone");
+  if (pipe_) pipe_->abort("the peer is gone");
   std::erase_if(held_, [&](const auto& held) {
     if (held.second.going) return false;
     registrations_.leave(held.second.ask.registration, false);
@@ -140,16 +137,10 @@ void Client::end(const std::string& why) {
 }
 
 bool Client::turn() {
-  bool soon = false;
-  for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
-  if (!ended_ && !pipes_.empty()) {
-    const Pipe& pipe = *pipes_.back();
-    // Another try would not help a communicator that was never ready.
-    if (pipe.overdue() || (pipe.state() == Pipe::State::broken && pipe.by_nccl() && !pipe.was_ready())) end();
-  }
-  while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty() &&
-         (ended_ || pipes_.size() > 1))
-    pipes_.pop_front();
+  if (!pipe_) return false;
+  const bool soon = pipe_->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
+  if (pipe_->overdue() || pipe_->state() == Pipe::State::broken) end();
+  if (pipe_->state() == Pipe::State::broken && pipe_->empty()) pipe_.reset();
   return soon;
 }
 

@@ -38,11 +38,11 @@ Transfer::Transfer(uint64_t id_, const KvTransfer& what_, std::span<const Copy> 
 }
 
 void Link::start() {
-  Message message{.kind = Message::renew, .seq = ++last_seq_, .id = NcclUniqueId()};
+  Message message{.kind = Message::join, .seq = ++last_seq_, .id = NcclUniqueId()};
   if (const int result = api_.get_unique_id(&*message.id); result != kNcclSuccess)
     return end(nccl_error(api_, result, nullptr));
   say(channel_, message);
-  pipes_.push_back(make_pipe_(*message.id, 0));
+  pipe_ = make_pipe_(*message.id, 0);
 }
 
 void Link::add(std::shared_ptr<Transfer> post) {
@@ -126,9 +126,8 @@ void Link::accepted(uint64_t seq, Flight& flight) {
   for (const Copy& copy : post.groups[flight.group])
     parts.push_back({send ? const_cast<std::byte*>(copy.source) : copy.destination, copy.bytes});
   flight.gone = true;
-  flight.pipe = n_pipes_;
   ++post.inside;
-  pipes_.back()->enqueue(seq, send, std::move(parts));
+  pipe_->enqueue(seq, send, std::move(parts));
   say(channel_, Message{.kind = Message::go, .seq = seq});
 }
 
@@ -155,14 +154,6 @@ void Link::settle() {
   });
 }
 
-void Link::renew() {
-  const Pipe& pipe = *pipes_.back();
-  if (dead_ || pipe.state() != Pipe::State::broken) return;
-  if (pipe.by_nccl() && !pipe.was_ready()) return end(pipe.why());
-  ++n_pipes_;
-  start();
-}
-
 void Link::end(const std::string& why) {
   {
     std::lock_guard lock(mutex_);
@@ -170,7 +161,7 @@ void Link::end(const std::string& why) {
     why_ = why;
   }
   dead_ = true;
-  for (const auto& pipe : pipes_) pipe->abort(why);
+  if (pipe_) pipe_->abort(why);
   std::erase_if(flights_, [](const auto& flight) { return !flight.second.gone; });
   channel_->close(why);
 }
@@ -182,25 +173,20 @@ std::string Link::why() const {
 
 bool Link::turn() {
   bool soon = false;
-  for (const auto& pipe : pipes_) soon |= pipe->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
-  if (!pipes_.empty() && pipes_.back()->overdue())
-    end("the peer did not join the communicator within " + std::to_string(kJoinSeconds) + " s");
-  if (!pipes_.empty()) renew();
-  while (!pipes_.empty() && pipes_.front()->state() == Pipe::State::broken && pipes_.front()->empty())
-    pipes_.pop_front();
+  if (pipe_) {
+    soon = pipe_->turn([this](uint64_t seq, bool whole) { ended(seq, whole); });
+    if (pipe_->overdue())
+      end("the peer did not join the communicator within " + std::to_string(kJoinSeconds) + " s");
+    if (pipe_->state() == Pipe::State::broken) {
+      end(pipe_->why());
+      if (pipe_->empty()) pipe_.reset();
+    }
+  }
   if (dead_ || connected()) settled_ = true;
   for (const auto& post : posts_) {
     if (usable(*post) || post->inside == 0) continue;
     if (post->unwanted_s == 0) post->unwanted_s = now();
-    // Groups on an older, broken pipe end without help.
-    const bool in_use = std::any_of(flights_.begin(), flights_.end(), [&](const auto& flight) {
-      const Flight& f = flight.second;
-      return f.post == post && f.gone && !f.run && f.pipe == n_pipes_;
-    });
-    if (in_use && connected() && now() > post->unwanted_s + kPatience) {
-      pipes_.back()->abort("the peer did not take a transfer, which was given up");
-      post->unwanted_s = now();
-    }
+    if (now() > post->unwanted_s + kPatience) end("the peer did not take a transfer, which was given up");
     soon = true;
   }
   ask();

@@ -7,9 +7,9 @@
 // transfer is done when the owner has placed all of its groups and this end has run them.
 //
 // If a transfer is given up (cancelled, late) or has failed, its groups in flight have kPatience seconds to end. Then
-// the link aborts the communicator and makes another one. It also makes another one after an NCCL error. An error while
-// the communicator is being made, or a peer that does not join it in kJoinSeconds, ends the link: it is dead, and why()
-// says why. The link asks for nothing before a communicator is ready.
+// the link aborts the communicator and ends. So does an NCCL error, and a peer that does not join the communicator in
+// kJoinSeconds. A link that has ended is dead, and why() says why; the instance connects again. The link asks for
+// nothing before the communicator is ready.
 //
 // Thread safety: Transfer: any thread may use `wanted` and `state`. Link: the bootstrap's I/O thread; any thread may
 // call dead(), why() and settled().
@@ -30,7 +30,7 @@
 
 namespace xpyd::disagg::nccl {
 
-// ---- The messages between the two ends of a link. The initiator sends `ask`, `go`, `drop` and `renew`; the owner
+// ---- The messages between the two ends of a link. The initiator sends `join`, `ask`, `go` and `drop`; the owner
 // sends the others. The readers check counts and lengths, and refuse a message that is not exactly right.
 
 // Limits of a group, which is the calls between ncclGroupStart and ncclGroupEnd. Some versions of NCCL allow 2,048
@@ -64,17 +64,17 @@ struct Message {
     drop,    // the initiator does not enqueue it
     placed,  // the owner's half has run and is counted
     lost,    // the owner's half was aborted, or the registration was closed
-    renew,   // makes a communicator, the first one or after a failure; the initiator is rank 0
+    join,    // makes the communicator, before all others; the initiator is rank 0
   };
   Kind kind = ask;
-  uint64_t seq = 0;                // number of the group or renewal; the initiator counts
+  uint64_t seq = 0;                // number of the group; the initiator counts
   std::optional<Ask> asked;        // ask
-  std::optional<NcclUniqueId> id;  // renew
+  std::optional<NcclUniqueId> id;  // join
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Message> s) {
   auto& [kind, seq, asked, id] = s;
-  a.choice("kind", kind, Message::renew);
+  a.choice("kind", kind, Message::join);
   XPYD_EACH(a, seq, asked, id);
 }
 
@@ -84,7 +84,7 @@ inline Result<Message> read_message(std::string_view bytes) {
   if (!message) return message;
   const Message& m = message.value();
   if (m.asked.has_value() != (m.kind == Message::ask)) return invalid("asked: expected in messages of kind ask only");
-  if (m.id.has_value() != (m.kind == Message::renew)) return invalid("id: expected in messages of kind renew only");
+  if (m.id.has_value() != (m.kind == Message::join)) return invalid("id: expected in messages of kind join only");
   if (m.kind != Message::ask) return message;
   if (m.asked->group >= m.asked->n_groups) return invalid("group: it exceeds the number of groups");
   size_t left = kGroupBytes;
@@ -126,31 +126,28 @@ class Link {
   bool turn();                       // continues all work; true: call it again soon
 
   bool dead() const { return dead_; }
-  bool gone() const { return dead_ && posts_.empty() && pipes_.empty(); }
+  bool gone() const { return dead_ && posts_.empty() && !pipe_; }
   std::string why() const;                   // the reason if dead(), else ""
-  bool settled() const { return settled_; }  // the first communicator is ready, or the link is dead
+  bool settled() const { return settled_; }  // the communicator is ready, or the link is dead
 
  private:
   struct Flight {  // a group, from `ask` to its end
     std::shared_ptr<Transfer> post;
     size_t group;
-    int pipe = 0;                                    // value of n_pipes_ when it was enqueued
     bool gone = false, run = false, placed = false;  // `go` was said; this end has run; the owner has answered
   };
   bool usable(const Transfer& post) const { return post.wanted && !post.failed && !dead_; }
-  bool connected() const { return !pipes_.empty() && pipes_.back()->state() == Pipe::State::ready; }
+  bool connected() const { return pipe_ && pipe_->state() == Pipe::State::ready; }
   void ask();
   void accepted(uint64_t seq, Flight& flight);
   void ended(uint64_t seq, bool whole);
   void finish(uint64_t seq, Flight& flight);
   void settle();
-  void renew();
 
   const NcclApi& api_;
   const MakePipe make_pipe_;
   const ChannelPtr channel_;
-  std::deque<std::unique_ptr<Pipe>> pipes_;      // the last one is in use; the others are broken and run empty
-  int n_pipes_ = 0;                              // renewals
+  std::unique_ptr<Pipe> pipe_;                   // null: not made, or the link is dead and the pipe has run empty
   std::deque<std::shared_ptr<Transfer>> posts_;  // neither done nor failed, in the order of add()
   std::map<uint64_t, Flight> flights_;
   uint64_t last_seq_ = 0;

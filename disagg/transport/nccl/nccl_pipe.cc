@@ -35,7 +35,6 @@ bool Pipe::overdue() const { return state_ == State::joining && RealClock().now(
 
 bool Pipe::check(int result) {
   if (result == kNcclSuccess || result == kNcclInProgress) return true;
-  by_nccl_ = state_ != State::broken;
   abort(nccl_error(api_, result, comm_));
   return false;
 }
@@ -65,7 +64,6 @@ bool Pipe::turn(const std::function<void(uint64_t seq, bool whole)>& ended) {
     const int now = async();
     if (check(now) && now == kNcclSuccess) {
       state_ = State::ready;
-      was_ready_ = true;
       if (std::exchange(launching_, false)) groups_[n_launched_ - 1].mark = queue_->mark();
     }
   }

@@ -39,9 +39,7 @@ class Pipe {
   bool turn(const std::function<void(uint64_t seq, bool whole)>& ended);
 
   State state() const { return state_; }
-  bool was_ready() const { return was_ready_; }    // it has been ready
   bool overdue() const;                            // the other end has not joined in kJoinSeconds
-  bool by_nccl() const { return by_nccl_; }        // if broken: by an NCCL error, not by abort()
   const std::string& why() const { return why_; }  // if broken: the reason
   bool empty() const { return groups_.empty() && state_ != State::joining && drained_; }
 
@@ -62,7 +60,7 @@ class Pipe {
   const double made_s_;
   NcclComm comm_ = nullptr;
   State state_ = State::joining;
-  bool was_ready_ = false, by_nccl_ = false, drained_ = true;
+  bool drained_ = true;
   std::string why_;
   std::deque<Group> groups_;  // the first n_launched_ are on the stream
   size_t n_launched_ = 0;
