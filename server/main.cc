@@ -182,7 +182,7 @@ int run(const std::vector<std::string>& words) {
   if (serves || subcommand->run == generate_main) std::signal(SIGPIPE, SIG_IGN);
   if (const IsaRow* isa = cpu_kernels(options.value())) limit_isa(isa->needs);
   if (serves) {
-    open_log(log_level(options.value().text("log-level")));
+    set_log_level(log_level(options.value().text("log-level")));
     say(text);
   } else {
     std::fputs(text.c_str(), stderr);
