@@ -197,22 +197,6 @@ TEST_CASE("issue: a server whose stderr is closed at the other end keeps running
   CHECK(server.end(SIGTERM) == 0);
 }
 
-TEST_CASE("issue: without stderr the log goes to /dev/null and not into the KV pool", "[issues][log]") {
-  NEEDS_PROGRAM();
-  Program server(
-      {"serve", "--topology", "1C", "--port", "0", "--kv-bytes", "1MiB", "--threads", "1", "--allocator", "vattention"},
-      {.shell = "exec <&- >&- 2>&-;"});
-  const std::string of = "/proc/" + std::to_string(server.pid) + "/fd";
-  const auto has_pool = [&] {
-    std::error_code none;
-    for (const auto& fd : fs::directory_iterator(of, none))
-      if (fs::read_symlink(fd.path(), none).string().starts_with("/memfd:")) return true;
-    return false;
-  };
-  CHECK(until(60, has_pool));
-  for (const char* fd : {"/0", "/1", "/2"}) CHECK(fs::read_symlink(of + fd) == "/dev/null");
-}
-
 TEST_CASE("issue: workers ignore XPYD_CONFIG, so a server with processes starts", "[issues][attack]") {
   NEEDS_PROGRAM();
   TempDir dir;
