@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <cstdlib>
 #include <thread>
 
 #include "disagg/transport/bootstrap.h"
