@@ -120,16 +120,14 @@ Sources dummy_sources(const std::vector<TensorSpec>& specs, uint64_t seed) {
 // Loads the tensors that build() asks for. Without sources it only lists them.
 class WeightLoader {
  public:
-  // folder_codes: the folder has a quantisation of its own, and its dense matrices stay dense. `total`: elements to
-  // load.
-  WeightLoader(Sources sources, const LoadOptions& options, Dtype matrices, bool folder_codes, double total,
-               ReadErrors& errors, ThreadTeam& team)
+  // folder_codes: the folder has a quantisation of its own, and its dense matrices stay dense.
+  WeightLoader(Sources sources, const LoadOptions& options, Dtype matrices, bool folder_codes, ReadErrors& errors,
+               ThreadTeam& team)
       : sources_(std::move(sources)),
         options_(options),
         matrices_(matrices),
         folder_codes_(folder_codes),
         errors_(errors),
-        total_(total),
         team_(team) {}
   bool lists() const { return sources_.empty(); }
   const std::vector<TensorSpec>& listed() const { return listed_; }
@@ -222,7 +220,6 @@ class WeightLoader {
           team_);
     }
     for (const auto& c : codes) c->close();
-    loaded(double(rows) * cols);
     return packed;
   }
   std::vector<float> vector(const std::vector<Part>& parts) {
@@ -255,15 +252,10 @@ class WeightLoader {
       }
     });
     if (from->codes) from->codes->close();
-    loaded(double(rows) * cols);
     return table;
   }
 
  private:
-  void loaded(double elements) {
-    done_ += elements;
-    if (options_.progress) options_.progress(std::min(1.0, done_ / total_));
-  }
   const WeightSource* source(TensorSpec spec) {
     if (!lists()) return &sources_.find(spec.name)->second;
     listed_.push_back(std::move(spec));
@@ -275,7 +267,6 @@ class WeightLoader {
   const Dtype matrices_;
   const bool folder_codes_;
   ReadErrors& errors_;
-  double total_ = 1, done_ = 0;  // elements
   ThreadTeam& team_;
   std::vector<TensorSpec> listed_;
 };
@@ -392,12 +383,10 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
   const Range layers = options.layers.end > 0 ? options.layers : Range{0, config.n_layers};
   const bool folder_codes = !options.dummy && config.quantization.method != Quantization::Method::none;
   ReadErrors errors;
-  WeightLoader names({}, options, matrices, folder_codes, 1, errors, team);
+  WeightLoader names({}, options, matrices, folder_codes, errors, team);
   build(config, options.dtype, names, layers);
-  const double total = double(config.parameters()) +
-                       (config.tied_embeddings ? double(config.vocab) * config.hidden : 0);
   auto load = [&](Sources sources) -> Result<std::shared_ptr<const Weights>> {
-    WeightLoader loader(std::move(sources), options, matrices, folder_codes, total, errors, team);
+    WeightLoader loader(std::move(sources), options, matrices, folder_codes, errors, team);
     std::shared_ptr<Weights> weights = build(config, options.dtype, loader, layers);
     if (!errors.first()) return errors.first().error();
     return std::shared_ptr<const Weights>(std::move(weights));
