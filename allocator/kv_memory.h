@@ -111,7 +111,7 @@ struct KvStats {
 struct KvReservation {
   KvHandle handle = kNoKv;
   int cached_tokens = 0;  // the KV of the first `cached_tokens` tokens is there already
-  bool loading = false;   // or it is coming from an offload tier: wait for ready() or arrival()
+  bool loading = false;   // or it is coming from an offload tier: wait for ready()
 };
 
 class KvMemory {
@@ -172,7 +172,6 @@ class KvMemory {
   KvLease pin(KvHandle handle) { return pin(handle, 0, INT_MAX); }  // all its tokens
   void unpin(KvLease lease) { leases().unpin(lease); }
   int probe(std::span<const int32_t> tokens, uint64_t salt) const { return cache().probe(tokens, salt); }
-  void keep_private(KvHandle handle) { cache().keep_private(handle); }
   void clear_prefix_cache() { cache().clear_prefix_cache(); }
   std::vector<KvState> states() const { return cache().states(); }
   // A memory without reserved blocks takes the room at once.
@@ -184,22 +183,11 @@ class KvMemory {
   }
   // Without offload tiers, everything is ready, and nothing more can be loaded.
   bool ready(KvHandle handle) { return !loader() || loader()->ready(handle); }
-  void load_by_layer() {
-    if (loader()) loader()->load_by_layer();
-  }
-  std::shared_ptr<KvArrival> arrival(KvHandle handle) { return loader() ? loader()->arrival(handle) : nullptr; }
   bool poll() { return loader() && loader()->poll(); }
   bool copying() const { return loader() && loader()->copying(); }
   int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const {
     return loader() ? loader()->matched_tokens(tokens, salt) : probe(tokens, salt);
   }
-  void loads_if(KvLoader::Worth worth) {
-    if (loader()) loader()->loads_if(std::move(worth));
-  }
-  Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) {
-    return loader() ? loader()->reserve_loaded(tokens, salt) : reserve(tokens, salt);
-  }
-  void swap_out(KvHandle handle) { loader() ? loader()->swap_out(handle) : free(handle); }
 
  protected:
   // Implemented by the memory itself, or by one beneath it.

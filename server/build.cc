@@ -313,10 +313,6 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
   apply_model(*build);
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
   choose_transport(options, *build);
-  if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))
-    return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
-                   cluster.kv_scheme->name +
-                   " cannot drop fetched KV: expected --allocator paged or token, or --replication side_effect");
   // Measuring peaks takes two seconds. If no policy predicts seconds, the cost model learns from steps alone.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {

@@ -100,7 +100,6 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     if (caching_) index_new(s, before, tokens);
   }
 
-  void keep_private(KvHandle handle) override { sequences_[handle].chain.broken = true; }
 
   void rollback(KvHandle handle) override {
     Sequence& s = sequences_[handle];

@@ -306,7 +306,7 @@ bool Scheduler::place(Sequence& s, int n_tokens, double now, std::vector<StepEnt
     s.cached_tokens = s.computed;
     if (s.leaves) hooks_->prefill_started(s);
   }
-  if (s.leaves && s.computed > 0 && !s.arrival) hooks_->kv_written(s, 0, n_layers_, 0, s.computed);
+  if (s.leaves && s.computed > 0) hooks_->kv_written(s, 0, n_layers_, 0, s.computed);
   if (!s.scheduled) s.scheduled_s = now;
   s.scheduled = true;
   s.queue_ticket.reset();
@@ -338,8 +338,7 @@ bool Scheduler::make_room() {
 }
 
 void Scheduler::preempt(SequencePtr s) {
-  s->arrival.reset();
-  if (s->kv != kNoKv) memory_.swap_out(std::exchange(s->kv, kNoKv));
+  if (s->kv != kNoKv) memory_.free(std::exchange(s->kv, kNoKv));
   s->drafts.reset();
   s->computed = 0;
   s->early = s->probed = false;
@@ -349,7 +348,6 @@ void Scheduler::preempt(SequencePtr s) {
 }
 
 void Scheduler::release(Sequence& s) {
-  s.arrival.reset();
   if (s.kv != kNoKv) memory_.free(std::exchange(s.kv, kNoKv));
 }
 
@@ -373,12 +371,11 @@ void Scheduler::poll_loads() {
   loading_ = 0;
   for (const SequencePtr& s : waiting_) {
     if (!s->loading) continue;
-    if (memory_.ready(s->kv)) {
-      s->computed = memory_.written_tokens(s->kv);
-    } else if (s->arrival = memory_.arrival(s->kv); !s->arrival) {
+    if (!memory_.ready(s->kv)) {
       ++loading_;
       continue;
     }
+    s->computed = memory_.written_tokens(s->kv);
     s->loading = false;
     if (watchers_.loads) watchers_.loads(*s);
   }

@@ -29,14 +29,13 @@ bool KvRoom::leave(Sequence& s, bool alone) const {
   }
   if (!memory_.ready(s.kv)) return false;  // later prompts wait, too
   const int written = memory_.written_tokens(s.kv);
-  if (!s.arrival) s.computed = written;
+  s.computed = written;
   const bool all = memory_.reserve_blocks(s.kv, int(s.tokens.size()) - written);
-  if (!all && !s.arrival) give_back(s);
+  if (!all) give_back(s);
   return all;
 }
 
 void KvRoom::give_back(Sequence& s) const {
-  s.arrival.reset();
   if (s.kv != kNoKv) memory_.free(std::exchange(s.kv, kNoKv));
   s.early = s.probed = false;
   s.computed = 0;
@@ -69,11 +68,9 @@ KvRoom::Got KvRoom::arrive(Place& place, std::span<const int32_t> tokens, uint64
 }
 
 // A tenth of the memory stays free for running sequences.
-std::optional<KvReservation> KvRoom::fetch(std::span<const int32_t> tokens, uint64_t salt, int wanted,
-                                           bool keep) const {
+std::optional<KvReservation> KvRoom::fetch(std::span<const int32_t> tokens, uint64_t salt, int wanted) const {
   const auto reserved = reserve(tokens, salt, wanted, share(10));
   if (!reserved) return std::nullopt;
-  if (!keep && !reserved->loading) memory_.keep_private(reserved->handle);
   const int missing = wanted - reserved->cached_tokens;
   if (!reserved->loading && missing > 0 && memory_.append(reserved->handle, missing)) return reserved;
   memory_.free(reserved->handle);

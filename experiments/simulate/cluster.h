@@ -33,7 +33,6 @@ struct SimulationOptions {
   int block_tokens = 512;
   double kv_tokens = 0;       // in the pool of one instance; 0: what fits beside the weights
   double host_tokens = 0;     // in the host memory of one instance
-  bool load_by_cost = false;  // --kv-load
   bool fetch = true;          // an instance fetches a prefix from another one where placement says so
   double message_s = 50e-6;   // one-way time of a control message
   int output_tokens = -1;     // of every request; -1: as the trace says

@@ -286,12 +286,10 @@ void render_transfers(MetricsText& text) {
             fetch(&FetchStats::fetches));
   text.each("kv_fetched_tokens_total", "Number of tokens in fetched prefixes.", fetch(&FetchStats::tokens));
   text.each("kv_fetches_failed_total",
-            "Number of parts of fetched prefixes that did not arrive, arrived late, or were corrupt.",
+            "Number of fetched prefixes that did not arrive, arrived late, or were corrupt.",
             fetch(&FetchStats::failed));
   text.each("kv_fetch_seconds_total", "Seconds from the request of a prefix to the end of its fetch.",
             fetch(&FetchStats::seconds));
-  text.each("kv_fetch_wait_seconds_total", "Seconds for which steps waited for a layer of a fetched prefix.",
-            fetch(&FetchStats::wait_s));
   text.each("kv_fetch_regret_seconds_total",
             "Seconds that fetches took beyond the predicted time to compute the same tokens.",
             fetch(&FetchStats::regret_s));
@@ -389,8 +387,6 @@ void render_tiers(MetricsText& text) {
   });
   text.labelled<int64_t T::*>("kv_tier_evictions_total", "Number of blocks evicted from a tier, by tier.", "tier",
                               tiers, {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
-  text.each("kv_tier_relieved_blocks_total",
-            "Number of blocks that the host evicted in advance (--host-high-watermark).", tier(&T::host_relieved));
   text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers, by direction.", "way", tiers,
                               {{"pool_to_host", &T::bytes_out},
                                {"host_to_pool", &T::bytes_in},
@@ -400,8 +396,8 @@ void render_tiers(MetricsText& text) {
                               "Number of contiguous copies between pool and host, by direction.", "way", tiers,
                               {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
   text.labelled<int64_t T::*>(
-      "kv_tier_failures_total", "Number of failed disk operations; each costs at most a recomputation.", "what", tiers,
-      {{"write", &T::failed_writes}, {"read", &T::failed_reads}, {"corrupt", &T::corrupt_reads}});
+      "kv_tier_failures_total", "Number of failed disk operations; after the first one the disk is not used.", "what",
+      tiers, {{"write", &T::failed_writes}, {"read", &T::failed_reads}});
   text.each("kv_tier_dropped_blocks_total", "Number of full blocks that were not offloaded, for lack of room or time.",
             tier(&T::dropped_out));
   text.each("kv_tier_load_seconds_total", "Seconds for which sequences waited for their KV to be loaded.",

@@ -252,7 +252,6 @@ void Sim::configure() {
                             .min_remote_tokens = up_to(60),
                             .first_generation = chance(0.5)};
   options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
-  options.replication = &replication_policies()[random_.below(replication_policies().size())];
   options.fetch_s_per_token = 1e-7;
   options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);
@@ -286,8 +285,7 @@ void Sim::configure() {
   options.reserve_blocks = chance(0.5);
   if (const double host = tiers_.uniform(); host < 0.5 && kv.prefix_cache && !slots) {
     kv.tiers = {.host_bytes = size_t(double(kv.pool_bytes) * (0.3 + 4 * host)),
-                .block_tokens = kv.block_tokens,
-                .keep_arrivals = tiers_.uniform() < 0.5};
+                .block_tokens = kv.block_tokens};
     // Moving a whole pool takes 0 to 0.2 s.
     sim.tier_byte_s = 0.2 * tiers_.uniform() * tiers_.uniform() / double(kv.pool_bytes);
     // Many requests at once compete for memory that holds few.

@@ -205,11 +205,6 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   }
   bool poll() override { return false; }
   bool copying() const override { return false; }
-  void swap_out(KvHandle handle) override { inner_->free(handle); }
-  void loads_if(Worth) override {}
-  Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) override {
-    return reserve(tokens, salt);
-  }
   bool append(KvHandle handle, int n_tokens) override { return inner_->append(handle, n_tokens); }
   void commit(KvHandle handle, std::span<const int32_t> tokens) override { inner_->commit(handle, tokens); }
   void rollback(KvHandle handle) override { inner_->rollback(handle); }

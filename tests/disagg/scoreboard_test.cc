@@ -97,7 +97,7 @@ TEST_CASE("scoreboard: the time that a fetch saves is never negative", "[scorebo
   PromptHashes prompt(tokens, 0);
   board.look(prompt, 0);
   const Scoreboard::Fetch fetch = board.fetch(members.front(), prompt);
-  REQUIRE(fetch.holders == std::vector<InstanceId>{1});
+  REQUIRE(fetch.holder == 1);
   CHECK(fetch.view.holder_tokens > 1900);
   CHECK(fetch.view.saved_s == 0);
 }

@@ -468,12 +468,10 @@ TEST_CASE("issue: an option without effect is reported by its name", "[issues][o
   CHECK(said("serve", {"--gpu-split", "off", "--device", "cuda"}).empty());
   CHECK(said("worker", {"--transport", "rdma", "--rdma-nics", "mlx5_0:1"}).empty());
   CHECK(said("serve", {}).empty());
-  CHECK(said("serve", {"--replication", "heat", "--kv-load", "cost", "--fetch-threshold", "2"}) ==
-        Words{"--kv-load has no effect without --host-kv-bytes",
-              "--fetch-threshold has no effect without --placement mooncake",
-              "--replication has no effect without --kv-fetch"});
-  CHECK(said("serve", {"--replication", "heat", "--kv-fetch", "cost", "--kv-load", "cost", "--host-kv-bytes", "1MiB"})
-            .empty());
+  CHECK(said("serve", {"--host-eviction", "lfu", "--fetch-threshold", "2"}) ==
+        Words{"--host-eviction has no effect without --host-kv-bytes",
+              "--fetch-threshold has no effect without --placement mooncake"});
+  CHECK(said("serve", {"--host-eviction", "lfu", "--host-kv-bytes", "1MiB"}).empty());
   // An option of kind text needs a value that is not empty here. A pipeline stage was once told that its --rank-group
   // has no effect.
   CHECK(said("worker", {"--registry", "etcd://10.0.0.9:2379", "--rank-group", "big"}).empty());

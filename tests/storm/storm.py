@@ -35,7 +35,6 @@ OPTIONS = {
     "--host-kv-bytes": ["3MiB", "1MiB", "8MiB", "0"],
     "--disk-kv-bytes": ["", "", "", "16MiB"],
     "--kv-copy-gbps": ["0", "0", "0.02"],
-    "--kv-arrival": ["layers", "whole"],
     "--transport": ["local", "local", "handoff", "tcp", "shm"],
     "--processes": ["", "", "", "on"],
     "--disagg": ["prefill_first", "prefill_first", "decode_first", "conditional_threshold"],
