@@ -1,6 +1,6 @@
-// The capabilities of a memory beside the calls of every step (kv_memory.h). Every memory has a prefix cache (KvCache),
-// holds for peers that read or write a sequence's KV (KvLeases), and zero-copy hand-over (KvHandoff). Some also reserve
-// blocks before they are taken (KvBlockReserver), or load KV from offload tiers (KvLoader).
+// The capabilities of a memory beside the calls of every step (kv_memory.h). Every memory has a prefix cache (KvCache)
+// and holds for peers that read or write a sequence's KV (KvLeases). Block tables also have zero-copy hand-over
+// (KvHandoff), and reserve blocks before they are taken (KvBlockReserver). Some load KV from offload tiers (KvLoader).
 //
 // Thread safety: as KvMemory, unless a call says otherwise.
 #pragma once
@@ -71,14 +71,13 @@ struct KvHandover {
   int tokens = 0;  // written tokens
 };
 
-// Zero-copy hand-over: a sequence moves from one memory to another, and no byte moves. Requires: both memories have the
-// same scheme and the same pool.
+// Zero-copy hand-over: a sequence moves from one memory to another, and no byte moves. Requires: both memories have
+// block tables over the same pool.
 class KvHandoff {
  public:
   // Ends the sequence here, and keeps its blocks for the taker.
   virtual KvHandover hand_over(KvHandle handle) = 0;
-  // Takes a sequence over. kNoKv: there are no addresses for it now (vattention: no slot, or no mappings left). The
-  // hand-over is then used up.
+  // Takes a sequence over.
   virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
   // Ends a hand-over that nobody adopts.
   virtual void discard(KvHandover handover) = 0;

@@ -47,7 +47,6 @@ struct VattentionOptions {
   bool on_card = false;             // addresses of a card: its kernels count rows in 32 bits (KvRows), and its
                                     // mappings have no system limit
   bool map_ahead = true;            // maps in the background what the next steps need
-  double page_call_us = 0;          // PageGroupOptions
   bool guard = false;               // PageGroupOptions
   KvShare share = KvShare::off;     // slots always take over
 };
@@ -62,7 +61,6 @@ struct KvOptions {
   bool radix = false;           // paged, token: finds a prefix to the token (radix_tree.h), not to the block
   int proof_tokens = INT_MAX;   // PrefixIndex compares so many tokens of a block; 1 is enough for simulated prompts
   int n_memories = 1;           // memories of this process with such options; they share its limit of mappings
-  bool keep_idle = true;        // slots keep their contents; false where other memories share the pool
   int slot_chunk = 0;           // slots that get memory at a time, at first use; 0: all slots, at the start
   VattentionOptions vattention;
   // Allocates the pool of the other schemes as page groups too, mapped in order. The pages are then the same as
@@ -76,9 +74,9 @@ struct KvOptions {
   DeviceQueue* queue = nullptr;  // the instance's, on that device, for its copies; null: the CPU's
 };
 
-struct VattentionStats {  // cumulative: calls, and the engine's waits for them
-  int64_t map_calls = 0, unmap_calls = 0, waited_jobs = 0;
-  double map_wait_seconds = 0;
+struct VattentionStats {  // cumulative
+  int64_t map_calls = 0, unmap_calls = 0;
+  double map_wait_seconds = 0;  // of the engine: for calls of its own, and for the second thread
 };
 
 // Blocks by state. free + active + cached + in_transfer == capacity, always.
@@ -164,7 +162,10 @@ class KvMemory {
   virtual void check_invariants(bool complete = true) const = 0;
 
   // Forwards to the capabilities; kv_capabilities.h specifies each call.
-  KvHandoff& handoff() { return offers_.handoff; }
+  KvHandoff& handoff() {
+    XPYD_CHECK(offers_.handoff, std::string(name_) + " hands no sequence over");
+    return *offers_.handoff;
+  }
   KvLeases& leases() { return offers_.leases; }
   KvCache& cache() { return offers_.cache; }
   const KvCache& cache() const { return offers_.cache; }
@@ -192,9 +193,9 @@ class KvMemory {
  protected:
   // Implemented by the memory itself, or by one beneath it.
   struct Offers {
-    KvHandoff& handoff;
     KvLeases& leases;
     KvCache& cache;
+    KvHandoff* handoff = nullptr;         // null: contiguous memory, which the options never let share a pool
     KvBlockReserver* reserver = nullptr;  // null: reserve_blocks() takes room at once
     KvLoader* loader = nullptr;           // null: no offload tiers
   };
@@ -228,8 +229,7 @@ struct KvScheme {
   bool contiguous = false;    // views have no block table: a sequence has contiguous addresses
   bool whole_slots = false;   // a block is as long as the longest sequence
   bool prefix_index = false;  // its pool has a prefix cache
-  // A block has an address only where a memory maps it. Therefore instances on several ranks cannot share its pool.
-  bool page_groups = false;
+  bool page_groups = false;   // a block has an address only where a memory maps it
 };
 
 std::span<const KvScheme> kv_schemes();

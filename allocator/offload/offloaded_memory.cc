@@ -38,11 +38,10 @@ Result<std::unique_ptr<KvMemory>> make_offloaded(std::unique_ptr<KvMemory> memor
 
 OffloadedMemory::OffloadedMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<OffloadTiers> tiers, Device& device,
                                  Clock& clock)
-    : KvMemory(memory->name(), memory->places(), {*this, memory->leases(), *this, this, this}),
+    : KvMemory(memory->name(), memory->places(), {memory->leases(), *this, this, this, this}),
       memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),
-      addresses_go_(find_kv_scheme(memory_->name())->page_groups),
       out_budget_(out_budget(memory_->stats(), block_tokens_)),
       out_(device.make_copy_queue(tiers_->options().copy_gbps)),
       in_(device.make_copy_queue(tiers_->options().copy_gbps)),
@@ -71,7 +70,6 @@ OffloadedMemory::Sequence& OffloadedMemory::start(KvHandle handle, std::span<con
   s.tokens.assign(tokens.begin(), tokens.end());
   s.salt = salt;
   s.chain = OffloadTiers::root(salt);
-  s.last_out = -1;
   return s;
 }
 
@@ -125,7 +123,6 @@ Result<KvHandle> OffloadedMemory::fork(KvHandle handle) {
   Sequence& own = start(child.value(), s.tokens, s.salt);
   own.chain = s.chain;
   own.kept_up = s.kept_up;
-  own.last_out = s.last_out;
   return child;
 }
 
@@ -141,10 +138,8 @@ void OffloadedMemory::free(KvHandle handle) {
 }
 
 KvHandover OffloadedMemory::hand_over(KvHandle handle) {
-  Sequence& s = sequences_[size_t(handle)];
-  XPYD_CHECK(!s.loading);
+  XPYD_CHECK(!sequences_[size_t(handle)].loading);
   leave(handle);
-  while (addresses_go_ && !out_->reached(s.last_out)) clock_.sleep(kLookAgain);
   poll_out();
   return memory_->handoff().hand_over(handle);
 }
@@ -234,7 +229,7 @@ void OffloadedMemory::store(KvHandle handle) {
   const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_, true);
   out_->copy(copies_, false);
   if (tiers_->options().wait_for_copies) out_->wait();
-  s.last_out = out.mark = out_->mark();
+  out.mark = out_->mark();
   blocks_out_ += out.blocks.size();
   tiers_->count(
       [&](OffloadStats& stats) { stats.bytes_out += int64_t(bytes), stats.copies_out += int64_t(copies_.size()); });

@@ -48,7 +48,6 @@ class OffloadedMemory final : public KvMemory,
   void rollback(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;
   void free(KvHandle handle) override;
-  // For vattention, whose addresses are given up: waits for this sequence's copies out.
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
   void discard(KvHandover handover) override { memory_->handoff().discard(std::move(handover)); }
@@ -87,7 +86,6 @@ class OffloadedMemory final : public KvMemory,
     std::vector<int32_t> tokens;             // written tokens; while loading, up to the end of its last block
     uint64_t salt = 0;
     OffloadTiers::Chain chain;
-    int64_t last_out = -1;  // mark of its last copy out
     Load load;
   };
   struct Out {  // a copy out under way
@@ -111,7 +109,6 @@ class OffloadedMemory final : public KvMemory,
   const std::unique_ptr<KvMemory> memory_;
   const std::unique_ptr<OffloadTiers> tiers_;
   const int block_tokens_;
-  const bool addresses_go_;  // hand_over() unmaps its addresses (page groups)
   const size_t out_budget_;  // limit of blocks whose copy out is under way
   const std::unique_ptr<DeviceQueue> out_, in_;
   Clock& clock_;

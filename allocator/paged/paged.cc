@@ -25,12 +25,12 @@ struct PagedSequence : SequenceTokens {
   }
 };
 
-class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
+class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff, public KvBlockReserver {
   using Sequence = PagedSequence;
 
  public:
   PagedMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name)
-      : Pooled(std::move(pool), options, name, {}, this),
+      : Pooled(std::move(pool), options, name, {}, this, this),
         blocks_(dynamic_cast<BlockPool&>(*pool_)),
         block_tokens_(layout().block_tokens),
         caching_(options.prefix_cache && blocks_.index()) {}
@@ -100,7 +100,6 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     if (caching_) index_new(s, before, tokens);
   }
 
-
   void rollback(KvHandle handle) override {
     Sequence& s = sequences_[handle];
     give_back(s);
@@ -124,6 +123,15 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     return child_handle;
   }
 
+  KvHandover hand_over(KvHandle handle) override {
+    rollback(handle);  // unused room is not handed over
+    const Sequence& s = sequences_[handle];
+    KvHandover handover{s.table, s.written};
+    pool_->begin_handover(handover);
+    forget(handle);
+    return handover;
+  }
+
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
     XPYD_CHECK(int(tokens.size()) >= handover.tokens);
     pool_->adopt(handover);
@@ -137,6 +145,8 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     if (caching_) index_new(s, 0, tokens.first(size_t(s.written)));
     return handle;
   }
+
+  void discard(KvHandover handover) override { pool_->discard(handover); }
 
   KvView view(KvHandle handle, int rank) const override {
     return {base(rank), &places().layout(rank), sequences_[handle].table.data(), 0};

@@ -3,9 +3,7 @@
 // (base/device/page_groups.cc), on a card the driver's calls (base/device/page_groups_cuda.cu).
 #pragma once
 
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 
 #include "base/status.h"
@@ -15,16 +13,10 @@ namespace xpyd {
 struct PageGroupOptions {
   size_t group_bytes = 0;  // a multiple of the device's page
   int n_groups = 0;
-  double call_us = 0;  // microseconds added to every map and unmap, to simulate another device
   // If true, an access to an unmapped part of a range ends the program. If false, unmapped parts read as zeros, so that
   // a kernel may look past a sequence's end and ignore what it read. On a card it is always true, because kernels there
   // do not look past the end.
   bool guard = false;
-};
-
-// The calls to the system for one range, cumulative.
-struct PageCalls {
-  std::atomic<int64_t> maps{0}, unmaps{0};
 };
 
 // Addresses [data(), data() + bytes()). Requires that no running work uses a part that is unmapped or mapped anew. The
@@ -38,7 +30,6 @@ class VirtualRange {
   // the system refuses (a limit of mappings), and nothing has changed.
   virtual Status map(size_t offset, int group, int n) = 0;
   virtual void unmap(size_t offset, int n) = 0;  // unmaps what of it is mapped
-  PageCalls calls;
 
  protected:
   std::byte* data_ = nullptr;
@@ -57,9 +48,6 @@ class PageGroups {
  protected:
   const PageGroupOptions options_;
 };
-
-// Spins for `us` microseconds, because a driver's call occupies its thread (PageGroupOptions::call_us).
-void occupy(double us);
 
 // Makes the CPU's page groups. Errors `unavailable`: not enough memory; `invalid_argument`: group_bytes is not a
 // multiple of the page.

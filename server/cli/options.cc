@@ -165,9 +165,6 @@ std::vector<OptionRow> make_rows() {
        "memory behind KV pools other than vattention's: one allocation, in huge pages if the system grants them, or "
        "page groups as vattention maps them",
        kEngine, sets_as<is<"groups">, &ClusterOptions::kv, &KvOptions::pool_in_groups>},
-      {"page-op-us", number, "0", "us", "", 0, 1e6,
-       "vattention: time added to every map and unmap call, to imitate the latency of another device", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::page_call_us>},
       {"kv-map-ahead", choice, "on", "", "on|off", 0, 0,
        "vattention: map the memory that the next steps need in the background", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::map_ahead>},

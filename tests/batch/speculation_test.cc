@@ -111,7 +111,9 @@ TEST_CASE("speculate: the hash is the same, whatever is drafted", "[speculate][p
           if (++seen % 5 != 0) continue;
           const int kind = ran % 5 < 3 ? 0 : ran % 5 - 2;  // told drafts, n-grams, a multi-token head
           const bool slots = scheme == std::string("contiguous") || scheme == std::string("slots");
-          TinySetup setup{.topology = way.topology, .scheme = scheme, .batching = batching, .transport = way.transport};
+          const bool tables = scheme == std::string("paged") || scheme == std::string("token");  // handoff needs them
+          TinySetup setup{.topology = way.topology, .scheme = scheme, .batching = batching};
+          setup.transport = tables ? way.transport : "local";
           setup.disagg = way.disagg;
           setup.kv_dtype = kv_dtype;
           if (ran % 3 == 0) setup.stream_kv = StreamKv::request;
@@ -123,7 +125,7 @@ TEST_CASE("speculate: the hash is the same, whatever is drafted", "[speculate][p
           const SpeculationOptions drafters[] = {
               told(1 + ran % 5), {find_drafter("ngram"), 3, 1, 3}, {find_drafter("mtp"), ran % 4}};
           setup.speculation = drafters[kind];
-          if (ran % 4 == 0 && kind == 2 && way.transport == std::string("local"))
+          if (ran % 4 == 0 && kind == 2 && setup.transport == "local")
             setup.prefill_tp = setup.decode_tp = 2;
           INFO(setup.describe());
           const RaggedRun run = run_ragged(setup);

@@ -113,7 +113,8 @@ bool legal(const Row& r) {
   const Memory& m = memories[r[kMemory]];
   const bool groups = m.scheme[0] == 'v', slots = m.scheme[0] == 'c' || m.scheme[0] == 's';
   if ((m.share != KvShare::off || m.radix) && is(kPrefix, 0)) return false;
-  if (groups && (is(kTransport, 2) || (shared && ranks))) return false;  // page groups are not in a memory file
+  if (shared && (groups || slots)) return false;  // tables of blocks are handed over
+  if (groups && is(kTransport, 2)) return false;  // page groups are not in a memory file
   if (m.share == KvShare::takeover && ranks) return false;
   return !(is(kScarce, 1) && (groups || slots));
 }

@@ -60,8 +60,8 @@ TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", 
   const std::vector<std::vector<std::string>> ways = {
       {},
       {"--topology", "1P1D"},
-      {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off", "--allocator", "contiguous",
-       "--cuda-graphs", "on"},
+      {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off", "--cuda-graphs", "on"},
+      {"--topology", "1P1D", "--allocator", "contiguous"},
       {"--topology", "1P1D", "--gpu-split", "2", "--cuda-graphs", "off"},
       {"--speculate", "ngram", "--speculate-tokens", "3", "--ngram-min", "1"},
       {"--topology", "1P1D", "--speculate", "ngram", "--ngram-min", "1", "--cuda-graphs", "off"},
@@ -71,12 +71,11 @@ TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", 
     CHECK(tokens(model, words) == expected);
   }
   // A page group holds 256 tokens of a layer's K or V, or 64 of all layers.
-  for (const char* transport : {"local", "handoff"})
-    for (const char* layout : {"layer_major", "token_major"})
-      for (const char* ahead : {"on", "off"})
-        CHECK(tokens(model, {"--device", "cuda", "--topology", "1P1D", "--transport", transport, "--allocator",
-                             "vattention", "--kv-layout", layout, "--page-group-bytes", "64KiB", "--max-batch", "4",
-                             "--async-scheduling", ahead}) == expected);
+  for (const char* layout : {"layer_major", "token_major"})
+    for (const char* ahead : {"on", "off"})
+      CHECK(tokens(model, {"--device", "cuda", "--topology", "1P1D", "--allocator", "vattention", "--kv-layout", layout,
+                           "--page-group-bytes", "64KiB", "--max-batch", "4", "--async-scheduling", ahead}) ==
+            expected);
   CHECK(tokens(model, {"--device", "cuda", "--allocator", "vattention", "--kv-layout", "token_major", "--kv-bytes",
                        "4MiB", "--host-kv-bytes", "4MiB"}) == expected);
   CHECK(tokens(model, {"--device", "cuda", "--dtype", "bf16", "--kv-dtype", "bf16", "--cuda-prefill-attention",

@@ -268,6 +268,8 @@ def drawn(draw):
         elif value:
             words += [name, value]
     at = dict(zip(words, words[1:]))
+    if at.get("--transport") == "handoff" and at["--allocator"] == "vattention":  # it hands over tables of blocks
+        words[words.index("vattention")] = "paged"
     if "--disk-kv-bytes" in at:
         words += ["--disk-kv-dir", "disk"]
     return words
