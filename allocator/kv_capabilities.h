@@ -1,6 +1,6 @@
 // The capabilities of a memory beside the calls of every step (kv_memory.h). Every memory has a prefix cache (KvCache)
 // and holds for peers that read or write a sequence's KV (KvLeases). Block tables also have zero-copy hand-over
-// (KvHandoff), and reserve blocks before they are taken (KvBlockReserver). Some load KV from offload tiers (KvLoader).
+// (KvHandoff). Some load KV from offload tiers (KvLoader).
 //
 // Thread safety: as KvMemory, unless a call says otherwise.
 #pragma once
@@ -50,18 +50,6 @@ class KvLeases {
 
  protected:
   ~KvLeases() = default;
-};
-
-class KvBlockReserver {
- public:
-  // Reserves blocks for `n_tokens` more tokens after the written ones, as a number. Nobody else gets these blocks.
-  // Nothing is evicted until this sequence's append() draws from the reservation. rollback() and free() give back the
-  // rest. False: so many blocks are not available, and nothing has changed.
-  [[nodiscard]] virtual bool reserve_blocks(KvHandle handle, int n_tokens) = 0;
-  virtual int reserved_blocks(KvHandle handle) const = 0;  // blocks reserved for it
-
- protected:
-  ~KvBlockReserver() = default;
 };
 
 // A sequence on its way between two memories over one pool: block ids, and the references that go with them. A plain

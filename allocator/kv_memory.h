@@ -86,7 +86,6 @@ struct KvStats {
   int active = 0;           // referenced by a sequence
   int cached = 0;           // referenced by none, kept for a prefix hit, evictable
   int in_transfer = 0;      // held by a lease or a hand-over: being sent or received
-  int reserved_blocks = 0;  // reserved for sequences (reserve_blocks()), among the free and cached ones
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, of this KvMemory
   int64_t evictions = 0, cow_copies = 0;                   // cumulative blocks
@@ -102,14 +101,19 @@ struct KvStats {
   int64_t mapped_bytes = 0;    // has addresses (vattention, slots in chunks; otherwise capacity_bytes)
   int64_t mappings = 0;        // mappings of these bytes as the system counts them (VMAs); otherwise one per rank
   OffloadStats tiers;
-  // Blocks that an append without reserved blocks can get.
-  int available() const { return free + cached - reserved_blocks; }
+  int available() const { return free + cached; }  // blocks that an append can get
 };
 
 struct KvReservation {
   KvHandle handle = kNoKv;
   int cached_tokens = 0;  // the KV of the first `cached_tokens` tokens is there already
   bool loading = false;   // or it is coming from an offload tier: wait for ready()
+};
+
+struct KvHeld {  // what a sequence holds
+  std::span<const int32_t> blocks;  // its block table, its slot, or its page-group rows
+  int written = 0;                  // tokens
+  bool tail_shared = false;  // the next append must copy the last block: it takes one more than the arithmetic says
 };
 
 class KvMemory {
@@ -136,7 +140,7 @@ class KvMemory {
   // blocks become findable.
   virtual void commit(KvHandle handle, std::span<const int32_t> tokens) = 0;
 
-  // Rolls back to the written tokens: gives back all other room and reserved blocks (an aborted step, rejected drafts).
+  // Rolls back to the written tokens: gives back all other room (an aborted step, rejected drafts).
   virtual void rollback(KvHandle handle) = 0;
 
   // Makes a second sequence with the same written tokens. Paged memory shares the blocks; contiguous memory copies to
@@ -149,11 +153,10 @@ class KvMemory {
 
   // Where the sequence's KV is on that rank. Valid until the handle's next append, rollback, fork or free.
   virtual KvView view(KvHandle handle, int rank = 0) const = 0;
-  virtual int written_tokens(KvHandle handle) const = 0;
-  // Its block table, its slot, or its page-group rows.
-  virtual std::span<const int32_t> blocks(KvHandle handle) const = 0;
-  // True if the next append must copy the last block, which takes one block more than the arithmetic says.
-  virtual bool tail_shared(KvHandle handle) const = 0;
+  virtual KvHeld held(KvHandle handle) const = 0;
+  std::span<const int32_t> blocks(KvHandle handle) const { return held(handle).blocks; }
+  int written_tokens(KvHandle handle) const { return held(handle).written; }
+  bool tail_shared(KvHandle handle) const { return held(handle).tail_shared; }
 
   virtual KvStats stats() const = 0;  // any thread
   // Recounts everything from the tables (free + cached + active + in_transfer = capacity, every reference accounted
@@ -175,13 +178,6 @@ class KvMemory {
   int probe(std::span<const int32_t> tokens, uint64_t salt) const { return cache().probe(tokens, salt); }
   void clear_prefix_cache() { cache().clear_prefix_cache(); }
   std::vector<KvState> states() const { return cache().states(); }
-  // A memory without reserved blocks takes the room at once.
-  [[nodiscard]] bool reserve_blocks(KvHandle handle, int n_tokens) {
-    return offers_.reserver ? offers_.reserver->reserve_blocks(handle, n_tokens) : append(handle, n_tokens);
-  }
-  int reserved_blocks(KvHandle handle) const {
-    return offers_.reserver ? offers_.reserver->reserved_blocks(handle) : 0;
-  }
   // Without offload tiers, everything is ready, and nothing more can be loaded.
   bool ready(KvHandle handle) { return !loader() || loader()->ready(handle); }
   bool poll() { return loader() && loader()->poll(); }
@@ -196,7 +192,6 @@ class KvMemory {
     KvLeases& leases;
     KvCache& cache;
     KvHandoff* handoff = nullptr;         // null: contiguous memory, which the options never let share a pool
-    KvBlockReserver* reserver = nullptr;  // null: reserve_blocks() takes room at once
     KvLoader* loader = nullptr;           // null: no offload tiers
   };
   KvMemory(const char* name, KvPlaces places, const Offers& offers)

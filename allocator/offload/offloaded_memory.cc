@@ -38,7 +38,7 @@ Result<std::unique_ptr<KvMemory>> make_offloaded(std::unique_ptr<KvMemory> memor
 
 OffloadedMemory::OffloadedMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<OffloadTiers> tiers, Device& device,
                                  Clock& clock)
-    : KvMemory(memory->name(), memory->places(), {memory->leases(), *this, this, this, this}),
+    : KvMemory(memory->name(), memory->places(), {memory->leases(), *this, this, this}),
       memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),
@@ -91,11 +91,6 @@ int OffloadedMemory::matched_tokens(std::span<const int32_t> tokens, uint64_t sa
 bool OffloadedMemory::append(KvHandle handle, int n_tokens) {
   XPYD_CHECK(!sequences_[size_t(handle)].loading);
   return memory_->append(handle, n_tokens);
-}
-
-bool OffloadedMemory::reserve_blocks(KvHandle handle, int n_tokens) {
-  XPYD_CHECK(!sequences_[size_t(handle)].loading);
-  return memory_->reserve_blocks(handle, n_tokens);
 }
 
 void OffloadedMemory::commit(KvHandle handle, std::span<const int32_t> tokens) {

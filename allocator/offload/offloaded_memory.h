@@ -29,8 +29,7 @@ Result<std::unique_ptr<KvMemory>> make_offloaded(std::unique_ptr<KvMemory> memor
 class OffloadedMemory final : public KvMemory,
                               public KvLoader,
                               public KvHandoff,
-                              public KvCache,
-                              public KvBlockReserver {
+                              public KvCache {
  public:
   OffloadedMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<OffloadTiers> tiers, Device& device, Clock& clock);
   ~OffloadedMemory() override;  // waits for copies under way
@@ -42,8 +41,6 @@ class OffloadedMemory final : public KvMemory,
   bool poll() override;
   bool copying() const override { return !outs_.empty() || !loading_.empty() || tiers_->moving(); }
   bool append(KvHandle handle, int n_tokens) override;
-  bool reserve_blocks(KvHandle handle, int n_tokens) override;
-  int reserved_blocks(KvHandle handle) const override { return memory_->reserved_blocks(handle); }
   void commit(KvHandle handle, std::span<const int32_t> tokens) override;
   void rollback(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;
@@ -52,9 +49,7 @@ class OffloadedMemory final : public KvMemory,
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
   void discard(KvHandover handover) override { memory_->handoff().discard(std::move(handover)); }
   KvView view(KvHandle handle, int rank = 0) const override { return memory_->view(handle, rank); }
-  int written_tokens(KvHandle handle) const override { return memory_->written_tokens(handle); }
-  std::span<const int32_t> blocks(KvHandle handle) const override { return memory_->blocks(handle); }
-  bool tail_shared(KvHandle handle) const override { return memory_->tail_shared(handle); }
+  KvHeld held(KvHandle handle) const override { return memory_->held(handle); }
   KvStats stats() const override;
   std::vector<KvState> states() const override { return memory_->states(); }
   void clear_prefix_cache() override;

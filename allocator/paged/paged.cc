@@ -14,29 +14,28 @@ int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1
 
 struct PagedSequence : SequenceTokens {
   std::vector<int32_t> table;  // its blocks, one reference each
-  int reserved = 0;            // blocks reserved for it
   bool maybe_shared = false;   // the block of the next token may have other users
   PrefixChain chain;           // end of the chain of its full blocks
   std::vector<int32_t> tail;   // tokens after the last full block
   void clear() {
     table.clear(), tail.clear();
-    written = room = reserved = 0;
+    written = room = 0;
     maybe_shared = false, chain = {};
   }
 };
 
-class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff, public KvBlockReserver {
+class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff {
   using Sequence = PagedSequence;
 
  public:
   PagedMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name)
-      : Pooled(std::move(pool), options, name, {}, this, this),
+      : Pooled(std::move(pool), options, name, {}, this),
         blocks_(dynamic_cast<BlockPool&>(*pool_)),
         block_tokens_(layout().block_tokens),
         caching_(options.prefix_cache && blocks_.index()) {}
 
   ~PagedMemory() override {
-    sequences_.for_each([this](Sequence& s) { give_back(s), pool_->release(s.table); });
+    sequences_.for_each([this](Sequence& s) { pool_->release(s.table); });
   }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
@@ -67,30 +66,12 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff, public
     int wanted = std::max(more, 0) + int(copy);
     if (wanted > 0) {
       int64_t evictions = 0;
-      const int drawn = std::min(wanted, s.reserved);
-      if (!blocks_.allocate(wanted, s.table, evictions, drawn)) return false;
-      s.reserved -= drawn;
+      if (!blocks_.allocate(wanted, s.table, evictions)) return false;
       evictions_.fetch_add(evictions, std::memory_order_relaxed);
     }
     if (copy) make_tail_private(s);
     s.room = std::max(s.room, s.written + n_tokens);
     return true;
-  }
-
-  bool reserve_blocks(KvHandle handle, int n_tokens) override {
-    Sequence& s = sequences_[handle];
-    check_length(s.written + n_tokens);
-    const int more = std::max(0, blocks_for(s.written + n_tokens, block_tokens_) - int(s.table.size())) +
-                     int(n_tokens > 0 && tail_is_shared(s)) - s.reserved;
-    if (!blocks_.reserve(more)) return false;
-    s.reserved += more;
-    return true;
-  }
-  int reserved_blocks(KvHandle handle) const override { return sequences_[handle].reserved; }
-
-  void free(KvHandle handle) override {
-    give_back(sequences_[handle]);
-    Pooled::free(handle);
   }
 
   void commit(KvHandle handle, std::span<const int32_t> tokens) override {
@@ -102,7 +83,6 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff, public
 
   void rollback(KvHandle handle) override {
     Sequence& s = sequences_[handle];
-    give_back(s);
     size_t keep = size_t(blocks_for(s.written, block_tokens_));
     pool_->release(std::span<const int32_t>(s.table).subspan(keep));
     s.table.resize(keep);
@@ -152,17 +132,6 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff, public
     return {base(rank), &places().layout(rank), sequences_[handle].table.data(), 0};
   }
 
-  bool tail_shared(KvHandle handle) const override { return tail_is_shared(sequences_[handle]); }
-
-  void check_invariants(bool complete) const override {
-    Pooled::check_invariants(complete);
-    int reserved_blocks = 0;
-    sequences_.for_each([&reserved_blocks](const Sequence& s) { reserved_blocks += s.reserved; });
-    const int all = blocks_.stats().reserved_blocks;
-    XPYD_CHECK(complete ? reserved_blocks == all : reserved_blocks <= all,
-               "the reserved blocks of sequences do not sum to those of the pool");
-  }
-
  private:
   std::span<const int32_t> table_of(const Sequence& s) const override { return s.table; }
 
@@ -171,10 +140,6 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff, public
     std::vector<int32_t>& table = sequences_[handle].table;
     if (table.capacity() == 0) table.reserve(16);  // so that an empty table has an address
     return handle;
-  }
-
-  void give_back(Sequence& s) {
-    if (s.reserved > 0) XPYD_CHECK(blocks_.reserve(-std::exchange(s.reserved, 0)));
   }
 
   // Never includes the last token, because the model must compute its logits.
@@ -203,7 +168,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff, public
 
   // A full block is never written again, so only a partly written block can need a copy. Once its last other user has
   // gone it stays private, because only a fork of this sequence could share it again.
-  bool tail_is_shared(const Sequence& s) const {
+  bool tail_is_shared(const Sequence& s) const override {
     return s.maybe_shared && s.written % block_tokens_ != 0 &&
            blocks_.users(s.table[size_t(s.written / block_tokens_)]) > 1;
   }
@@ -242,7 +207,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff, public
   }
 
   void check_sequence(const Sequence& s) const override {
-    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_) && s.reserved >= 0);
+    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_));
     if (caching_) XPYD_CHECK(int(s.tail.size()) == s.written % block_tokens_);
     if (s.written % block_tokens_ == 0) return;
     int32_t tail_block = s.table[size_t(s.written / block_tokens_)];

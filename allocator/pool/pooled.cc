@@ -9,8 +9,8 @@
 namespace xpyd::allocator {
 
 PooledMemory::PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
-                           std::optional<KvPlaces> places, KvHandoff* handoff, KvBlockReserver* reserver)
-    : KvMemory(name, places ? std::move(*places) : pool->places(), {*this, *this, handoff, reserver}),
+                           std::optional<KvPlaces> places, KvHandoff* handoff)
+    : KvMemory(name, places ? std::move(*places) : pool->places(), {*this, *this, handoff}),
       pool_(std::move(pool)),
       options_(options),
       queue_(options.queue ? *options.queue : cpu_queue()) {

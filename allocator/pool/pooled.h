@@ -65,9 +65,9 @@ struct SequenceTokens {  // part of every scheme's sequence
 
 class PooledMemory : public KvMemory, public KvLeases, public KvCache {
  public:
-  // `places`: where views point, if not into the pool. `handoff` and `reserver`: those of a scheme that has them.
+  // `places`: where views point, if not into the pool. `handoff`: that of a scheme that has it.
   PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
-               std::optional<KvPlaces> places = {}, KvHandoff* handoff = nullptr, KvBlockReserver* reserver = nullptr);
+               std::optional<KvPlaces> places = {}, KvHandoff* handoff = nullptr);
   ~PooledMemory() override;
 
   void free(KvHandle handle) override;
@@ -111,11 +111,14 @@ template <class Sequence>
 class Pooled : public PooledMemory {
  public:
   using PooledMemory::PooledMemory;
-  int written_tokens(KvHandle handle) const override { return sequences_[handle].written; }
-  std::span<const int32_t> blocks(KvHandle handle) const override { return table_of(sequences_[handle]); }
+  KvHeld held(KvHandle handle) const override {
+    const Sequence& s = sequences_[handle];
+    return {table_of(s), s.written, tail_is_shared(s)};
+  }
 
  protected:
   virtual std::span<const int32_t> table_of(const Sequence& sequence) const = 0;
+  virtual bool tail_is_shared(const Sequence&) const { return false; }
   virtual void check_sequence(const Sequence& sequence) const = 0;
   void forget(KvHandle handle) override { sequences_.remove(handle); }
   void check_each(const std::function<void(std::span<const int32_t>, const SequenceTokens&)>& check) const override {

@@ -116,7 +116,6 @@ class SlotsMemory final : public Pooled<SlotSequence> {
     return {base(rank), &places().layout(rank), nullptr, slot_of(handle)};
   }
 
-  bool tail_shared(KvHandle) const override { return false; }
   void clear_prefix_cache() override { contents_.clear_idle(); }  // the slots stay evictable
 
   KvStats stats() const override {

@@ -133,7 +133,6 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
     return {base(rank), &places().layout(rank), nullptr, s.slot};
   }
 
-  bool tail_shared(KvHandle) const override { return false; }
   void clear_prefix_cache() override { contents_.clear_idle(); }
 
   KvStats stats() const override {

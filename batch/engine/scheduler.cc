@@ -108,8 +108,9 @@ SequenceView Scheduler::view_of(const Sequence& s) const {
   view.n_output = s.n_output();
   view.choices = s.stands_for;
   if (s.kv != kNoKv) {
-    view.n_blocks = int(memory_.blocks(s.kv).size()) + memory_.reserved_blocks(s.kv);
-    view.tail_shared = memory_.tail_shared(s.kv);
+    const KvHeld held = memory_.held(s.kv);
+    view.n_blocks = int(held.blocks.size());
+    view.tail_shared = held.tail_shared;
   }
   return view;
 }

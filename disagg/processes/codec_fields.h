@@ -51,7 +51,7 @@ XPYD_FIELDS(OffloadStats, host_blocks, host_capacity, disk_blocks, disk_capacity
             copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions,
             disk_evictions, failed_writes, failed_reads, dropped_out, load_wait_seconds)
 XPYD_FIELDS(VattentionStats, map_calls, unmap_calls, map_wait_seconds)
-XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, reserved_blocks, block_tokens, prefix_query_tokens,
+XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, block_tokens, prefix_query_tokens,
             prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes,
             reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
 XPYD_FIELDS(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, seconds, regret_s, ask_s)

@@ -220,10 +220,6 @@ void render_kv(MetricsText& text, const std::vector<InstanceStats>& pools) {
   text.each("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", pools, usage);
   text.each("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", pools, usage);
 
-  text.each("kv_escrowed_blocks",
-            "Number of KV blocks, free or cached, that are reserved for prompts that are about to start (--reservation "
-            "escrow).",
-            pools, [](I i) { return double(i.kv.reserved_blocks); });
   text.labelled<int KvStats::*>(
       "kv_blocks", "Number of KV blocks by state; the states sum to the capacity.", pools, "state", &S::kv,
       {{"free", &KvStats::free},

@@ -50,8 +50,6 @@ TEST_CASE("tiers: a sequence that is still loading allows exactly the documented
       {"probe", always, [](Loading& l) { (void)l.memory->probe(l.prompt, 0); }},
       {"promise", always, [](Loading& l) { (void)l.memory->matched_tokens(l.prompt, 0); }},
       {"append", never, [](Loading& l) { (void)l.memory->append(l.handle, 21); }},
-      {"escrow", never, [](Loading& l) { (void)l.memory->reserve_blocks(l.handle, 1); }},
-      {"escrowed", always, [](Loading& l) { (void)l.memory->reserved_blocks(l.handle); }},
       {"written", never, [](Loading& l) { l.memory->commit(l.handle, std::span(l.prompt).last(1)); }},
       {"trim", never, [](Loading& l) { l.memory->rollback(l.handle); }},
       {"fork", never, [](Loading& l) { (void)l.memory->fork(l.handle); }},

@@ -459,10 +459,10 @@ std::string Sim::run() {
   for (const auto& [id, node] : nodes) {
     const InstanceStats s = node->instance->stats();
     tell(
-        "%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, %d "
-        "escrowed, %d in transfer",
+        "%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, "
+        "%d in transfer",
         node->name.c_str(), s.running, s.waiting, s.queue_remote_prefilling, s.queue_prefill_sending,
-        int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free, int(s.kv.reserved_blocks),
+        int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free,
         int(s.kv.in_transfer));
   }
   if (wrong_.empty() && clock.seconds >= kMost)

@@ -211,9 +211,7 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   Result<KvHandle> fork(KvHandle handle) override { return inner_->fork(handle); }
   void free(KvHandle handle) override { inner_->free(handle); }
   KvView view(KvHandle handle, int rank) const override { return inner_->view(handle, rank); }
-  int written_tokens(KvHandle handle) const override { return inner_->written_tokens(handle); }
-  std::span<const int32_t> blocks(KvHandle handle) const override { return inner_->blocks(handle); }
-  bool tail_shared(KvHandle handle) const override { return inner_->tail_shared(handle); }
+  KvHeld held(KvHandle handle) const override { return inner_->held(handle); }
   KvStats stats() const override { return inner_->stats(); }
   void check_invariants(bool complete) const override { inner_->check_invariants(complete); }
 
