@@ -82,10 +82,10 @@ struct VattentionStats {  // cumulative
 // Blocks by state. free + active + cached + in_transfer == capacity, always.
 struct KvStats {
   int capacity = 0;
-  int free = 0;             // have no content
-  int active = 0;           // referenced by a sequence
-  int cached = 0;           // referenced by none, kept for a prefix hit, evictable
-  int in_transfer = 0;      // held by a lease or a hand-over: being sent or received
+  int free = 0;         // have no content
+  int active = 0;       // referenced by a sequence
+  int cached = 0;       // referenced by none, kept for a prefix hit, evictable
+  int in_transfer = 0;  // held by a lease or a hand-over: being sent or received
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, of this KvMemory
   int64_t evictions = 0, cow_copies = 0;                   // cumulative blocks
@@ -110,7 +110,7 @@ struct KvReservation {
   bool loading = false;   // or it is coming from an offload tier: wait for ready()
 };
 
-struct KvHeld {  // what a sequence holds
+struct KvHeld {                     // what a sequence holds
   std::span<const int32_t> blocks;  // its block table, its slot, or its page-group rows
   int written = 0;                  // tokens
   bool tail_shared = false;  // the next append must copy the last block: it takes one more than the arithmetic says
@@ -191,8 +191,8 @@ class KvMemory {
   struct Offers {
     KvLeases& leases;
     KvCache& cache;
-    KvHandoff* handoff = nullptr;         // null: contiguous memory, which the options never let share a pool
-    KvLoader* loader = nullptr;           // null: no offload tiers
+    KvHandoff* handoff = nullptr;  // null: contiguous memory, which the options never let share a pool
+    KvLoader* loader = nullptr;    // null: no offload tiers
   };
   KvMemory(const char* name, KvPlaces places, const Offers& offers)
       : name_(name), places_(std::move(places)), offers_(offers) {}

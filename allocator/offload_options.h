@@ -37,9 +37,9 @@ struct OffloadStats {
   int64_t disk_bytes_written = 0, disk_bytes_read = 0;
   int64_t host_hit_tokens = 0, disk_hit_tokens = 0;  // tokens of hits from which a sequence continued
   int64_t host_evictions = 0, disk_evictions = 0;
-  int64_t failed_writes = 0, failed_reads = 0;       // a wrong checksum counts as a failed read
-  int64_t dropped_out = 0;       // blocks not kept because the offload tier was full or busy
-  double load_wait_seconds = 0;  // that sequences waited for their KV
+  int64_t failed_writes = 0, failed_reads = 0;  // a wrong checksum counts as a failed read
+  int64_t dropped_out = 0;                      // blocks not kept because the offload tier was full or busy
+  double load_wait_seconds = 0;                 // that sequences waited for their KV
 };
 
 }  // namespace xpyd::allocator

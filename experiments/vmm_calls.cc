@@ -191,7 +191,8 @@ class SlowMaps final : public Device {
     const double us;
   };
   struct Groups final : PageGroups {
-    Groups(std::shared_ptr<PageGroups> of, double by_us) : PageGroups(of->options()), groups(std::move(of)), us(by_us) {}
+    Groups(std::shared_ptr<PageGroups> of, double by_us)
+        : PageGroups(of->options()), groups(std::move(of)), us(by_us) {}
     Result<std::unique_ptr<VirtualRange>> reserve(size_t bytes) override {
       auto range = groups->reserve(bytes);
       if (!range) return range;

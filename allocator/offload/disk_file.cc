@@ -49,18 +49,6 @@ Result<std::unique_ptr<DiskFile>> DiskFile::open(const std::string& dir, size_t 
   return std::unique_ptr<DiskFile>(new DiskFile(std::move(fd).value(), block_bytes, std::move(fault)));
 }
 
-DiskFile::DiskFile(Fd fd, size_t block_bytes, DiskFault fault)
-    : fd_(std::move(fd)), block_bytes_(block_bytes), fault_(std::move(fault)), thread_([this] { work(); }) {}
-
-DiskFile::~DiskFile() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  posted_.notify_one();
-  thread_.join();
-}
-
 void DiskFile::write(int block, const std::byte* from, int64_t id) {
   post({true, block, const_cast<std::byte*>(from), 0, id});
 }
@@ -68,11 +56,12 @@ void DiskFile::write(int block, const std::byte* from, int64_t id) {
 void DiskFile::read(int block, std::byte* to, uint64_t checksum, int64_t id) { post({false, block, to, checksum, id}); }
 
 void DiskFile::post(const Operation& operation) {
-  {
+  thread_.post([this, operation] {
+    Done done = run(operation);
     std::lock_guard lock(mutex_);
-    queue_.push_back(operation);
-  }
-  posted_.notify_one();
+    done_.push_back(std::move(done));
+    return true;
+  });
 }
 
 void DiskFile::take(std::vector<Done>& done) {
@@ -96,20 +85,6 @@ DiskFile::Done DiskFile::run(const Operation& o) const {
     done.error = "the checksum of a block is wrong";
   }
   return done;
-}
-
-void DiskFile::work() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    posted_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    const Operation next = queue_.front();
-    queue_.pop_front();
-    lock.unlock();
-    Done done = run(next);
-    lock.lock();
-    done_.push_back(std::move(done));
-  }
 }
 
 }  // namespace xpyd::allocator

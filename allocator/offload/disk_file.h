@@ -6,18 +6,16 @@
 // Thread safety: one owner.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "base/job_thread.h"
 #include "base/os.h"
 #include "base/status.h"
 
@@ -39,7 +37,6 @@ class DiskFile {
   // Errors name `dir`, what is expected of it, and the option.
   static Result<std::unique_ptr<DiskFile>> open(const std::string& dir, size_t block_bytes, int n_blocks,
                                                 DiskFault fault = {});
-  ~DiskFile();  // waits for operations under way
 
   // The caller keeps the memory, and does not change it, until take() returns Done with this id.
   void write(int block, const std::byte* from, int64_t id);
@@ -54,9 +51,9 @@ class DiskFile {
     uint64_t checksum;
     int64_t id;
   };
-  DiskFile(Fd fd, size_t block_bytes, DiskFault fault);
+  DiskFile(Fd fd, size_t block_bytes, DiskFault fault)
+      : fd_(std::move(fd)), block_bytes_(block_bytes), fault_(std::move(fault)) {}
   void post(const Operation& operation);
-  void work();
   Done run(const Operation& operation) const;
 
   const Fd fd_;
@@ -64,11 +61,8 @@ class DiskFile {
   const DiskFault fault_;
 
   std::mutex mutex_;
-  std::condition_variable posted_;
-  std::deque<Operation> queue_;
-  std::vector<Done> done_;
-  bool stop_ = false;
-  std::thread thread_;
+  std::vector<Done> done_;  // guarded by mutex_
+  JobThread thread_;        // last, so that operations under way end before what they use goes
 };
 
 }  // namespace xpyd::allocator

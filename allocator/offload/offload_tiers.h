@@ -163,7 +163,7 @@ class OffloadTiers {
   int disk_slots_ = 0;
   int64_t tick_ = 1;
   int storing_ = 0, writing_ = 0, reading_ = 0, clean_ = 0;  // blocks
-  bool disk_off_ = false;  // an operation has failed
+  bool disk_off_ = false;                                    // an operation has failed
   OffloadStats stats_;
   std::vector<DiskFile::Done> done_;
   std::unique_ptr<DiskFile> disk_;  // last, so that its thread ends before its memory goes

@@ -160,8 +160,9 @@ void OffloadedMemory::leave(KvHandle handle) {
   s.tokens.clear();
 }
 
-// Sets copies_ to the copies of a sequence's tokens to the host or from it, and returns their bytes. A tier keeps whole tokens in the model's shape, so KV from some ranks can go back to others. Of ranks with the same
-// heads, the first is read, and all are written.
+// Sets copies_ to the copies of a sequence's tokens to the host or from it, and returns their bytes. A tier keeps whole
+// tokens in the model's shape, so KV from some ranks can go back to others. Of ranks with the same heads, the first is
+// read, and all are written.
 size_t OffloadedMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, bool out) {
   copies_.clear();
   const KvShape& whole = host.layout->shape;

@@ -26,10 +26,7 @@ namespace xpyd::allocator {
 // Puts options.tiers below `memory`. Errors name the option that cannot be met.
 Result<std::unique_ptr<KvMemory>> make_offloaded(std::unique_ptr<KvMemory> memory, const KvOptions& options);
 
-class OffloadedMemory final : public KvMemory,
-                              public KvLoader,
-                              public KvHandoff,
-                              public KvCache {
+class OffloadedMemory final : public KvMemory, public KvLoader, public KvHandoff, public KvCache {
  public:
   OffloadedMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<OffloadTiers> tiers, Device& device, Clock& clock);
   ~OffloadedMemory() override;  // waits for copies under way

@@ -241,11 +241,11 @@ KvScheme contiguous_scheme() {
 }
 
 KvScheme slots_scheme() {
-  KvScheme scheme = scheme_of_slots(
-      "slots", "TurboMind's first generation: slots of the maximum length, LRU over sequences",
-      [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
-        return std::make_unique<SlotsMemory>(std::move(pool), o, "slots", o.prefix_cache);
-      });
+  KvScheme scheme = scheme_of_slots("slots",
+                                    "TurboMind's first generation: slots of the maximum length, LRU over sequences",
+                                    [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+                                      return std::make_unique<SlotsMemory>(std::move(pool), o, "slots", o.prefix_cache);
+                                    });
   scheme.check = check_chunks;
   scheme.make_pool = make_chunked_slots;
   return scheme;

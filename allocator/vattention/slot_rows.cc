@@ -17,43 +17,6 @@ int64_t runs(const std::vector<int32_t>& rows, size_t from) {
 
 }  // namespace
 
-// ---- The second thread.
-
-JobThread::~JobThread() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  posted_.notify_one();
-  thread_.join();
-}
-
-std::future<bool> JobThread::post(std::function<bool()> job) {
-  std::packaged_task<bool()> task(std::move(job));
-  std::future<bool> ended = task.get_future();
-  {
-    std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(task));
-  }
-  posted_.notify_one();
-  return ended;
-}
-
-void JobThread::work() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    posted_.wait(lock, [&] { return stop_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    std::packaged_task<bool()> job = std::move(queue_.front());
-    queue_.pop_front();
-    lock.unlock();
-    job();
-    lock.lock();
-  }
-}
-
-// ---- The rows of slots.
-
 SlotRows::SlotRows(PageGroupRows& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
                    int64_t most_mappings, SlotContents& contents)
     : pool_(pool),
@@ -63,9 +26,9 @@ SlotRows::SlotRows(PageGroupRows& pool, std::vector<std::unique_ptr<VirtualRange
       ranges_(std::move(ranges)),
       slots_(size_t(slots.whole.n_blocks)),
       // Between the runs of two slots there is one more mapping, without memory.
-      most_runs_(most_mappings == 0 ? LLONG_MAX
-                                    : most_mappings / int64_t(pool.block_bytes() / group_bytes_) -
-                                          slots.whole.n_blocks) {
+      most_runs_(most_mappings == 0
+                     ? LLONG_MAX
+                     : most_mappings / int64_t(pool.block_bytes() / group_bytes_) - slots.whole.n_blocks) {
   for (int rank = 0; rank < int(ranges_.size()); ++rank)
     for (int plane = 0; plane < vattention_planes(slots.layout(rank)); ++plane)
       planes_.push_back({*ranges_[size_t(rank)], slots.layout(rank), plane});

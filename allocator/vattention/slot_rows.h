@@ -13,36 +13,16 @@
 
 #include <atomic>
 #include <climits>
-#include <condition_variable>
-#include <deque>
-#include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "allocator/prefix/slot_contents.h"
 #include "allocator/vattention/page_group_rows.h"
+#include "base/job_thread.h"
 
 namespace xpyd::allocator {
-
-// A thread that runs jobs in their order. The destructor lets all of them end.
-class JobThread {
- public:
-  JobThread() : thread_([this] { work(); }) {}
-  ~JobThread();
-  std::future<bool> post(std::function<bool()> job);
-
- private:
-  void work();
-  std::mutex mutex_;
-  std::condition_variable posted_;
-  std::deque<std::packaged_task<bool()>> queue_;
-  bool stop_ = false;
-  std::thread thread_;
-};
 
 class SlotRows {
  public:
@@ -82,7 +62,7 @@ class SlotRows {
   int64_t reclaimed() const { return reclaimed_.load(std::memory_order_relaxed); }
 
   void wait(int slot, int n) const;  // waits until rows [0, n) are mapped
-  void drain() const { thread_.post([] { return true; }).wait(); }
+  void drain() const { thread_.drain(); }
 
   // The number of mappings as the system counts them: runs of adjacent rows, in each plane of each rank.
   int64_t mappings() const { return runs_.load(std::memory_order_relaxed) * int64_t(planes_.size()); }

@@ -171,8 +171,8 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
   bool usable(int slot) const { return !rows_.live(slot) && leased_rows(slot) == 0; }
 
   // Returns the first idle slot without contents. Contents may still be used, and losing only their end when rows run
-  // short is better than losing the slot. So a slot with contents comes second, and the one that ended first goes first.
-  // -1: no slot is idle.
+  // short is better than losing the slot. So a slot with contents comes second, and the one that ended first goes
+  // first. -1: no slot is idle.
   int find_slot(int except) const {
     int oldest = -1;
     for (int i = 0; i < layout().n_blocks; ++i) {

@@ -60,8 +60,8 @@ class HostRange final : public VirtualRange {
 };
 
 Result<std::unique_ptr<VirtualRange>> HostGroups::reserve(size_t bytes) {
-  void* at = ::mmap(nullptr, bytes, options_.guard ? PROT_NONE : PROT_READ,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* at = ::mmap(nullptr, bytes, options_.guard ? PROT_NONE : PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                    -1, 0);
   if (at == MAP_FAILED) return os_error("reserving " + std::to_string(bytes) + " bytes of addresses");
   return std::unique_ptr<VirtualRange>(std::make_unique<HostRange>(shared_from_this(), at, bytes));
 }

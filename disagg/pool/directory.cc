@@ -12,7 +12,8 @@ int CacheDirectory::joined(int capacity_blocks, int tier_blocks) {
 }
 
 void CacheDirectory::left(int instance) {
-  std::erase_if(blocks_, [&](auto& block) { return removed(instance, block.second, ~uint32_t{0}); });
+  for (auto at = blocks_.begin(); at != blocks_.end();)
+    at = removed(instance, at->second, ~uint32_t{0}) ? blocks_.erase(at) : std::next(at);
   instances_[size_t(instance)].there = false;
 }
 

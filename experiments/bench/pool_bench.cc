@@ -1,7 +1,7 @@
 // The pool of prefixes: the directory of which instance has which block, and a fetch from one instance to another.
 //
-// Expected, directory: 1,000 instances with 20,000 blocks each, a quarter of them in two places, are 18 M keys of a hash
-// map. An update follows about five pointers to memory that is in no cache, 500 to 1,000 ns: 1 to 2 M updates/s. A
+// Expected, directory: 1,000 instances with 20,000 blocks each, a quarter of them in two places, are 18 M keys of a
+// hash map. An update follows about five pointers to memory that is in no cache, 500 to 1,000 ns: 1 to 2 M updates/s. A
 // look-up of 64 blocks follows three for each block, 64 x 300 ns. Together with reading the hits of 1,000 instances, .7
 // us, that is 20 us, .05 M/s.
 // Expected, fetch: 4,096 tokens of a 1B Llama (16 layers, 8 heads of 64, bf16) are 134 MB in 256 blocks of 16 tokens:

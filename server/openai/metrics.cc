@@ -281,8 +281,7 @@ void render_transfers(MetricsText& text) {
   text.each("kv_fetches_total", "Number of prefixes fetched from another instance (--kv-fetch).",
             fetch(&FetchStats::fetches));
   text.each("kv_fetched_tokens_total", "Number of tokens in fetched prefixes.", fetch(&FetchStats::tokens));
-  text.each("kv_fetches_failed_total",
-            "Number of fetched prefixes that did not arrive, arrived late, or were corrupt.",
+  text.each("kv_fetches_failed_total", "Number of fetched prefixes that did not arrive, arrived late, or were corrupt.",
             fetch(&FetchStats::failed));
   text.each("kv_fetch_seconds_total", "Seconds from the request of a prefix to the end of its fetch.",
             fetch(&FetchStats::seconds));
@@ -391,9 +390,9 @@ void render_tiers(MetricsText& text) {
   text.labelled<int64_t T::*>("kv_tier_copies_total",
                               "Number of contiguous copies between pool and host, by direction.", "way", tiers,
                               {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
-  text.labelled<int64_t T::*>(
-      "kv_tier_failures_total", "Number of failed disk operations; after the first one the disk is not used.", "what",
-      tiers, {{"write", &T::failed_writes}, {"read", &T::failed_reads}});
+  text.labelled<int64_t T::*>("kv_tier_failures_total",
+                              "Number of failed disk operations; after the first one the disk is not used.", "what",
+                              tiers, {{"write", &T::failed_writes}, {"read", &T::failed_reads}});
   text.each("kv_tier_dropped_blocks_total", "Number of full blocks that were not offloaded, for lack of room or time.",
             tier(&T::dropped_out));
   text.each("kv_tier_load_seconds_total", "Seconds for which sequences waited for their KV to be loaded.",

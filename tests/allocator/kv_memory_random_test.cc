@@ -80,15 +80,6 @@ class Picture final : public CacheListener {
   int64_t told_[kTiers] = {};
 };
 
-// While copies are late, each sleep completes one more copy.
-struct CopyingClock final : Clock {
-  explicit CopyingClock(LateCopies& copies) : device(copies) {}
-  double now() override { return real.now(); }
-  void sleep(double seconds) override { device.late ? void(++device.first) : real.sleep(seconds); }
-  LateCopies& device;
-  RealClock real;
-};
-
 class Trial {
  public:
   Trial(const Row& row, Counts& counts)
@@ -194,7 +185,8 @@ class Trial {
                      .block_tokens = kTierBlock,
                      .eviction = row_.eviction,
                      .listeners = {picture_}};
-    if (row_.disk_blocks > 0) t.disk_dir = dir_.path, t.disk_bytes = size_t(row_.disk_blocks * kTierBlock) * o_.shape.token_bytes();
+    if (row_.disk_blocks > 0)
+      t.disk_dir = dir_.path, t.disk_bytes = size_t(row_.disk_blocks * kTierBlock) * o_.shape.token_bytes();
     OffloadTiers::Seams seams{.key_mask = row_.key_mask};
     if (row_.faults)
       seams.disk_fault = [this](bool write, std::span<std::byte> data, int result) {
@@ -539,7 +531,7 @@ class Trial {
   const std::shared_ptr<Picture> picture_ = std::make_shared<Picture>(std::vector<uint64_t>{0, 77});
   TempDir dir_;
   LateCopies device_;
-  CopyingClock clock_{device_};
+  RealClock clock_;
   std::shared_ptr<KvPool> pool_;
   std::vector<std::unique_ptr<KvMemory>> memories_;
   OffloadedMemory* tiered_ = nullptr;  // the first memory

@@ -125,8 +125,7 @@ TEST_CASE("speculate: the hash is the same, whatever is drafted", "[speculate][p
           const SpeculationOptions drafters[] = {
               told(1 + ran % 5), {find_drafter("ngram"), 3, 1, 3}, {find_drafter("mtp"), ran % 4}};
           setup.speculation = drafters[kind];
-          if (ran % 4 == 0 && kind == 2 && setup.transport == "local")
-            setup.prefill_tp = setup.decode_tp = 2;
+          if (ran % 4 == 0 && kind == 2 && setup.transport == "local") setup.prefill_tp = setup.decode_tp = 2;
           INFO(setup.describe());
           const RaggedRun run = run_ragged(setup);
           REQUIRE(run.tokens == plain.tokens);

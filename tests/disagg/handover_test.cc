@@ -191,7 +191,7 @@ class RandomTransport final : public FlyingTransport {
 class LoadingMemory final : public KvMemory, public KvLoader {
  public:
   LoadingMemory(std::unique_ptr<KvMemory> inner, Random& random)
-      : KvMemory(inner->name(), inner->places(), {inner->leases(), inner->cache(), nullptr, nullptr, this}),
+      : KvMemory(inner->name(), inner->places(), {inner->leases(), inner->cache(), nullptr, this}),
         inner_(std::move(inner)),
         random_(random) {}
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {

@@ -143,7 +143,8 @@ TEST_CASE("tiers: logits equal those without tiers, for every scheme, sharing, t
         const bool disk = turn % 2, one_slot_each = m.scheme[0] == 'c' || m.scheme[0] == 's';
         const bool tables = m.scheme[0] == 'p' || m.scheme[0] == 't';  // handoff needs them
         TinySetup setup = slow_setup(team, copies, dtype);
-        setup.scheme = m.scheme, setup.share = m.share, setup.topology = topology, setup.transport = tables ? transport : "local";
+        setup.scheme = m.scheme, setup.share = m.share, setup.topology = topology,
+        setup.transport = tables ? transport : "local";
         setup.order = turn % 3 ? KvOrder::layer_major : KvOrder::token_major;
         setup.stream_kv = turn % 5 ? StreamKv::request : StreamKv::layer;
         setup.reserve_blocks = topology == std::string("2P1D");
