@@ -58,7 +58,7 @@ struct KvOptions {
   int block_tokens = 16;        // paged: tokens of a block
   int max_sequence_tokens = 0;  // contiguous: tokens of a slot; all: the longest sequence allowed
   bool prefix_cache = true;     // contiguous has no shareable block and never hits
-  bool radix = false;           // paged, token: finds a prefix to the token (radix_tree.h), not to the block
+  bool radix = false;           // paged: finds a prefix to the token (radix_tree.h), not to the block
   int proof_tokens = INT_MAX;   // PrefixIndex compares so many tokens of a block; 1 is enough for simulated prompts
   int n_memories = 1;           // memories of this process with such options; they share its limit of mappings
   int slot_chunk = 0;           // slots that get memory at a time, at first use; 0: all slots, at the start

@@ -15,13 +15,11 @@ namespace xpyd::allocator {
 // Each is defined in the scheme's own file.
 KvScheme contiguous_scheme();
 KvScheme paged_scheme();
-KvScheme token_scheme();
 KvScheme slots_scheme();
 KvScheme vattention_scheme();
 
 std::span<const KvScheme> kv_schemes() {
-  static const KvScheme schemes[] = {contiguous_scheme(), paged_scheme(), token_scheme(), slots_scheme(),
-                                     vattention_scheme()};
+  static const KvScheme schemes[] = {contiguous_scheme(), paged_scheme(), slots_scheme(), vattention_scheme()};
   return schemes;
 }
 

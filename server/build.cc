@@ -181,8 +181,8 @@ void check_caches(const Options& options, const Build& build) {
   need(check_kv_events(cluster.kv_events));
   if (tells && !cluster.kv.tiers.on() && !(cluster.kv_scheme->prefix_index && cluster.kv.prefix_cache))
     throw invalid(
-        "--kv-events: with these options no KV is kept for reuse: expected --prefix-cache blocks and --allocator paged "
-        "or token, or --host-kv-bytes");
+        "--kv-events: with these options no KV is kept for reuse: expected --prefix-cache blocks and --allocator "
+        "paged, or --host-kv-bytes");
   const bool no_shares = cluster.kv_scheme->page_groups && cluster.kv.vattention.share == KvShare::off;
   if (const std::string& cache = options.text("prefix-cache");
       options.given("prefix-cache") && cache != "off" &&
@@ -192,7 +192,7 @@ void check_caches(const Options& options, const Build& build) {
   if (!cluster.kv.radix) return;
   if (!cluster.kv_scheme->prefix_index)
     throw invalid("--prefix-cache radix: --allocator " + scheme +
-                  " has no prefix blocks: expected paged or token, or --prefix-cache blocks");
+                  " has no prefix blocks: expected paged, or --prefix-cache blocks");
   if (build.processes || tells)
     throw invalid(std::string("--prefix-cache radix: ") +
                   (build.processes ? "the conductor of worker processes" : "--kv-events") +

@@ -28,8 +28,8 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff {
   using Sequence = PagedSequence;
 
  public:
-  PagedMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name)
-      : Pooled(std::move(pool), options, name, {}, this),
+  PagedMemory(std::shared_ptr<KvPool> pool, const KvOptions& options)
+      : Pooled(std::move(pool), options, "paged", {}, this),
         blocks_(dynamic_cast<BlockPool&>(*pool_)),
         block_tokens_(layout().block_tokens),
         caching_(options.prefix_cache && blocks_.index()) {}
@@ -221,36 +221,20 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff {
   const bool caching_;
 };
 
-KvScheme scheme_of_blocks(const char* name, const char* source) {
-  return {.name = name,
-          .source = source,
-          .unit = "block",
-          .check = nothing_more,
-          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, plan.of_ranks[0].prefix_cache); },
-          .prefix_index = true};
-}
-
 }  // namespace
 
 KvScheme paged_scheme() {
-  KvScheme scheme = scheme_of_blocks("paged", "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache");
-  scheme.block_tokens = [](const KvOptions& o) { return o.block_tokens; };
-  scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.block_tokens); };
-  scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
-    return std::make_unique<PagedMemory>(std::move(pool), o, "paged");
-  };
-  return scheme;
-}
-
-KvScheme token_scheme() {
-  KvScheme scheme = scheme_of_blocks(
-      "token", "lightllm's TokenAttention: a block is one token, so no block is ever partly used");
-  scheme.block_tokens = [](const KvOptions&) { return 1; };
-  scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, 1); };
-  scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
-    return std::make_unique<PagedMemory>(std::move(pool), o, "token");
-  };
-  return scheme;
+  return {.name = "paged",
+          .source = "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache",
+          .unit = "block",
+          .block_tokens = [](const KvOptions& o) { return o.block_tokens; },
+          .block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.block_tokens); },
+          .check = nothing_more,
+          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, plan.of_ranks[0].prefix_cache); },
+          .make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+            return std::make_unique<PagedMemory>(std::move(pool), o);
+          },
+          .prefix_index = true};
 }
 
 }  // namespace xpyd::allocator

@@ -63,7 +63,7 @@ Status check_shared_pool(const ClusterOptions& o) {
           ", so the layout of a block differs: expected equal ranks on one pool, or a transport that copies");
   if (o.kv_scheme->contiguous)
     return invalid("--allocator " + std::string(o.kv_scheme->name) + ": --transport " + o.transport->name +
-                   " hands over tables of blocks: expected --allocator paged or token, or a transport that copies");
+                   " hands over tables of blocks: expected --allocator paged, or a transport that copies");
   return ok();
 }
 

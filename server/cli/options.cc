@@ -177,7 +177,7 @@ std::vector<OptionRow> make_rows() {
       {"prefix-cache", choice, "blocks", "", "off|blocks|radix|on", 0, 0,
        "reuse the KV of equal prompt prefixes that the pool still holds (not with --allocator contiguous); KV in "
        "offload tiers is reused in any case. blocks: whole blocks, found by their hash; radix: to the token, found by "
-       "a radix tree, which copies the common part of a partly equal block (needs --allocator paged or token, and "
+       "a radix tree, which copies the common part of a partly equal block (needs --allocator paged, and "
        "instances in one process); on: the same as blocks",
        kEngine, kPrefixCache},
       {"slot-prealloc", text, "all", "slots", "all|none|N", 0, 0,

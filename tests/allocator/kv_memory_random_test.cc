@@ -84,7 +84,7 @@ class Trial {
  public:
   Trial(const Row& row, Counts& counts)
       : row_(row),
-        blocks_(row.is("paged") || row.is("token")),
+        blocks_(row.is("paged")),
         slots_(row.is("contiguous") || row.is("slots")),
         counts_(counts),
         random_(row.seed),
@@ -110,7 +110,7 @@ class Trial {
       if (row.max_tokens == 0) o_.max_sequence_tokens = 6 * vattention_row_tokens(o_) - 5;
       o_.pool_bytes = size_t(row.n_blocks * row.tp * row.pp) * vattention_row_bytes(o_);
     } else {
-      const int block = slots_ ? row.max_tokens : row.is("token") ? 1 : row.block_tokens;
+      const int block = slots_ ? row.max_tokens : row.block_tokens;
       const int replicas = row.tp > o_.shape.n_kv_heads ? row.tp / o_.shape.n_kv_heads : 1;  // copies of each head
       o_.pool_bytes = size_t(row.n_blocks * block * replicas) * o_.shape.token_bytes() + 7;
     }
@@ -552,7 +552,7 @@ Counts run(const Row& r) {
   CHECK((shares ? n.hits > often : n.hits == 0));
   CHECK(n.refused > often);
   CHECK(n.forked > often);
-  if (r.is("paged") || r.is("token")) CHECK(n.adopted > often);
+  if (r.is("paged")) CHECK(n.adopted > often);
   if (shares && r.share == KvShare::alias) CHECK(n.aliased > often);
   if (r.is("paged") && r.prefix_cache) CHECK(n.evicted > often);
   if (r.is("paged") && r.block_tokens > 1) CHECK(n.copies > often);
@@ -607,10 +607,9 @@ TEST_CASE("KvMemory: radix prefix caching equals a plain model under random oper
 
 TEST_CASE("KvMemory: every scheme without page groups equals a plain model under random operations",
           "[allocator][sharing]") {
-  for (auto [scheme, n_blocks] : {std::pair{"contiguous", 4}, {"slots", 4}, {"paged", 15}, {"token", 250}})
+  for (auto [scheme, n_blocks] : {std::pair{"contiguous", 4}, {"slots", 4}, {"paged", 15}})
     run({.scheme = scheme, .seed = 7, .n_blocks = n_blocks});
-  for (auto [scheme, n_blocks] : {std::pair{"paged", 15}, {"token", 250}})
-    run({.scheme = scheme, .seed = 7, .memories = 2, .n_blocks = n_blocks});
+  run({.seed = 7, .memories = 2, .n_blocks = 15});
   for (size_t group : {size_t{4096}, size_t{2} << 20})
     for (auto [scheme, n_blocks] : {std::pair{"contiguous", 4}, {"paged", 15}})
       run({.scheme = scheme, .operations = 3'000, .seed = 8, .n_blocks = n_blocks, .page_group = group});
@@ -638,7 +637,7 @@ TEST_CASE("KvMemory: vattention equals a plain model under random operations", "
 constexpr std::pair<int, int> kRanks[] = {{2, 1}, {4, 1}, {1, 3}, {2, 2}};
 
 TEST_CASE("KvMemory: memory on several ranks equals a plain model under random operations", "[allocator][shards]") {
-  std::vector<Row> rows = {{"paged"}, {"token"}, {"contiguous"}, {"slots"}};
+  std::vector<Row> rows = {{"paged"}, {"contiguous"}, {"slots"}};
   for (KvShare share : {KvShare::off, KvShare::alias, KvShare::takeover, KvShare::copy})
     rows.push_back(vattention(share));
   for (const char* scheme : {"paged", "contiguous", "vattention"})
@@ -647,7 +646,7 @@ TEST_CASE("KvMemory: memory on several ranks equals a plain model under random o
     for (Row r : rows) {
       Counts n;
       r.order = order, r.operations = 400, r.block_tokens = 4;
-      r.n_blocks = r.is("token") ? 96 : r.is("paged") ? 24 : 6;
+      r.n_blocks = r.is("paged") ? 24 : 6;
       if (r.is("vattention")) r.max_tokens = 600;
       INFO(r.scheme << " order " << int(order) << " share " << int(r.share) << " host " << r.host_blocks);
       for (const auto& [tp, pp] : kRanks) {
@@ -659,12 +658,12 @@ TEST_CASE("KvMemory: memory on several ranks equals a plain model under random o
       CHECK((n.hits > 0) ==
             (r.host_blocks > 0 || r.share != KvShare::off || !(r.is("contiguous") || r.is("vattention"))));
       CHECK(n.forked > 5);
-      if (r.is("paged") || r.is("token")) CHECK(n.adopted > 5);
+      if (r.is("paged")) CHECK(n.adopted > 5);
     }
 }
 
 TEST_CASE("KvMemory: memory on ranks decides like one memory with as many blocks", "[allocator][shards]") {
-  for (auto [scheme, n_blocks] : {std::pair{"paged", 24}, {"token", 96}, {"contiguous", 6}, {"slots", 6}}) {
+  for (auto [scheme, n_blocks] : {std::pair{"paged", 24}, {"contiguous", 6}, {"slots", 6}}) {
     Row r{.scheme = scheme, .operations = 500, .seed = 4, .block_tokens = 4, .n_blocks = n_blocks};
     Counts of_one;
     Trial one(r, of_one);
@@ -692,12 +691,12 @@ TEST_CASE("KvMemory: memory on ranks decides like one memory with as many blocks
 TEST_CASE("tiers: offload tiers equal a plain model under random operations", "[tiers][random]") {
   uint64_t seed = 0;
   Counts totals, sharing;
-  for (const char* scheme : {"paged", "token", "contiguous", "vattention"})
+  for (const char* scheme : {"paged", "contiguous", "vattention"})
     for (auto [disk, faults] : {std::pair{0, false}, {24, false}, {24, true}}) {
       ++seed;
       Row r{.scheme = scheme, .faults = faults};
       r.order = seed % 2 ? KvOrder::layer_major : KvOrder::token_major;
-      r.block_tokens = 4, r.n_blocks = r.is("token") ? 64 : r.is("contiguous") ? 8 : 16;
+      r.block_tokens = 4, r.n_blocks = r.is("contiguous") ? 8 : 16;
       r.max_tokens = 32, r.prefix_cache = seed % 4 == 0 && !r.is("vattention");
       if (r.is("vattention")) r.max_tokens = 128, r.n_blocks = seed % 2 ? 6 : 24;
       r.host_blocks = disk ? 10 : 16, r.disk_blocks = disk;

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kBlock = 4;  // tokens of a tier's block
 constexpr size_t kBlockBytes = kBlock * kTinyShape.token_bytes();
-const char* const kSchemes[] = {"paged", "token", "contiguous", "vattention"};
+const char* const kSchemes[] = {"paged", "contiguous", "vattention"};
 
 struct Setup {
   std::string scheme = "paged";
@@ -360,9 +360,7 @@ TEST_CASE("tiers: a sequence that ends while one of its blocks is copied out fre
     const char* scheme;
     KvOrder order;
     int tokens, held;  // blocks of the pool while the last tier block is on its way
-  } rows[] = {{"paged", KvOrder::layer_major, 32, 1},
-              {"token", KvOrder::token_major, 32, 4},
-              {"contiguous", KvOrder::layer_major, 32, 1}};
+  } rows[] = {{"paged", KvOrder::layer_major, 32, 1}, {"contiguous", KvOrder::layer_major, 32, 1}};
   for (const auto& row : rows) {
     CAPTURE(row.scheme);
     LateCopies device;

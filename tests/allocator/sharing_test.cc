@@ -238,11 +238,7 @@ TEST_CASE("KvStats: the bytes of the pool are split into reserved, internal and 
   struct {
     const char* scheme;
     int64_t reserved, internal, external;  // tokens of waste beside one sequence of 70 tokens
-  } rows[] = {{"contiguous", 130, 0, 50},
-              {"slots", 130, 0, 50},
-              {"paged", 0, 10, 10},
-              {"token", 0, 0, 0},
-              {"vattention", 0, 186, 0}};
+  } rows[] = {{"contiguous", 130, 0, 50}, {"slots", 130, 0, 50}, {"paged", 0, 10, 10}, {"vattention", 0, 186, 0}};
   for (const auto& row : rows) {
     CAPTURE(row.scheme);
     KvOptions o = tiny_options(16, 0, true, KvOrder::layer_major, 200);

@@ -152,15 +152,14 @@ TEST_CASE("--device cuda: kernels that start early see the results of the kernel
   }
 }
 
-// The prompt has more tokens than the context has blocks of --block-tokens. A block of `token` is one token, and a slot
-// is the whole context.
+// A slot is the whole context.
 TEST_CASE("--device cuda: every allocator works with its own block size", "[simt][server]") {
   ModelDir model;
   std::vector<int32_t> prompt;
   for (int i = 0; i < 100; ++i) prompt.push_back((i * 7 + 3) % 128);
   const std::vector<int32_t> expected = tokens(model, {}, prompt);
   REQUIRE(expected.size() > 1);
-  for (const char* allocator : {"paged", "token", "contiguous", "slots"})
+  for (const char* allocator : {"paged", "contiguous", "slots"})
     for (const char* topology : {"1C", "1P1D"})
       for (const char* layout : {"layer_major", "token_major"}) {
         INFO(allocator << " " << topology << " " << layout);

@@ -28,7 +28,7 @@ import time
 
 OPTIONS = {
     "--topology": ["1P1D", "3P1D", "2P1D", "1P2D", "2P2D", "1C", "2C1P1D"],
-    "--allocator": ["paged", "paged", "token", "vattention"],
+    "--allocator": ["paged", "paged", "vattention"],
     "--prefix-cache": ["blocks", "blocks", "radix", "off"],
     "--block-tokens": ["16", "16", "4", "64"],
     "--kv-bytes": ["2400KiB", "4MiB"],
