@@ -14,7 +14,7 @@ TESTS   ?=
 SEEDS   ?= 2000
 
 PACKAGES := g++ make pkg-config libboost-dev libboost-program-options-dev catch2 \
-            nlohmann-json3-dev libxxhash-dev libutf8proc-dev libpcre2-dev libboost-context-dev liburing-dev libibverbs-dev nettle-dev \
+            nlohmann-json3-dev libxxhash-dev libutf8proc-dev libpcre2-dev libboost-context-dev libibverbs-dev nettle-dev \
             libzmq3-dev libmsgpack-cxx-dev libsimde-dev
 
 # Debian's own Python, which finds Debian's matplotlib.

@@ -1,6 +1,6 @@
-// The capabilities of a memory beside the calls of every step (kv_memory.h). Every memory has a prefix cache (KvCache),
-// holds for peers that read or write a sequence's KV (KvLeases), and zero-copy hand-over (KvHandoff). Some also reserve
-// blocks before they are taken (KvBlockReserver), or load KV from offload tiers (KvLoader).
+// The capabilities of a memory beside the calls of every step (kv_memory.h). Every memory has a prefix cache (KvCache)
+// and holds for peers that read or write a sequence's KV (KvLeases). Block tables also have zero-copy hand-over
+// (KvHandoff). Some load KV from offload tiers (KvLoader).
 //
 // Thread safety: as KvMemory, unless a call says otherwise.
 #pragma once
@@ -30,8 +30,6 @@ class KvCache {
  public:
   // Returns the cached tokens that are in this memory at this moment. Any thread.
   virtual int probe(std::span<const int32_t> tokens, uint64_t salt) const = 0;
-  // Nobody else finds the tokens that this sequence commits from now on. Contiguous memory ignores it.
-  virtual void keep_private(KvHandle) {}
   virtual void clear_prefix_cache() = 0;  // drops cached blocks that nobody uses; any thread
   // Returns the state of each block of the pool. Any thread.
   virtual std::vector<KvState> states() const = 0;
@@ -54,18 +52,6 @@ class KvLeases {
   ~KvLeases() = default;
 };
 
-class KvBlockReserver {
- public:
-  // Reserves blocks for `n_tokens` more tokens after the written ones, as a number. Nobody else gets these blocks.
-  // Nothing is evicted until this sequence's append() draws from the reservation. rollback() and free() give back the
-  // rest. False: so many blocks are not available, and nothing has changed.
-  [[nodiscard]] virtual bool reserve_blocks(KvHandle handle, int n_tokens) = 0;
-  virtual int reserved_blocks(KvHandle handle) const = 0;  // blocks reserved for it
-
- protected:
-  ~KvBlockReserver() = default;
-};
-
 // A sequence on its way between two memories over one pool: block ids, and the references that go with them. A plain
 // value that owns references: it must be adopted or discarded exactly once.
 struct KvHandover {
@@ -73,33 +59,19 @@ struct KvHandover {
   int tokens = 0;  // written tokens
 };
 
-// Zero-copy hand-over: a sequence moves from one memory to another, and no byte moves. Requires: both memories have the
-// same scheme and the same pool.
+// Zero-copy hand-over: a sequence moves from one memory to another, and no byte moves. Requires: both memories have
+// block tables over the same pool.
 class KvHandoff {
  public:
   // Ends the sequence here, and keeps its blocks for the taker.
   virtual KvHandover hand_over(KvHandle handle) = 0;
-  // Takes a sequence over. kNoKv: there are no addresses for it now (vattention: no slot, or no mappings left). The
-  // hand-over is then used up.
+  // Takes a sequence over.
   virtual KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) = 0;
   // Ends a hand-over that nobody adopts.
   virtual void discard(KvHandover handover) = 0;
 
  protected:
   ~KvHandoff() = default;
-};
-
-// KV of a sequence's first tokens that arrives layer by layer while the sequence's first step computes. It comes from
-// an offload tier (KvLoader::arrival) or from another instance (disagg/pool/fetcher.h). The first layer has arrived
-// already.
-//
-// Thread safety: the engine's thread.
-class KvArrival {
- public:
-  virtual ~KvArrival() = default;
-  // Waits until that layer's KV has arrived. False: it will not arrive.
-  virtual bool wait(int layer) = 0;
-  virtual bool is_whole() = 0;  // all of it has arrived; requires: wait() of the last layer has returned
 };
 
 // Implemented by a memory with offload tiers below it (offloaded_memory.h). The KV of a prompt's prefix may still be
@@ -109,33 +81,14 @@ class KvLoader {
   // True once the KV that reserve() found is in place or lost; written_tokens() then says how much there is. After a
   // failed read that is less than reserve() announced. Until then the sequence may only wait or be freed.
   virtual bool ready(KvHandle handle) = 0;
-  // Loads end layer by layer from now on, where possible. Requires: the memory has not been used yet.
-  virtual void load_by_layer() {}
-  // Returns the arrival of a load that is not ready() yet, for a step to wait on. Null: its first layer has not come,
-  // or it comes as a whole. With an arrival, the sequence may append() and be pinned; it may not commit tokens or be
-  // handed over before the KV is whole. May be called once for each load.
-  virtual std::shared_ptr<KvArrival> arrival(KvHandle handle) {
-    (void)handle;
-    return nullptr;
-  }
   // Returns the matched tokens: the cached tokens that reserve() would announce. This is more than probe() if some
   // would be loaded from an offload tier. Any thread.
   virtual int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const = 0;
-  // Decides whether loading tokens [from, to) of a prompt of `tokens` tokens is worth load_s, the predicted time. If
-  // not, they are computed. It is asked only if OffloadOptions::load_by_cost, and never by matched_tokens(). Requires:
-  // the memory has not been used yet.
-  using Worth = std::function<bool(int from, int to, int tokens, double load_s)>;
-  virtual void loads_if(Worth worth) = 0;
-  // Like reserve(), but loads all that a tier has of the tokens, without asking Worth: for callers that do not compute.
-  virtual Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) = 0;
   // Makes progress on copies to and from offload tiers, and notices their ends. Calls that change a sequence do so too.
   // The owner calls it from time to time. True: something was under way, so memory may have become free.
   virtual bool poll() = 0;
   // True while something is under way: then waiting alone may change what is available.
   virtual bool copying() const = 0;
-  // Swaps a sequence out: frees it, because the scheduler wants its blocks now, but first copies to an offload tier
-  // what that lacks, and waits for that. The sequence will be reserved again.
-  virtual void swap_out(KvHandle handle) = 0;
 
  protected:
   ~KvLoader() = default;

@@ -47,7 +47,6 @@ struct VattentionOptions {
   bool on_card = false;             // addresses of a card: its kernels count rows in 32 bits (KvRows), and its
                                     // mappings have no system limit
   bool map_ahead = true;            // maps in the background what the next steps need
-  double page_call_us = 0;          // PageGroupOptions
   bool guard = false;               // PageGroupOptions
   KvShare share = KvShare::off;     // slots always take over
 };
@@ -59,10 +58,9 @@ struct KvOptions {
   int block_tokens = 16;        // paged: tokens of a block
   int max_sequence_tokens = 0;  // contiguous: tokens of a slot; all: the longest sequence allowed
   bool prefix_cache = true;     // contiguous has no shareable block and never hits
-  bool radix = false;           // paged, token: finds a prefix to the token (radix_tree.h), not to the block
+  bool radix = false;           // paged: finds a prefix to the token (radix_tree.h), not to the block
   int proof_tokens = INT_MAX;   // PrefixIndex compares so many tokens of a block; 1 is enough for simulated prompts
   int n_memories = 1;           // memories of this process with such options; they share its limit of mappings
-  bool keep_idle = true;        // slots keep their contents; false where other memories share the pool
   int slot_chunk = 0;           // slots that get memory at a time, at first use; 0: all slots, at the start
   VattentionOptions vattention;
   // Allocates the pool of the other schemes as page groups too, mapped in order. The pages are then the same as
@@ -76,19 +74,18 @@ struct KvOptions {
   DeviceQueue* queue = nullptr;  // the instance's, on that device, for its copies; null: the CPU's
 };
 
-struct VattentionStats {  // cumulative: calls, and the engine's waits for them
-  int64_t map_calls = 0, unmap_calls = 0, waited_jobs = 0;
-  double map_wait_seconds = 0;
+struct VattentionStats {  // cumulative
+  int64_t map_calls = 0, unmap_calls = 0;
+  double map_wait_seconds = 0;  // of the engine: for calls of its own, and for the second thread
 };
 
 // Blocks by state. free + active + cached + in_transfer == capacity, always.
 struct KvStats {
   int capacity = 0;
-  int free = 0;             // have no content
-  int active = 0;           // referenced by a sequence
-  int cached = 0;           // referenced by none, kept for a prefix hit, evictable
-  int in_transfer = 0;      // held by a lease or a hand-over: being sent or received
-  int reserved_blocks = 0;  // reserved for sequences (reserve_blocks()), among the free and cached ones
+  int free = 0;         // have no content
+  int active = 0;       // referenced by a sequence
+  int cached = 0;       // referenced by none, kept for a prefix hit, evictable
+  int in_transfer = 0;  // held by a lease or a hand-over: being sent or received
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, of this KvMemory
   int64_t evictions = 0, cow_copies = 0;                   // cumulative blocks
@@ -104,14 +101,19 @@ struct KvStats {
   int64_t mapped_bytes = 0;    // has addresses (vattention, slots in chunks; otherwise capacity_bytes)
   int64_t mappings = 0;        // mappings of these bytes as the system counts them (VMAs); otherwise one per rank
   OffloadStats tiers;
-  // Blocks that an append without reserved blocks can get.
-  int available() const { return free + cached - reserved_blocks; }
+  int available() const { return free + cached; }  // blocks that an append can get
 };
 
 struct KvReservation {
   KvHandle handle = kNoKv;
   int cached_tokens = 0;  // the KV of the first `cached_tokens` tokens is there already
-  bool loading = false;   // or it is coming from an offload tier: wait for ready() or arrival()
+  bool loading = false;   // or it is coming from an offload tier: wait for ready()
+};
+
+struct KvHeld {                     // what a sequence holds
+  std::span<const int32_t> blocks;  // its block table, its slot, or its page-group rows
+  int written = 0;                  // tokens
+  bool tail_shared = false;  // the next append must copy the last block: it takes one more than the arithmetic says
 };
 
 class KvMemory {
@@ -138,7 +140,7 @@ class KvMemory {
   // blocks become findable.
   virtual void commit(KvHandle handle, std::span<const int32_t> tokens) = 0;
 
-  // Rolls back to the written tokens: gives back all other room and reserved blocks (an aborted step, rejected drafts).
+  // Rolls back to the written tokens: gives back all other room (an aborted step, rejected drafts).
   virtual void rollback(KvHandle handle) = 0;
 
   // Makes a second sequence with the same written tokens. Paged memory shares the blocks; contiguous memory copies to
@@ -151,11 +153,10 @@ class KvMemory {
 
   // Where the sequence's KV is on that rank. Valid until the handle's next append, rollback, fork or free.
   virtual KvView view(KvHandle handle, int rank = 0) const = 0;
-  virtual int written_tokens(KvHandle handle) const = 0;
-  // Its block table, its slot, or its page-group rows.
-  virtual std::span<const int32_t> blocks(KvHandle handle) const = 0;
-  // True if the next append must copy the last block, which takes one block more than the arithmetic says.
-  virtual bool tail_shared(KvHandle handle) const = 0;
+  virtual KvHeld held(KvHandle handle) const = 0;
+  std::span<const int32_t> blocks(KvHandle handle) const { return held(handle).blocks; }
+  int written_tokens(KvHandle handle) const { return held(handle).written; }
+  bool tail_shared(KvHandle handle) const { return held(handle).tail_shared; }
 
   virtual KvStats stats() const = 0;  // any thread
   // Recounts everything from the tables (free + cached + active + in_transfer = capacity, every reference accounted
@@ -164,7 +165,10 @@ class KvMemory {
   virtual void check_invariants(bool complete = true) const = 0;
 
   // Forwards to the capabilities; kv_capabilities.h specifies each call.
-  KvHandoff& handoff() { return offers_.handoff; }
+  KvHandoff& handoff() {
+    XPYD_CHECK(offers_.handoff, std::string(name_) + " hands no sequence over");
+    return *offers_.handoff;
+  }
   KvLeases& leases() { return offers_.leases; }
   KvCache& cache() { return offers_.cache; }
   const KvCache& cache() const { return offers_.cache; }
@@ -172,43 +176,23 @@ class KvMemory {
   KvLease pin(KvHandle handle) { return pin(handle, 0, INT_MAX); }  // all its tokens
   void unpin(KvLease lease) { leases().unpin(lease); }
   int probe(std::span<const int32_t> tokens, uint64_t salt) const { return cache().probe(tokens, salt); }
-  void keep_private(KvHandle handle) { cache().keep_private(handle); }
   void clear_prefix_cache() { cache().clear_prefix_cache(); }
   std::vector<KvState> states() const { return cache().states(); }
-  // A memory without reserved blocks takes the room at once.
-  [[nodiscard]] bool reserve_blocks(KvHandle handle, int n_tokens) {
-    return offers_.reserver ? offers_.reserver->reserve_blocks(handle, n_tokens) : append(handle, n_tokens);
-  }
-  int reserved_blocks(KvHandle handle) const {
-    return offers_.reserver ? offers_.reserver->reserved_blocks(handle) : 0;
-  }
   // Without offload tiers, everything is ready, and nothing more can be loaded.
   bool ready(KvHandle handle) { return !loader() || loader()->ready(handle); }
-  void load_by_layer() {
-    if (loader()) loader()->load_by_layer();
-  }
-  std::shared_ptr<KvArrival> arrival(KvHandle handle) { return loader() ? loader()->arrival(handle) : nullptr; }
   bool poll() { return loader() && loader()->poll(); }
   bool copying() const { return loader() && loader()->copying(); }
   int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const {
     return loader() ? loader()->matched_tokens(tokens, salt) : probe(tokens, salt);
   }
-  void loads_if(KvLoader::Worth worth) {
-    if (loader()) loader()->loads_if(std::move(worth));
-  }
-  Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) {
-    return loader() ? loader()->reserve_loaded(tokens, salt) : reserve(tokens, salt);
-  }
-  void swap_out(KvHandle handle) { loader() ? loader()->swap_out(handle) : free(handle); }
 
  protected:
   // Implemented by the memory itself, or by one beneath it.
   struct Offers {
-    KvHandoff& handoff;
     KvLeases& leases;
     KvCache& cache;
-    KvBlockReserver* reserver = nullptr;  // null: reserve_blocks() takes room at once
-    KvLoader* loader = nullptr;           // null: no offload tiers
+    KvHandoff* handoff = nullptr;  // null: contiguous memory, which the options never let share a pool
+    KvLoader* loader = nullptr;    // null: no offload tiers
   };
   KvMemory(const char* name, KvPlaces places, const Offers& offers)
       : name_(name), places_(std::move(places)), offers_(offers) {}
@@ -240,8 +224,7 @@ struct KvScheme {
   bool contiguous = false;    // views have no block table: a sequence has contiguous addresses
   bool whole_slots = false;   // a block is as long as the longest sequence
   bool prefix_index = false;  // its pool has a prefix cache
-  // A block has an address only where a memory maps it. Therefore instances on several ranks cannot share its pool.
-  bool page_groups = false;
+  bool page_groups = false;   // a block has an address only where a memory maps it
 };
 
 std::span<const KvScheme> kv_schemes();

@@ -5,11 +5,6 @@
 #include <utility>
 
 namespace xpyd::allocator {
-namespace {
-
-constexpr size_t kAtOnce = 64;  // blocks
-
-}  // namespace
 
 KvPool::KvPool(KvPlaces places, size_t block_bytes)
     : places_(std::move(places)),
@@ -21,31 +16,21 @@ KvPool::KvPool(KvPlaces places, size_t block_bytes)
   count_[kUnused] = n_blocks_;
 }
 
-// Sums up the changes of all blocks first. A look-up changes hundreds, and each counter in memory would wait for the
-// last.
 template <class F>
-void KvPool::change(std::span<const int32_t> blocks, F&& f) {
-  for (; blocks.size() > kAtOnce; blocks = blocks.subspan(kAtOnce)) change(blocks.first(kAtOnce), f);
-  int32_t begun[kAtOnce], ended[kAtOnce];
-  int n_begun = 0, n_ended = 0, moved[kStates] = {};
-  for (int32_t block : blocks) {
-    Users& users = of(block);
-    const State before = state(users);
-    XPYD_CHECK(f(users) && users.references >= 0 && users.leases >= 0 && users.handovers >= 0,
-               "block " + std::to_string(block));
-    const State now = state(users);
-    --moved[before], ++moved[now];
-    if (before == now) continue;
-    if (before == kUnused) begun[n_begun++] = block;
-    if (now == kUnused) ended[n_ended++] = block;
-  }
-  for (int s = 0; s < kStates; ++s) count_[s] += moved[s];
-  if (n_begun > 0) written_ += begin_use({begun, size_t(n_begun)});
-  if (n_ended > 0) written_ -= end_use({ended, size_t(n_ended)});
+void KvPool::change(int32_t block, F&& f) {
+  Users& users = of(block);
+  const State before = state(users);
+  XPYD_CHECK(f(users) && users.references >= 0 && users.leases >= 0 && users.handovers >= 0,
+             "block " + std::to_string(block));
+  const State now = state(users);
+  if (before == now) return;
+  --count_[before], ++count_[now];
+  if (before == kUnused) written_ += filled(block), begin_use(block);
+  if (now == kUnused) written_ -= filled(block), end_use(block);
 }
 
-void KvPool::add_reference(std::span<const int32_t> blocks) {
-  change(blocks, [](Users& users) { return ++users.references > 0; });
+void KvPool::add_reference(int32_t block) {
+  change(block, [](Users& users) { return ++users.references > 0; });
 }
 
 void KvPool::drop_reference(int32_t block) {
@@ -61,15 +46,8 @@ void KvPool::add_references(std::span<const int32_t> blocks) {
 }
 
 void KvPool::release(std::span<const int32_t> blocks) {
-  if (blocks.empty()) return;
   Lock lock(mutex_);
-  int32_t backwards[kAtOnce];
-  while (!blocks.empty()) {
-    const size_t n = std::min(blocks.size(), kAtOnce);
-    std::reverse_copy(blocks.end() - ptrdiff_t(n), blocks.end(), backwards);
-    change({backwards, n}, [](Users& users) { return --users.references >= 0; });
-    blocks = blocks.first(blocks.size() - n);
-  }
+  for (size_t i = blocks.size(); i-- > 0;) drop_reference(blocks[i]);
 }
 
 int KvPool::users(int32_t block) const {

@@ -108,12 +108,11 @@ class KvPool {
   Users& of(int32_t block) const { return *reinterpret_cast<Users*>(users_ + size_t(block) * stride_); }
 
   // The functions below are called under the lock.
-  // Blocks come into use, or go out of it, in this order. Both calls return the blocks' tokens and update n_cached_.
-  virtual int64_t begin_use(std::span<const int32_t> blocks) = 0;
-  virtual int64_t end_use(std::span<const int32_t> blocks) = 0;
-  virtual bool cached(int32_t block) const = 0;         // requires: it is not in use
-  void add_reference(std::span<const int32_t> blocks);  // to each
-  void add_reference(int32_t block) { add_reference({&block, 1}); }
+  // A block comes into use, or has gone out of it. Both calls update n_cached_.
+  virtual void begin_use(int32_t block) = 0;
+  virtual void end_use(int32_t block) = 0;
+  virtual bool cached(int32_t block) const = 0;  // requires: it is not in use
+  void add_reference(int32_t block);
   void drop_reference(int32_t block);
   int n_free() const { return n_blocks_ - count_[kActive] - count_[kInTransfer] - n_cached_; }
   // The first part of check_invariants(): checks users and written tokens against one user's.
@@ -134,11 +133,7 @@ class KvPool {
     return users.held() ? kInTransfer : users.references > 0 ? kActive : kUnused;
   }
   template <class F>
-  void change(std::span<const int32_t> blocks, F&& f);
-  template <class F>
-  void change(int32_t block, F&& f) {
-    change({&block, 1}, f);
-  }
+  void change(int32_t block, F&& f);
 
   std::byte* users_ = nullptr;
   size_t stride_ = 0;

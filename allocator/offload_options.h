@@ -21,10 +21,7 @@ struct OffloadOptions {
   int block_tokens = 16;         // tokens that are kept, found and moved as one block
   double copy_gbps = 0;          // CPU only: a device <-> host copy takes at least bytes / this; 0: no limit
   bool wait_for_copies = false;  // the engine waits for each device <-> host copy (an ablation)
-  bool load_by_cost = false;     // a prefix is loaded only if that is worth its time (KvLoader::loads_if)
-  bool keep_arrivals = true;     // the KV of adopt() is kept at once; false: when it is swapped out
-  std::string host_eviction = "lru", disk_eviction = "lru";  // eviction.h
-  double high_watermark = 0.9, low_watermark = 0.85;         // of the host, if there is a disk
+  std::string eviction = "lru";  // of both tiers: eviction.h
   // Called for every block that is evicted to make room, on the owner's thread. `first`: at most eight blocks in the
   // order of eviction; the one at the head is evicted. Null: not called.
   std::function<void(const EvictionPolicy& policy, std::span<const BlockUse> first)> evicts = {};
@@ -40,10 +37,9 @@ struct OffloadStats {
   int64_t disk_bytes_written = 0, disk_bytes_read = 0;
   int64_t host_hit_tokens = 0, disk_hit_tokens = 0;  // tokens of hits from which a sequence continued
   int64_t host_evictions = 0, disk_evictions = 0;
-  int64_t host_relieved = 0;  // blocks given up by the watermarks, before their room was wanted
-  int64_t failed_writes = 0, failed_reads = 0, corrupt_reads = 0;  // each costs at most a recompute
-  int64_t dropped_out = 0;       // blocks not kept because the offload tier was full or busy
-  double load_wait_seconds = 0;  // that sequences waited for their KV
+  int64_t failed_writes = 0, failed_reads = 0;  // a wrong checksum counts as a failed read
+  int64_t dropped_out = 0;                      // blocks not kept because the offload tier was full or busy
+  double load_wait_seconds = 0;                 // that sequences waited for their KV
 };
 
 }  // namespace xpyd::allocator

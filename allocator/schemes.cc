@@ -15,13 +15,11 @@ namespace xpyd::allocator {
 // Each is defined in the scheme's own file.
 KvScheme contiguous_scheme();
 KvScheme paged_scheme();
-KvScheme token_scheme();
 KvScheme slots_scheme();
 KvScheme vattention_scheme();
 
 std::span<const KvScheme> kv_schemes() {
-  static const KvScheme schemes[] = {contiguous_scheme(), paged_scheme(), token_scheme(), slots_scheme(),
-                                     vattention_scheme()};
+  static const KvScheme schemes[] = {contiguous_scheme(), paged_scheme(), slots_scheme(), vattention_scheme()};
   return schemes;
 }
 
@@ -34,14 +32,6 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
   const KvScheme* scheme = find_kv_scheme(scheme_name);
   if (!scheme) return invalid("allocator \"" + scheme_name + "\": expected one of " + names_of(kv_schemes()));
   const KvShape& shape = options.shape;
-  for (auto [value, what] :
-       {std::pair{shape.n_layers, "layers"}, {shape.n_kv_heads, "kv heads"}, {shape.head_dim, "head_dim"}})
-    if (value < 1) return invalid("KV " + std::string(what) + " is " + std::to_string(value) + ": expected at least 1");
-  if (std::ranges::find(kKvDtypes, shape.dtype) == std::end(kKvDtypes)) {
-    std::string names;
-    for (Dtype dtype : kKvDtypes) names += std::string(names.empty() ? "" : ", ") + dtype_name(dtype);
-    return invalid(std::string("kv-dtype is ") + dtype_name(shape.dtype) + ": expected one of " + names);
-  }
   if (shape.dtype == Dtype::int4 && shape.head_dim % 2 != 0)
     return invalid("kv-dtype int4: head_dim is " + std::to_string(shape.head_dim) + "; expected an even number");
   if (Status status = scheme->check(options); !status) return status.error();
@@ -68,10 +58,6 @@ Result<KvLayout> plan_pool(const std::string& scheme_name, const KvOptions& opti
     return invalid("--kv-bytes is " + std::to_string(options.pool_bytes) + ": expected fewer than 2^32 rows of " +
                    std::to_string(shape.row_bytes()) + " bytes");
   return layout;
-}
-
-size_t pool_metadata_bytes(const KvLayout& layout, bool prefix_cache) {
-  return BlockPool::metadata_bytes(layout, prefix_cache);
 }
 
 Result<PoolPlan> plan_ranks(const std::string& scheme_name, const KvOptions& options, const KvShards& shards) {

@@ -36,7 +36,4 @@ Result<std::shared_ptr<KvPool>> make_ranked_pool(const std::string& scheme, cons
 Result<std::unique_ptr<KvMemory>> make_ranked_memory(const std::string& scheme, const KvOptions& options,
                                                      const KvShards& shards);
 
-// Bytes of a pool's own tables, besides pool_bytes: block states and prefix index.
-size_t pool_metadata_bytes(const KvLayout& layout, bool prefix_cache);
-
 }  // namespace xpyd::allocator

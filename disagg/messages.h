@@ -69,13 +69,12 @@ struct InstanceInfo {
 
 // ---- Conductor -> instance.
 
-// The part of a prompt's prefix to fetch from other instances before the rest is computed (pool/fetcher.h).
+// The part of a prompt's prefix to fetch from another instance before the rest is computed (pool/fetcher.h).
 struct FetchOrder {
-  std::vector<InstanceId> holders;  // each has the whole prefix; empty: nothing is fetched
-  int tokens = 0;                   // length of the prefix
-  double worth_s = 0;               // seconds that computing it would take
-  double limit_s = 0;               // seconds that the fetch may take
-  bool keep = true;                 // the prefix stays cached for other prompts (pool/replication.h)
+  InstanceId holder = -1;  // has the whole prefix; -1: nothing is fetched
+  int tokens = 0;          // length of the prefix
+  double worth_s = 0;      // seconds that computing it would take
+  double limit_s = 0;      // seconds that the fetch may take
 };
 struct StartRequest {
   AttemptId attempt = 0;

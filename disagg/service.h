@@ -38,11 +38,10 @@ inline constexpr double kLongestTurnSeconds = 60;
 // Prefixes that an instance fetches from others and lends to them (pool/). Cumulative, except ask_s.
 struct FetchStats {
   int64_t fetches = 0, tokens = 0;    // fetches that brought tokens; these tokens
-  int64_t failed = 0;                 // parts of fetches that did not arrive, or arrived changed
+  int64_t failed = 0;                 // fetches that did not arrive, or arrived changed
   int64_t lent = 0, lent_tokens = 0;  // prefixes lent to other instances
   int64_t expired = 0;                // of these, given up because the reader was silent
   double seconds = 0;                 // of all fetches, from the question to the end
-  double wait_s = 0;                  // by which steps waited for layers of fetches
   double regret_s = 0;                // by which fetches took longer than computing their tokens
   double ask_s = 0;                   // moving mean of the time from the question to a holder's answer
 };

@@ -296,13 +296,13 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   if (!lengths) return lengths.error();
   const std::vector<Lengths>& requests = lengths.value().requests;
   KvOptions kv{.shape = kv_shape(shape_of_nothing(), Dtype::bf16),
-               .block_tokens = 16,
+               .block_tokens = 1,
                .max_sequence_tokens = 4096,
                .prefix_cache = false};
   kv.pool_bytes = size_t(kPoolTokens) / (setting.tiny ? 16 : 1) * kv.shape.token_bytes();
-  Result<std::shared_ptr<KvPool>> pool = make_block_pool("token", kv);
+  Result<std::shared_ptr<KvPool>> pool = make_block_pool("paged", kv);
   if (!pool) return pool.error();
-  std::unique_ptr<KvMemory> memory = find_kv_scheme("token")->make(pool.value(), kv);
+  std::unique_ptr<KvMemory> memory = find_kv_scheme("paged")->make(pool.value(), kv);
   VirtualClock clock;
   TimedModel model({.config = llama_7b()}, kRates, clock);
   Engine engine(model, *memory,

@@ -122,9 +122,8 @@ class Bench {
     }
     b->engine_ = std::make_unique<Engine>(
         b->model_, *b->memory_,
-        EngineOptions{
-            .policy = find_batch_policy("chunked"), .max_batch = max_batch, .step_tokens = chunk, .by_layer = false},
-        b->clock_, nullptr);
+        EngineOptions{.policy = find_batch_policy("chunked"), .max_batch = max_batch, .step_tokens = chunk}, b->clock_,
+        nullptr);
     return b;
   }
   ~Bench() {

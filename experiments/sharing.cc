@@ -66,7 +66,6 @@ Result<Finding> attach(const std::string& way, int prefix, const Setting& settin
   if (!pool) return pool.error();
   // Touches all pages before timing, because the system zeroes a page at its first use.
   KvOptions once = o;
-  once.keep_idle = false;
   once.prefix_cache = false;
   {
     const auto warm = find_kv_scheme(scheme)->make(pool.value(), once);

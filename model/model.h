@@ -29,8 +29,6 @@ namespace xpyd::model {
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
-  // Precedes layer_done(layer) in a model that reads a layer's KV before it writes that layer's new tokens.
-  virtual void layer_reads(int layer) { (void)layer; }
   // Says that every rank has written the KV of `layer` for every token of the step. On a card the write is enqueued, so
   // it comes before what the observer enqueues on the same queue. The calling rank's attention starts when this
   // returns.

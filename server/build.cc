@@ -181,8 +181,8 @@ void check_caches(const Options& options, const Build& build) {
   need(check_kv_events(cluster.kv_events));
   if (tells && !cluster.kv.tiers.on() && !(cluster.kv_scheme->prefix_index && cluster.kv.prefix_cache))
     throw invalid(
-        "--kv-events: with these options no KV is kept for reuse: expected --prefix-cache blocks and --allocator paged "
-        "or token, or --host-kv-bytes");
+        "--kv-events: with these options no KV is kept for reuse: expected --prefix-cache blocks and --allocator "
+        "paged, or --host-kv-bytes");
   const bool no_shares = cluster.kv_scheme->page_groups && cluster.kv.vattention.share == KvShare::off;
   if (const std::string& cache = options.text("prefix-cache");
       options.given("prefix-cache") && cache != "off" &&
@@ -192,7 +192,7 @@ void check_caches(const Options& options, const Build& build) {
   if (!cluster.kv.radix) return;
   if (!cluster.kv_scheme->prefix_index)
     throw invalid("--prefix-cache radix: --allocator " + scheme +
-                  " has no prefix blocks: expected paged or token, or --prefix-cache blocks");
+                  " has no prefix blocks: expected paged, or --prefix-cache blocks");
   if (build.processes || tells)
     throw invalid(std::string("--prefix-cache radix: ") +
                   (build.processes ? "the conductor of worker processes" : "--kv-events") +
@@ -315,10 +315,6 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
   apply_model(*build);
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
   choose_transport(options, *build);
-  if (!worker && !cluster.kv_scheme->prefix_index && !cluster.replication->keeps({}))
-    return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
-                   cluster.kv_scheme->name +
-                   " cannot drop fetched KV: expected --allocator paged or token, or --replication side_effect");
   // If no policy predicts seconds, the cost model learns from steps alone.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {

@@ -21,7 +21,6 @@ class LateCopies final : public Device {
   std::unique_ptr<DeviceQueue> make_queue(Phase phase) override { return cpu_device().make_queue(phase); }
   std::unique_ptr<DeviceQueue> make_copy_queue(double) override { return std::make_unique<Queue>(*this); }
   std::atomic<bool> late{false};  // nothing is copied while it is set
-  std::atomic<int> first{0};      // … except so many copies, in their order
   std::atomic<bool> slow{false};  // every second look finds one more copied
 
  private:
@@ -38,8 +37,6 @@ class LateCopies final : public Device {
         if (++looks_ % 2 == 0) copy_first();
       } else if (!device_.late) {
         wait();
-      } else {
-        for (; device_.first > 0 && !jobs_.empty(); --device_.first) copy_first();
       }
       return done_ >= mark;
     }

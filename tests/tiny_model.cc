@@ -118,7 +118,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.max_model_len = tiny_config(setup.layers).max_position;
   options.max_queue_bytes = setup.max_queue_bytes;
   options.ahead = setup.ahead;
-  options.kv_by_layer = setup.by_layer;
   options.admission = find_admission_policy(setup.admission);
   options.objectives = setup.objectives;
   options.fetch = find_fetch_policy(setup.fetch);

@@ -46,7 +46,7 @@ struct TinySetup {
   int max_batch = 16;
   int64_t max_queue_bytes = 256 << 20;
   size_t pool_bytes = 1 << 20;
-  bool ahead = true, by_layer = true;
+  bool ahead = true;
   OffloadOptions tiers;
   std::string admission = "none", fetch = "never";
   Objectives objectives = {};

@@ -23,7 +23,7 @@ DEFINES  := -DBOOST_ASIO_SEPARATE_COMPILATION -DBOOST_BEAST_SEPARATE_COMPILATION
 comma     := ,
 AR       := $(SYSROOT:%=$(ARCH)-linux-gnu-)ar
 LDFLAGS  := -pthread $(FLAGS_$(MODE)) $(LINK_$(MODE)) $(if $(SYSROOT),-L$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu -Wl$(comma)-rpath-link=$(SYSROOT)/usr/lib/$(ARCH)-linux-gnu:$(SYSROOT)/lib/$(ARCH)-linux-gnu)
-LDLIBS    = -l:liburing.a -l:libnettle.a -l:libutf8proc.a -l:libpcre2-8.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
+LDLIBS    = -l:libnettle.a -l:libutf8proc.a -l:libpcre2-8.a -libverbs $(if $(CUDA),-l:libboost_program_options.a -static-libstdc++ -static-libgcc,-lboost_program_options)
 LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-lCatch2Main//')
 
 # The sources of the rooms, in folders of any depth.

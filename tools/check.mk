@@ -74,7 +74,7 @@ check-debian13:  ## 22 | tools/debian13 --can | `make serve` and `make test` on 
 # The rooms with code that differs on Arm are tested. The whole server only answers one question.
 AARCH64_ROOMS ?= base allocator attention model
 AARCH64        = $(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-g++ BUILD=build/aarch64 SYSROOT=build/aarch64/sysroot
-AARCH64_LIBS   = liburing-dev nettle-dev libutf8proc-dev libpcre2-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 libzmq3-dev libmsgpack-cxx-dev \
+AARCH64_LIBS   = nettle-dev libutf8proc-dev libpcre2-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 libzmq3-dev libmsgpack-cxx-dev \
                  $(shell apt-cache depends libboost-program-options-dev libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
 QEMU_AARCH64   = qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=build/aarch64/sysroot/usr/lib/aarch64-linux-gnu:build/aarch64/sysroot/lib/aarch64-linux-gnu
 # (qemu-user invents the flags of mappings, which the tests [pages] read.)

@@ -14,7 +14,6 @@ namespace {
 
 constexpr int kHeadroom = 4;         // 1 / kHeadroom of the host is free or clean, if the disk keeps up
 constexpr int kWritesUnderWay = 16;  // blocks
-constexpr int kReadsGivenUp = 3;     // failed reads after which the disk is given up
 
 }  // namespace
 
@@ -22,8 +21,7 @@ OffloadTiers::OffloadTiers(const KvShape& shape, const OffloadOptions& options, 
     : options_(options),
       seams_(std::move(seams)),
       layout_{shape, KvOrder::token_major, options.block_tokens, 0},
-      host_policy_(find_row(kEvictionPolicies, options.host_eviction)),
-      disk_policy_(find_row(kEvictionPolicies, options.disk_eviction)) {}
+      policy_(find_row(kEvictionPolicies, options.eviction)) {}
 
 OffloadTiers::~OffloadTiers() = default;
 
@@ -34,11 +32,6 @@ Result<std::unique_ptr<OffloadTiers>> OffloadTiers::create(const KvShape& shape,
                        ? "--host-kv-bytes is 0; offloading needs host memory"
                        : "--disk-kv-dir: needs --host-kv-bytes, because KV goes to the disk through host memory");
   if (options.block_tokens < 1) return invalid("--tier-block-tokens: expected at least 1");
-  if (options.low_watermark > options.high_watermark)
-    return invalid("--host-low-watermark: exceeds --host-high-watermark; expected at most as much");
-  for (const std::string* name : {&options.host_eviction, &options.disk_eviction})
-    if (!find_row(kEvictionPolicies, *name))
-      return invalid("eviction policy \"" + *name + "\": expected one of " + names_of(kEvictionPolicies));
   std::unique_ptr<OffloadTiers> t(new OffloadTiers(shape, options, std::move(seams)));
   const size_t block = t->layout_.block_bytes(), n = options.host_bytes / block;
   if (n < 1 || n > size_t(INT_MAX) / size_t(options.block_tokens))
@@ -54,11 +47,11 @@ Result<std::unique_ptr<OffloadTiers>> OffloadTiers::create(const KvShape& shape,
       return invalid("--disk-kv-dir: " + std::to_string(options.block_tokens) + " tokens have " +
                      std::to_string(block) +
                      " bytes, more than one read can transfer: expected a smaller --tier-block-tokens");
-    const size_t slots = std::min(options.disk_bytes / DiskFile::padded(block), size_t(INT_MAX) / 2);
+    const size_t slots = std::min(options.disk_bytes / block, size_t(INT_MAX) / 2);
     if (slots < 1)
       return invalid("--disk-kv-bytes is " + std::to_string(options.disk_bytes) + ": one block takes " +
-                     std::to_string(DiskFile::padded(block)) + " bytes");
-    t->disk_ = need(DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault, t->seams_.disk_refusal));
+                     std::to_string(block) + " bytes");
+    t->disk_ = need(DiskFile::open(options.disk_dir, block, int(slots), t->seams_.disk_fault));
     t->disk_slots_ = int(slots);
     for (int slot = int(slots); slot-- > 0;) t->free_disk_.push_back(slot);
   }
@@ -234,8 +227,7 @@ void OffloadTiers::refresh(int32_t block) {
     if (b.in[order]) orders_[order].erase(b.place[order]);
     b.in[order] = belongs[order];
     if (!belongs[order]) continue;
-    const EvictionPolicy& policy = order == kDiskLeaf ? *disk_policy_ : *host_policy_;
-    b.place[order] = {policy.rank(b.use), -b.use.position, block};
+    b.place[order] = {policy_->rank(b.use), -b.use.position, block};
     orders_[order].insert(b.place[order]);
   }
   clean_ -= int(b.clean);
@@ -273,7 +265,7 @@ int32_t OffloadTiers::goes_first(Order order) const {
     std::vector<BlockUse> first;
     for (auto place = places.begin(); place != places.end() && first.size() < kShown; ++place)
       first.push_back(at(std::get<2>(*place)).use);
-    options_.evicts(order == kDiskLeaf ? *disk_policy_ : *host_policy_, first);
+    options_.evicts(*policy_, first);
   }
   return std::get<2>(*places.begin());
 }
@@ -356,18 +348,6 @@ void OffloadTiers::poll() {
   disk_->take(done_);
   for (const DiskFile::Done& done : done_) ended(done);
   write_behind();
-  relieve();
-}
-
-// From the high watermark down to the low one, the host gives up blocks that the disk has too. So room is free before
-// it is asked for, and nothing is lost. Blocks that only the host has stay until their room is wanted.
-void OffloadTiers::relieve() {
-  const auto used = [&] { return 1 - double(free_host_.size()) / layout_.n_blocks; };
-  if (options_.high_watermark >= 1 || used() < options_.high_watermark) return;
-  while (used() > options_.low_watermark && !orders_[kClean].empty()) {
-    drop_host(goes_first(kClean));
-    ++stats_.host_relieved;
-  }
 }
 
 void OffloadTiers::write_behind() {
@@ -389,62 +369,37 @@ void OffloadTiers::write_behind() {
 void OffloadTiers::ended(const DiskFile::Done& done) {
   const int32_t block = int32_t(done.id);
   Block& b = at(block);
-  const bool good = done.outcome == DiskFile::Outcome::done;
-  const std::string reason = done.error ? std::strerror(done.error) : "the disk returned fewer bytes than requested";
+  const bool good = done.error.empty();
   const int64_t bytes = int64_t(layout_.block_bytes());
   if (done.write) {
     b.writing = false;
     --writing_;
-    if (good) {
-      b.disk = b.disk_target;
-      b.checksum = done.checksum;
-      stats_.disk_bytes_written += bytes;
-    } else {
-      free_disk_.push_back(b.disk_target);
-      ++stats_.failed_writes;
-    }
-    b.disk_target = -1;
-    refresh(block);
-    if (!good) disk_failed("a write failed: " + reason, false);
-    return;
+    b.disk = std::exchange(b.disk_target, -1);
+    b.checksum = done.checksum;
+    good ? stats_.disk_bytes_written += bytes : ++stats_.failed_writes;
+  } else {
+    b.reading = false;
+    --reading_;
+    good ? stats_.disk_bytes_read += bytes : ++stats_.failed_reads;
+    if (!good) drop_host(block);
   }
-  b.reading = false;
-  --reading_;
-  if (good) {
-    stats_.disk_bytes_read += bytes;
-    refresh(block);
-    return;
+  if (!good && !disk_off_) {
+    log_line(LogLevel::error, "xpyd: --disk-kv-dir %s: a %s failed: %s; from now on the disk is not used",
+             options_.disk_dir.c_str(), done.write ? "write" : "read", done.error.c_str());
+    disk_off_ = true;
+    for (int32_t other = 0; other < int32_t(blocks_.size()); ++other) drop_disk(other);
   }
-  remove(block);
-  if (done.outcome == DiskFile::Outcome::corrupt) {
-    ++stats_.corrupt_reads;
-    if (!std::exchange(logged_, true))
-      log_line(LogLevel::warning,
-               "xpyd: --disk-kv-dir %s: the checksum of a block that was read is wrong; its tokens are computed again",
-               options_.disk_dir.c_str());
-    return;
-  }
-  ++stats_.failed_reads;
-  disk_failed("a read failed: " + reason, ++failed_reads_ >= kReadsGivenUp);
+  if (disk_off_) drop_disk(block);
+  refresh(block);
 }
 
-// Stops writing to the disk. `reads_too`: also gives up the disk's copies.
-void OffloadTiers::disk_failed(const std::string& what, bool reads_too) {
-  if (!writes_off_)
-    log_line(LogLevel::error, "xpyd: --disk-kv-dir %s: %s; from now on no KV is written there",
-             options_.disk_dir.c_str(), what.c_str());
-  writes_off_ = true;
-  if (!reads_too) return;
-  for (int32_t block = 0; block < int32_t(blocks_.size()); ++block) {
-    Block& b = at(block);
-    if (!index_->contains(block) || b.disk < 0 || b.busy() || b.pins > 0) continue;
-    if (b.host < 0) {
-      remove(block);
-    } else {
-      free_disk_.push_back(std::exchange(b.disk, -1));
-      refresh(block);
-    }
-  }
+// Gives up the disk's copy of a block, and the block if the host has none.
+void OffloadTiers::drop_disk(int32_t block) {
+  Block& b = at(block);
+  if (!index_->contains(block) || b.disk < 0 || b.busy()) return;
+  if (b.host < 0) return remove(block);
+  free_disk_.push_back(std::exchange(b.disk, -1));
+  refresh(block);
 }
 
 // ---- Counters.

@@ -7,13 +7,12 @@
 // known. Listeners are told which complete blocks the host has, and which the disk has. A block may be in both.
 //
 // Blocks form a forest. A block is not forgotten before the blocks that continue it, so that whatever is kept can be
-// found. Only a failed read breaks this rule: the blocks after it can no longer be found, and stay until they are
-// evicted.
+// found. Only a failing disk breaks this rule: the blocks after a lost one can no longer be found, and stay until they
+// are evicted.
 //
 // Host blocks are written to the disk in the background while less than a quarter of the host is free or clean. A clean
 // block has a copy on the disk, so it can be given up at once. A block that is read from the disk is on the host,
-// clean, until it is evicted there. A quarter is more than the watermarks (relieve()) want free, so they find enough
-// clean blocks.
+// clean, until it is evicted there. After the first operation that fails, the disk is given up.
 //
 // Thread safety: every function locks for itself; the functions below `owner` belong to one thread.
 #pragma once
@@ -46,7 +45,6 @@ class OffloadTiers {
   // Faults that tests inject.
   struct Seams {
     DiskFault disk_fault;
-    DiskRefusal disk_refusal;
     uint64_t key_mask = ~uint64_t{0};  // ANDed to each hash at look-up, to force collisions
   };
 
@@ -86,7 +84,7 @@ class OffloadTiers {
   Where fetch(int32_t block, bool* from_disk);
   int slot(int32_t block) const;  // slot of the host
 
-  void poll();          // takes ended disk operations; writes blocks behind; keeps the watermarks
+  void poll();          // takes ended disk operations; writes blocks behind
   bool moving() const;  // a store, a read or a write is under way
 
   // Adds to the counters that only the caller can count: f(OffloadStats&).
@@ -136,7 +134,7 @@ class OffloadTiers {
   const Block& at(int32_t block) const { return blocks_[size_t(block)]; }
   int32_t parent_of(int32_t block) const;  // -1: it is a first block, or its parent is not known any more
   bool is_in(int32_t block, Tier tier) const;
-  bool disk_on() const { return disk_ && !writes_off_; }
+  bool disk_on() const { return disk_ && !disk_off_; }
   void refresh(int32_t block);
   void tell(int32_t block);
   void set_host(int32_t block, int slot);
@@ -146,15 +144,14 @@ class OffloadTiers {
   void drop_host(int32_t block);
   void remove(int32_t block);
   void write_behind();
-  void relieve();
   void ended(const DiskFile::Done& done);
-  void disk_failed(const std::string& what, bool reads_too);
+  void drop_disk(int32_t block);
 
   const OffloadOptions options_;
   const Seams seams_;
   KvLayout layout_;
   std::shared_ptr<std::byte> host_;
-  const EvictionPolicy *host_policy_, *disk_policy_;
+  const EvictionPolicy* policy_;
 
   mutable std::mutex mutex_;
   std::vector<Block> blocks_;
@@ -166,8 +163,7 @@ class OffloadTiers {
   int disk_slots_ = 0;
   int64_t tick_ = 1;
   int storing_ = 0, writing_ = 0, reading_ = 0, clean_ = 0;  // blocks
-  bool writes_off_ = false, logged_ = false;
-  int failed_reads_ = 0;
+  bool disk_off_ = false;                                    // an operation has failed
   OffloadStats stats_;
   std::vector<DiskFile::Done> done_;
   std::unique_ptr<DiskFile> disk_;  // last, so that its thread ends before its memory goes

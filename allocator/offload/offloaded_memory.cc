@@ -1,8 +1,6 @@
 #include "allocator/offload/offloaded_memory.h"
 
 #include <algorithm>
-#include <climits>
-#include <cmath>
 #include <utility>
 
 #include "allocator/kv/kv_copy.h"
@@ -30,26 +28,6 @@ Clock& machine_clock() {
 
 }  // namespace
 
-// Either the load or the waiting sequence may end first.
-class OffloadedMemory::Arrival final : public KvArrival {
- public:
-  Arrival(OffloadedMemory& memory, KvHandle handle) : memory_(&memory), handle_(handle) {}
-  bool wait(int layer) override {
-    if (memory_) memory_->wait(handle_, layer);
-    return memory_ || whole_;
-  }
-  bool is_whole() override {
-    if (memory_) memory_->wait(handle_, INT_MAX), memory_->poll_in();
-    return whole_;
-  }
-  void over(bool whole) { memory_ = nullptr, whole_ = whole; }
-
- private:
-  OffloadedMemory* memory_;  // null: the load has ended
-  const KvHandle handle_;
-  bool whole_ = false;
-};
-
 Result<std::unique_ptr<KvMemory>> make_offloaded(std::unique_ptr<KvMemory> memory, const KvOptions& options) {
   Device& device = options.device ? *options.device : cpu_device();
   auto tiers = OffloadTiers::create(options.shape, options.tiers, device, {});
@@ -60,11 +38,10 @@ Result<std::unique_ptr<KvMemory>> make_offloaded(std::unique_ptr<KvMemory> memor
 
 OffloadedMemory::OffloadedMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<OffloadTiers> tiers, Device& device,
                                  Clock& clock)
-    : KvMemory(memory->name(), memory->places(), {*this, memory->leases(), *this, this, this}),
+    : KvMemory(memory->name(), memory->places(), {memory->leases(), *this, this, this}),
       memory_(std::move(memory)),
       tiers_(std::move(tiers)),
       block_tokens_(tiers_->block_tokens()),
-      addresses_go_(find_kv_scheme(memory_->name())->page_groups),
       out_budget_(out_budget(memory_->stats(), block_tokens_)),
       out_(device.make_copy_queue(tiers_->options().copy_gbps)),
       in_(device.make_copy_queue(tiers_->options().copy_gbps)),
@@ -89,20 +66,19 @@ OffloadedMemory::Sequence& OffloadedMemory::start(KvHandle handle, std::span<con
   XPYD_CHECK(!s.loading);
   s.given_up = false;
   s.kept_up = true;
-  s.when_swapped_out = s.behind = false;
+  s.behind = false;
   s.tokens.assign(tokens.begin(), tokens.end());
   s.salt = salt;
   s.chain = OffloadTiers::root(salt);
-  s.last_out = -1;
   return s;
 }
 
-Result<KvReservation> OffloadedMemory::reserve(std::span<const int32_t> tokens, uint64_t salt, bool may_compute) {
+Result<KvReservation> OffloadedMemory::reserve(std::span<const int32_t> tokens, uint64_t salt) {
   Result<KvReservation> reserved = memory_->reserve(tokens, salt);
   if (!reserved) return reserved;
   KvReservation r = reserved.value();
   start(r.handle, tokens.first(size_t(r.cached_tokens)), salt);
-  begin_load(r.handle, r, tokens, salt, may_compute);
+  begin_load(r.handle, r, tokens, salt);
   return r;
 }
 
@@ -113,14 +89,8 @@ int OffloadedMemory::matched_tokens(std::span<const int32_t> tokens, uint64_t sa
 }
 
 bool OffloadedMemory::append(KvHandle handle, int n_tokens) {
-  const Sequence& s = sequences_[size_t(handle)];
-  XPYD_CHECK(!s.loading || s.load.arrival);
-  return memory_->append(handle, n_tokens);
-}
-
-bool OffloadedMemory::reserve_blocks(KvHandle handle, int n_tokens) {
   XPYD_CHECK(!sequences_[size_t(handle)].loading);
-  return memory_->reserve_blocks(handle, n_tokens);
+  return memory_->append(handle, n_tokens);
 }
 
 void OffloadedMemory::commit(KvHandle handle, std::span<const int32_t> tokens) {
@@ -128,15 +98,10 @@ void OffloadedMemory::commit(KvHandle handle, std::span<const int32_t> tokens) {
   XPYD_CHECK(!s.loading);
   memory_->commit(handle, tokens);
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
-  if (!s.when_swapped_out && int(s.tokens.size()) / block_tokens_ > s.chain.n_blocks) {
+  if (int(s.tokens.size()) / block_tokens_ > s.chain.n_blocks) {
     poll_out();
     store(handle);
   }
-}
-
-void OffloadedMemory::keep_private(KvHandle handle) {
-  memory_->keep_private(handle);
-  sequences_[size_t(handle)].kept_up = false;
 }
 
 void OffloadedMemory::rollback(KvHandle handle) {
@@ -153,8 +118,6 @@ Result<KvHandle> OffloadedMemory::fork(KvHandle handle) {
   Sequence& own = start(child.value(), s.tokens, s.salt);
   own.chain = s.chain;
   own.kept_up = s.kept_up;
-  own.when_swapped_out = s.when_swapped_out;
-  own.last_out = s.last_out;
   return child;
 }
 
@@ -169,23 +132,9 @@ void OffloadedMemory::free(KvHandle handle) {
   memory_->free(handle);
 }
 
-void OffloadedMemory::swap_out(KvHandle handle) {
-  if (std::exchange(sequences_[size_t(handle)].when_swapped_out, false)) {
-    for (int before = -1; before < sequences_[size_t(handle)].chain.n_blocks;) {  // store() is limited by out_budget_
-      before = sequences_[size_t(handle)].chain.n_blocks;
-      store(handle);
-      out_->wait();
-      poll_out();
-    }
-  }
-  free(handle);
-}
-
 KvHandover OffloadedMemory::hand_over(KvHandle handle) {
-  Sequence& s = sequences_[size_t(handle)];
-  XPYD_CHECK(!s.loading);
+  XPYD_CHECK(!sequences_[size_t(handle)].loading);
   leave(handle);
-  while (addresses_go_ && !out_->reached(s.last_out)) clock_.sleep(kLookAgain);
   poll_out();
   return memory_->handoff().hand_over(handle);
 }
@@ -194,10 +143,9 @@ KvHandle OffloadedMemory::adopt(KvHandover handover, std::span<const int32_t> to
   const size_t n = size_t(handover.tokens);
   const KvHandle handle = memory_->handoff().adopt(std::move(handover), tokens, salt);
   if (handle == kNoKv) return handle;
-  Sequence& s = start(handle, tokens.first(n), salt);
-  s.when_swapped_out = !tiers_->options().keep_arrivals;
+  start(handle, tokens.first(n), salt);
   poll_out();
-  if (!s.when_swapped_out) store(handle);
+  store(handle);
   return handle;
 }
 
@@ -208,15 +156,14 @@ void OffloadedMemory::leave(KvHandle handle) {
   tiers_->tick();
   tiers_->touch(s.chain);
   const int missing = int(s.tokens.size()) / block_tokens_ - s.chain.n_blocks;
-  if (missing > 0 && !s.when_swapped_out) tiers_->count([&](OffloadStats& stats) { stats.dropped_out += missing; });
+  if (missing > 0) tiers_->count([&](OffloadStats& stats) { stats.dropped_out += missing; });
   s.tokens.clear();
 }
 
-// Sets copies_ to the copies of a sequence's tokens, in some layers, to the host or from it, and returns their bytes. A
-// tier keeps whole tokens in the model's shape, so KV from some ranks can go back to others. Of ranks with the same
-// heads, the first is read, and all are written.
-size_t OffloadedMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, KvRange layers,
-                                    bool out) {
+// Sets copies_ to the copies of a sequence's tokens to the host or from it, and returns their bytes. A tier keeps whole
+// tokens in the model's shape, so KV from some ranks can go back to others. Of ranks with the same heads, the first is
+// read, and all are written.
+size_t OffloadedMemory::plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, bool out) {
   copies_.clear();
   const KvShape& whole = host.layout->shape;
   const KvShards one{.n_layers = whole.n_layers, .n_kv_heads = whole.n_kv_heads};
@@ -228,10 +175,7 @@ size_t OffloadedMemory::plan_copies(KvHandle handle, const KvView& host, int tok
     // The rank's rectangle in the model's numbers and in its own.
     KvRect in_model = shards.rect(rank), on_rank = in_model;
     on_rank.heads = {0, in_model.heads.size()};
-    const int first = in_model.layers.begin;
-    in_model.layers = {std::max(first, layers.begin), std::min(in_model.layers.end, layers.end)};
-    if (in_model.layers.begin >= in_model.layers.end) continue;
-    on_rank.layers = {in_model.layers.begin - first, in_model.layers.end - first};
+    on_rank.layers = {0, in_model.layers.size()};
     const KvRect from = out ? on_rank : in_model, to = out ? in_model : on_rank;
     const KvRegion region{.token_begin = token_begin,
                           .token_end = token_end,
@@ -278,11 +222,10 @@ void OffloadedMemory::store(KvHandle handle) {
   if (first < 0) return;
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
   out.lease = memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
-  const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_,
-                                   {0, tiers_->layout().shape.n_layers}, true);
+  const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_, true);
   out_->copy(copies_, false);
   if (tiers_->options().wait_for_copies) out_->wait();
-  s.last_out = out.mark = out_->mark();
+  out.mark = out_->mark();
   blocks_out_ += out.blocks.size();
   tiers_->count(
       [&](OffloadStats& stats) { stats.bytes_out += int64_t(bytes), stats.copies_out += int64_t(copies_.size()); });
@@ -310,7 +253,7 @@ void OffloadedMemory::poll_out() {
 
 // Starts a load. False: there is nothing to load, or no room for it, and the reservation stays as it was.
 bool OffloadedMemory::begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens,
-                                 uint64_t salt, bool may_compute) {
+                                 uint64_t salt) {
   const int longest = tokens.empty() ? 0 : int(tokens.size() - 1) / block_tokens_;
   if (longest * block_tokens_ <= reservation.cached_tokens) return false;
   Sequence& s = sequences_[size_t(handle)];
@@ -333,8 +276,7 @@ bool OffloadedMemory::begin_load(KvHandle handle, KvReservation& reservation, st
     }
   }
   const int end = chain.n_blocks * block_tokens_;
-  if (end <= load.begin || (may_compute && !pays(load.begin, end, int(tokens.size()))) ||
-      !memory_->append(handle, end - load.begin)) {
+  if (end <= load.begin || !memory_->append(handle, end - load.begin)) {
     for (int32_t block : load.blocks) tiers_->unpin(block);
     return false;
   }
@@ -345,17 +287,8 @@ bool OffloadedMemory::begin_load(KvHandle handle, KvReservation& reservation, st
   reservation.loading = true;
   reservation.cached_tokens = end;
   loading_.push_back(handle);
-  loading_tokens_ += end - load.begin;
   advance(handle);
   return true;
-}
-
-// True if the load is worth its time, which is predicted from the mean time per token, after the loads under way.
-bool OffloadedMemory::pays(int from, int to, int tokens) {
-  if (!worth_ || worth_(from, to, tokens, double(loading_tokens_ + to - from) * token_s_)) return true;
-  constexpr double kForget = 0.01;  // a second, so that loads are tried again after a while
-  if (const double now = clock_.now(); now >= forgot_s_ + 1) token_s_ *= 1 - kForget, forgot_s_ = now;
-  return false;
 }
 
 bool OffloadedMemory::ready(KvHandle handle) {
@@ -373,25 +306,12 @@ bool OffloadedMemory::poll() {
 
 void OffloadedMemory::poll_in() {
   for (size_t i = 0; i < loading_.size(); ++i) advance(loading_[i]);
-  int loaded = 0;  // tokens
-  double began_s = INFINITY, ended_s = 0;
   const size_t ended = std::erase_if(loading_, [&](KvHandle handle) {
-    const Sequence& s = sequences_[size_t(handle)];
-    const Load& load = s.load;
+    const Load& load = sequences_[size_t(handle)].load;
     const bool done = load.pieces.empty() && (load.cut || load.copied == load.blocks.size());
-    if (!done) return false;
-    const int tokens = int(s.tokens.size()) - load.begin;
-    loading_tokens_ -= tokens;
-    if (!load.cut) loaded += tokens, began_s = std::min(began_s, load.start_s), ended_s = std::max(ended_s, load.end_s);
-    finish_load(handle);
-    return true;
+    if (done) finish_load(handle);
+    return done;
   });
-  if (loaded > 0) {               // loads run one after the other: count since the end of the last
-    constexpr double kNew = 0.2;  // weight in the moving mean
-    const double took_s = (ended_s - std::max(began_s, loaded_s_)) / loaded;
-    token_s_ = token_s_ == 0 ? took_s : (1 - kNew) * token_s_ + kNew * took_s;
-    loaded_s_ = ended_s;
-  }
   if (loading_.empty() || ended > 0 || tiers_->moving()) return;
   // Sequences that wait for another host slot hold all of them: the youngest stops loading and keeps what it has.
   const bool waits = std::all_of(loading_.begin(), loading_.end(),
@@ -405,7 +325,6 @@ void OffloadedMemory::advance(KvHandle handle) {
   while (!load.pieces.empty() && in_->reached(load.pieces.front().mark)) {
     for (size_t n = load.pieces.front().n_blocks; n > 0; --n) tiers_->unpin(load.blocks[load.arrived++]);
     load.pieces.pop_front();
-    load.end_s = clock_.now();  // the time at which it ended, not the end of the step
   }
   while (!load.cut && load.copied < load.blocks.size() && copy_in(handle)) {
   }
@@ -434,46 +353,21 @@ bool OffloadedMemory::copy_in(KvHandle handle) {
     if (where == OffloadTiers::Where::waiting) break;
   }
   if (load.on_host == load.copied) return false;
-  load.by_layer = by_layer_ && !load.cut && load.on_host == load.blocks.size();
   const size_t most = std::max<size_t>(1, kPieceBytes / tiers_->layout().block_bytes());
-  const size_t end = load.by_layer ? load.on_host : std::min(load.on_host, load.copied + most);
-  const int n_layers = tiers_->layout().shape.n_layers, together = load.by_layer ? 1 : n_layers;
+  const size_t end = std::min(load.on_host, load.copied + most);
   const int begin_token = std::max(load.begin, (load.first_block + int(load.copied)) * block_tokens_);
   const int end_token = (load.first_block + int(end)) * block_tokens_;
   table_.assign(size_t(load.first_block) + end, 0);
   for (size_t i = load.copied; i < end; ++i) table_[size_t(load.first_block) + i] = tiers_->slot(load.blocks[i]);
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
-  for (int layer = 0; layer < n_layers; layer += together) {
-    const size_t bytes = plan_copies(handle, host, begin_token, end_token, {layer, layer + together}, false);
-    in_->copy(copies_, bytes <= kCached);
-    if (tiers_->options().wait_for_copies) in_->wait();
-    tiers_->count(
-        [&](OffloadStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
-    load.pieces.push_back({in_->mark(), 0});
-  }
-  load.pieces.back().n_blocks = end - load.copied;
+  const size_t bytes = plan_copies(handle, host, begin_token, end_token, false);
+  in_->copy(copies_, bytes <= kCached);
+  if (tiers_->options().wait_for_copies) in_->wait();
+  tiers_->count(
+      [&](OffloadStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
+  load.pieces.push_back({in_->mark(), end - load.copied});
   load.copied = end;
   return true;
-}
-
-// Returns how many layers, from the first on, have arrived. Pieces end in their order.
-int OffloadedMemory::layers_here(const Load& load) const {
-  return load.by_layer ? std::max(0, tiers_->layout().shape.n_layers - int(load.pieces.size())) : 0;
-}
-
-std::shared_ptr<KvArrival> OffloadedMemory::arrival(KvHandle handle) {
-  Sequence& s = sequences_[size_t(handle)];
-  if (!s.loading || layers_here(s.load) == 0) return nullptr;
-  s.load.waited_s = clock_.now() - s.load.start_s;
-  return s.load.arrival = std::make_shared<Arrival>(*this, handle);
-}
-
-// Waits for that layer. The engine's step blocks meanwhile.
-void OffloadedMemory::wait(KvHandle handle, int layer) {
-  Load& load = sequences_[size_t(handle)].load;
-  const double began_s = clock_.now();
-  for (advance(handle); !load.pieces.empty() && layers_here(load) <= layer; advance(handle)) clock_.sleep(kLookAgain);
-  load.waited_s += clock_.now() - began_s;
 }
 
 // Ends a load. Requires: every started copy into the sequence has ended.
@@ -482,8 +376,7 @@ void OffloadedMemory::finish_load(KvHandle handle) {
   Load& load = s.load;
   s.loading = false;
   for (size_t i = load.arrived; i < load.blocks.size(); ++i) tiers_->unpin(load.blocks[i]);
-  const double waited_s = load.arrival ? load.waited_s : clock_.now() - load.start_s;
-  if (load.arrival) std::exchange(load.arrival, nullptr)->over(!load.cut);
+  const double waited_s = clock_.now() - load.start_s;
   tiers_->count([&](OffloadStats& stats) { stats.load_wait_seconds += waited_s; });
   if (s.given_up) {
     s.tokens.clear();

@@ -6,9 +6,7 @@
 // block's bytes in place until the copy is done.
 // In: reserve() takes room for the tokens that the tiers have beyond the memory's own hit, and starts copying. The
 // reservation is `loading` until every block has arrived or one is lost. After a loss the sequence keeps the blocks
-// before it, and computes the rest. By layer (load_by_layer()): once all blocks are on the host, what is not under way
-// yet comes in order, one copy for each layer. When the first layer is there, the sequence can begin (arrival()). A
-// disk block holds all layers under one checksum, so it comes whole as far as the host.
+// before it, and computes the rest.
 // Handles and leases are those of the memory beneath.
 //
 // Thread safety: as KvMemory.
@@ -28,48 +26,27 @@ namespace xpyd::allocator {
 // Puts options.tiers below `memory`. Errors name the option that cannot be met.
 Result<std::unique_ptr<KvMemory>> make_offloaded(std::unique_ptr<KvMemory> memory, const KvOptions& options);
 
-class OffloadedMemory final : public KvMemory,
-                              public KvLoader,
-                              public KvHandoff,
-                              public KvCache,
-                              public KvBlockReserver {
+class OffloadedMemory final : public KvMemory, public KvLoader, public KvHandoff, public KvCache {
  public:
   OffloadedMemory(std::unique_ptr<KvMemory> memory, std::unique_ptr<OffloadTiers> tiers, Device& device, Clock& clock);
   ~OffloadedMemory() override;  // waits for copies under way
 
-  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
-    return reserve(tokens, salt, /*may_compute=*/true);
-  }
-  Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) override {
-    return reserve(tokens, salt, /*may_compute=*/false);
-  }
+  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override;
   bool ready(KvHandle handle) override;
-  void load_by_layer() override { by_layer_ = true; }
-  std::shared_ptr<KvArrival> arrival(KvHandle handle) override;
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override { return memory_->probe(tokens, salt); }
   int matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const override;
   bool poll() override;
   bool copying() const override { return !outs_.empty() || !loading_.empty() || tiers_->moving(); }
   bool append(KvHandle handle, int n_tokens) override;
-  bool reserve_blocks(KvHandle handle, int n_tokens) override;
-  int reserved_blocks(KvHandle handle) const override { return memory_->reserved_blocks(handle); }
   void commit(KvHandle handle, std::span<const int32_t> tokens) override;
-  void keep_private(KvHandle handle) override;
   void rollback(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;
   void free(KvHandle handle) override;
-  void swap_out(KvHandle handle) override;
-  void loads_if(Worth worth) override {
-    if (tiers_->options().load_by_cost) worth_ = std::move(worth);
-  }
-  // For vattention, whose addresses are given up: waits for this sequence's copies out.
   KvHandover hand_over(KvHandle handle) override;
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override;
   void discard(KvHandover handover) override { memory_->handoff().discard(std::move(handover)); }
   KvView view(KvHandle handle, int rank = 0) const override { return memory_->view(handle, rank); }
-  int written_tokens(KvHandle handle) const override { return memory_->written_tokens(handle); }
-  std::span<const int32_t> blocks(KvHandle handle) const override { return memory_->blocks(handle); }
-  bool tail_shared(KvHandle handle) const override { return memory_->tail_shared(handle); }
+  KvHeld held(KvHandle handle) const override { return memory_->held(handle); }
   KvStats stats() const override;
   std::vector<KvState> states() const override { return memory_->states(); }
   void clear_prefix_cache() override;
@@ -79,7 +56,6 @@ class OffloadedMemory final : public KvMemory,
   OffloadTiers& tiers() { return *tiers_; }
 
  private:
-  class Arrival;
   // A load under way, of blocks [first_block, first_block + blocks.size()) of the sequence's tokens.
   struct Load {
     struct Piece {
@@ -92,20 +68,16 @@ class OffloadedMemory final : public KvMemory,
     size_t copied = 0, arrived = 0;  // blocks whose copy has started; has ended
     size_t on_host = 0;              // blocks before the first that may not be on the host yet
     std::deque<Piece> pieces;        // started, not ended
-    bool by_layer = false;           // each of the last pieces is one layer
     bool cut = false;                // no further copy starts: a block is lost, or the load is not wanted any more
-    double start_s = 0, end_s = 0, waited_s = 0;
-    std::shared_ptr<Arrival> arrival = {};  // set once the sequence has begun
+    double start_s = 0;              // Clock
   };
   struct Sequence {
     bool loading = false, given_up = false;  // given_up: freed once no copy into it is under way
     bool kept_up = true;                     // its blocks up to the end of chain are in the tiers
-    bool when_swapped_out = false;           // an arrival that is kept only when it is swapped out (keep_arrivals)
     bool behind = false;                     // the tiers had no room for its next block: it is in behind_
     std::vector<int32_t> tokens;             // written tokens; while loading, up to the end of its last block
     uint64_t salt = 0;
     OffloadTiers::Chain chain;
-    int64_t last_out = -1;  // mark of its last copy out
     Load load;
   };
   struct Out {  // a copy out under way
@@ -115,35 +87,23 @@ class OffloadedMemory final : public KvMemory,
   };
 
   Sequence& start(KvHandle handle, std::span<const int32_t> tokens, uint64_t salt);
-  Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt, bool may_compute);
-  bool begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens, uint64_t salt,
-                  bool may_compute);
+  bool begin_load(KvHandle handle, KvReservation& reservation, std::span<const int32_t> tokens, uint64_t salt);
   void advance(KvHandle handle);
   bool copy_in(KvHandle handle);
-  int layers_here(const Load& load) const;
-  void wait(KvHandle handle, int layer);
   void finish_load(KvHandle handle);
-  bool pays(int from, int to, int tokens);
   void cut(Load& load, size_t n);
   void store(KvHandle handle);
   void poll_out();
   void poll_in();
   void leave(KvHandle handle);
-  size_t plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, KvRange layers, bool out);
+  size_t plan_copies(KvHandle handle, const KvView& host, int token_begin, int token_end, bool out);
 
   const std::unique_ptr<KvMemory> memory_;
   const std::unique_ptr<OffloadTiers> tiers_;
   const int block_tokens_;
-  const bool addresses_go_;  // hand_over() unmaps its addresses (page groups)
   const size_t out_budget_;  // limit of blocks whose copy out is under way
   const std::unique_ptr<DeviceQueue> out_, in_;
   Clock& clock_;
-  bool by_layer_ = false;
-  Worth worth_;                 // null: whatever a tier has is loaded
-  double token_s_ = 0;          // moving mean of the load time of one token
-  double forgot_s_ = 0;         // Clock: when token_s_ was last reduced because nothing was loaded
-  double loaded_s_ = 0;         // Clock: the end of the last load
-  int64_t loading_tokens_ = 0;  // tokens of loads under way
 
   std::vector<Sequence> sequences_;  // by handle
   std::vector<KvHandle> loading_;    // in order of their start

@@ -14,29 +14,28 @@ int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1
 
 struct PagedSequence : SequenceTokens {
   std::vector<int32_t> table;  // its blocks, one reference each
-  int reserved = 0;            // blocks reserved for it
   bool maybe_shared = false;   // the block of the next token may have other users
   PrefixChain chain;           // end of the chain of its full blocks
   std::vector<int32_t> tail;   // tokens after the last full block
   void clear() {
     table.clear(), tail.clear();
-    written = room = reserved = 0;
+    written = room = 0;
     maybe_shared = false, chain = {};
   }
 };
 
-class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
+class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff {
   using Sequence = PagedSequence;
 
  public:
-  PagedMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name)
-      : Pooled(std::move(pool), options, name, {}, this),
+  PagedMemory(std::shared_ptr<KvPool> pool, const KvOptions& options)
+      : Pooled(std::move(pool), options, "paged", {}, this),
         blocks_(dynamic_cast<BlockPool&>(*pool_)),
         block_tokens_(layout().block_tokens),
         caching_(options.prefix_cache && blocks_.index()) {}
 
   ~PagedMemory() override {
-    sequences_.for_each([this](Sequence& s) { give_back(s), pool_->release(s.table); });
+    sequences_.for_each([this](Sequence& s) { pool_->release(s.table); });
   }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
@@ -67,30 +66,12 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     int wanted = std::max(more, 0) + int(copy);
     if (wanted > 0) {
       int64_t evictions = 0;
-      const int drawn = std::min(wanted, s.reserved);
-      if (!blocks_.allocate(wanted, s.table, evictions, drawn)) return false;
-      s.reserved -= drawn;
+      if (!blocks_.allocate(wanted, s.table, evictions)) return false;
       evictions_.fetch_add(evictions, std::memory_order_relaxed);
     }
     if (copy) make_tail_private(s);
     s.room = std::max(s.room, s.written + n_tokens);
     return true;
-  }
-
-  bool reserve_blocks(KvHandle handle, int n_tokens) override {
-    Sequence& s = sequences_[handle];
-    check_length(s.written + n_tokens);
-    const int more = std::max(0, blocks_for(s.written + n_tokens, block_tokens_) - int(s.table.size())) +
-                     int(n_tokens > 0 && tail_is_shared(s)) - s.reserved;
-    if (!blocks_.reserve(more)) return false;
-    s.reserved += more;
-    return true;
-  }
-  int reserved_blocks(KvHandle handle) const override { return sequences_[handle].reserved; }
-
-  void free(KvHandle handle) override {
-    give_back(sequences_[handle]);
-    Pooled::free(handle);
   }
 
   void commit(KvHandle handle, std::span<const int32_t> tokens) override {
@@ -100,11 +81,8 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     if (caching_) index_new(s, before, tokens);
   }
 
-  void keep_private(KvHandle handle) override { sequences_[handle].chain.broken = true; }
-
   void rollback(KvHandle handle) override {
     Sequence& s = sequences_[handle];
-    give_back(s);
     size_t keep = size_t(blocks_for(s.written, block_tokens_));
     pool_->release(std::span<const int32_t>(s.table).subspan(keep));
     s.table.resize(keep);
@@ -125,6 +103,15 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     return child_handle;
   }
 
+  KvHandover hand_over(KvHandle handle) override {
+    rollback(handle);  // unused room is not handed over
+    const Sequence& s = sequences_[handle];
+    KvHandover handover{s.table, s.written};
+    pool_->begin_handover(handover);
+    forget(handle);
+    return handover;
+  }
+
   KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
     XPYD_CHECK(int(tokens.size()) >= handover.tokens);
     pool_->adopt(handover);
@@ -139,19 +126,10 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     return handle;
   }
 
+  void discard(KvHandover handover) override { pool_->discard(handover); }
+
   KvView view(KvHandle handle, int rank) const override {
     return {base(rank), &places().layout(rank), sequences_[handle].table.data(), 0};
-  }
-
-  bool tail_shared(KvHandle handle) const override { return tail_is_shared(sequences_[handle]); }
-
-  void check_invariants(bool complete) const override {
-    Pooled::check_invariants(complete);
-    int reserved_blocks = 0;
-    sequences_.for_each([&reserved_blocks](const Sequence& s) { reserved_blocks += s.reserved; });
-    const int all = blocks_.stats().reserved_blocks;
-    XPYD_CHECK(complete ? reserved_blocks == all : reserved_blocks <= all,
-               "the reserved blocks of sequences do not sum to those of the pool");
   }
 
  private:
@@ -162,10 +140,6 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
     std::vector<int32_t>& table = sequences_[handle].table;
     if (table.capacity() == 0) table.reserve(16);  // so that an empty table has an address
     return handle;
-  }
-
-  void give_back(Sequence& s) {
-    if (s.reserved > 0) XPYD_CHECK(blocks_.reserve(-std::exchange(s.reserved, 0)));
   }
 
   // Never includes the last token, because the model must compute its logits.
@@ -194,7 +168,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
 
   // A full block is never written again, so only a partly written block can need a copy. Once its last other user has
   // gone it stays private, because only a fork of this sequence could share it again.
-  bool tail_is_shared(const Sequence& s) const {
+  bool tail_is_shared(const Sequence& s) const override {
     return s.maybe_shared && s.written % block_tokens_ != 0 &&
            blocks_.users(s.table[size_t(s.written / block_tokens_)]) > 1;
   }
@@ -233,7 +207,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
   }
 
   void check_sequence(const Sequence& s) const override {
-    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_) && s.reserved >= 0);
+    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_));
     if (caching_) XPYD_CHECK(int(s.tail.size()) == s.written % block_tokens_);
     if (s.written % block_tokens_ == 0) return;
     int32_t tail_block = s.table[size_t(s.written / block_tokens_)];
@@ -247,36 +221,20 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvBlockReserver {
   const bool caching_;
 };
 
-KvScheme scheme_of_blocks(const char* name, const char* source) {
-  return {.name = name,
-          .source = source,
-          .unit = "block",
-          .check = nothing_more,
-          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, plan.of_ranks[0].prefix_cache); },
-          .prefix_index = true};
-}
-
 }  // namespace
 
 KvScheme paged_scheme() {
-  KvScheme scheme = scheme_of_blocks("paged", "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache");
-  scheme.block_tokens = [](const KvOptions& o) { return o.block_tokens; };
-  scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.block_tokens); };
-  scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
-    return std::make_unique<PagedMemory>(std::move(pool), o, "paged");
-  };
-  return scheme;
-}
-
-KvScheme token_scheme() {
-  KvScheme scheme = scheme_of_blocks(
-      "token", "lightllm's TokenAttention: a block is one token, so no block is ever partly used");
-  scheme.block_tokens = [](const KvOptions&) { return 1; };
-  scheme.block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, 1); };
-  scheme.make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
-    return std::make_unique<PagedMemory>(std::move(pool), o, "token");
-  };
-  return scheme;
+  return {.name = "paged",
+          .source = "SOSP'23 (PagedAttention) section 4; vLLM V1 prefix cache",
+          .unit = "block",
+          .block_tokens = [](const KvOptions& o) { return o.block_tokens; },
+          .block_bytes = [](const KvOptions& o) { return bytes_of_tokens(o, o.block_tokens); },
+          .check = nothing_more,
+          .make_pool = [](const PoolPlan& plan) { return make_blocks(plan, plan.of_ranks[0].prefix_cache); },
+          .make = [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+            return std::make_unique<PagedMemory>(std::move(pool), o);
+          },
+          .prefix_index = true};
 }
 
 }  // namespace xpyd::allocator

@@ -23,55 +23,19 @@ BlockPool::BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask, int
   users_at(&at(0).users, sizeof(Block));
 }
 
-void BlockPool::lru_append(int32_t block) {
+void BlockPool::end_use(int32_t block) {
+  if (!cached(block)) return free_.release(block);
   Block& b = at(block);
   b.older = newest_, b.newer = -1;
   (newest_ < 0 ? oldest_ : at(newest_).newer) = block;
   newest_ = block;
-}
-
-void BlockPool::lru_remove(int32_t newest, int32_t oldest) {
-  const int32_t newer = at(newest).newer, older = at(oldest).older;
-  (older < 0 ? oldest_ : at(older).newer) = newer;
-  (newer < 0 ? newest_ : at(newer).older) = older;
-}
-
-int64_t BlockPool::begin_use(std::span<const int32_t> blocks) {
-  int64_t tokens = 0;
-  for (size_t i = 0, end; i < blocks.size(); i = end) {
-    end = i + 1;
-    if (!cached(blocks[i])) {
-      tokens += filled(blocks[i]);
-      continue;
-    }
-    // A sequence's blocks entered the LRU list together, last one first, and leave it together.
-    while (end < blocks.size() && at(blocks[end - 1]).older == blocks[end]) ++end;
-    lru_remove(blocks[i], blocks[end - 1]);
-    n_cached_ -= int(end - i);
-    // Only a sequence's last block may be partly filled (RadixTree), so filled_ of the others need not be read.
-    tokens += int64_t(end - i - 1) * block_tokens_ + filled(blocks[end - 1]);
-  }
-  return tokens;
-}
-
-int64_t BlockPool::end_use(std::span<const int32_t> blocks) {
-  int64_t tokens = 0;
-  bool last = true;  // only the first cached one, a sequence's last block, may be partly filled
-  for (int32_t block : blocks) {
-    if (cached(block)) {
-      ++n_cached_;
-      lru_append(block);
-      tokens += std::exchange(last, false) ? filled(block) : block_tokens_;
-    } else {
-      free_.release(block);
-      tokens += filled(block);
-    }
-  }
-  return tokens;
+  ++n_cached_;
 }
 
 void BlockPool::unlist(int32_t block) {
-  lru_remove(block, block);
+  const int32_t newer = at(block).newer, older = at(block).older;
+  (older < 0 ? oldest_ : at(older).newer) = newer;
+  (newer < 0 ? newest_ : at(newer).older) = older;
   --n_cached_;
 }
 
@@ -87,18 +51,11 @@ void BlockPool::evict(int32_t block) {
   free_.release(block);
 }
 
-bool BlockPool::reserve(int n) {
-  Lock lock(mutex_);
-  if (n > 0 && n > spare()) return false;
-  reserved_ += n;
-  return true;
-}
-
-bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, int drawn) {
+bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
   const size_t first = out.size(), end = first + size_t(n);
   {
     Lock lock(mutex_);
-    if (n - drawn > spare()) return false;
+    if (n > n_free() + n_cached_) return false;
     free_.claim(end - out.size(), out);
     while (out.size() < end) {
       const int before = n_cached_;
@@ -106,7 +63,6 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, i
       evictions += before - n_cached_;
       free_.claim(end - out.size(), out);
     }
-    reserved_ -= drawn;
     for (size_t i = first; i < end; ++i) {
       filled_[size_t(out[i])] = 0;
       add_reference(out[i]);
@@ -128,25 +84,12 @@ int BlockPool::match(std::span<const int32_t> tokens, uint64_t salt, int max_tok
   return index_->match(tokens, max_tokens, chain, locked(), [](std::span<const int32_t>) {});
 }
 
-// A hit uses blocks that could be evicted. It is cut so that the reserved blocks remain available.
-int BlockPool::spared(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const {
-  if (reserved_ == 0) return max_tokens;
-  int left = 0, n = 0;
-  locked()([&] { left = spare(); });
-  PrefixChain chain{.hash = salt};
-  index_->match(tokens, max_tokens, chain, locked(), [&](std::span<const int32_t> blocks) {
-    for (int32_t block : blocks) n += left >= 0 && (at(block).users.any() || --left >= 0);
-  });
-  return std::min(max_tokens, n * block_tokens_);
-}
-
 int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_tokens, std::vector<int32_t>& out,
                        PrefixChain& chain) {
   chain = PrefixChain{.hash = salt};
   if (!index_) return 0;
-  max_tokens = spared(tokens, salt, max_tokens);
   return index_->match(tokens, max_tokens, chain, locked(), [&](std::span<const int32_t> blocks) {
-    add_reference(blocks);  // keeps the next batch's chain intact
+    for (int32_t block : blocks) add_reference(block);  // keeps the next batch's chain intact
     out.insert(out.end(), blocks.begin(), blocks.end());
   });
 }
@@ -167,7 +110,6 @@ void BlockPool::clear_prefix_cache() {
 KvStats BlockPool::stats() const {
   Lock lock(mutex_);
   KvStats stats = count();
-  stats.reserved_blocks = reserved_;
   stats.mappings = int(places_.ranks.size());
   return stats;
 }
@@ -185,7 +127,6 @@ void BlockPool::check_invariants(std::span<const int32_t> references, std::span<
     XPYD_CHECK(bool(in_lru[size_t(b)]) == (!used && cached(b)), "block " + std::to_string(b));
     if (cached(b)) XPYD_CHECK(filled(b) >= index_->tokens_in(b), "block " + std::to_string(b));
   }
-  XPYD_CHECK(reserved_ >= 0 && (!complete || spare() >= 0), "more blocks are reserved than the pool has");
   free_.check_invariants(held);
   if (index_) index_->check_invariants();
 }

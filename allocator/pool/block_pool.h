@@ -3,9 +3,6 @@
 // SOSP'23 section 4.2; vLLM V1's block_pool.py). One pool may serve several KvMemory on several threads.
 #pragma once
 
-#include <algorithm>
-#include <atomic>
-
 #include "allocator/kv_pool.h"
 #include "allocator/prefix/prefix_index.h"
 #include "allocator/prefix/radix_tree.h"
@@ -46,13 +43,8 @@ class BlockPool final : public KvPool {
   const PrefixCache* index() const { return index_.get(); }  // null: no prefix cache; unlocked, for tests and benches
 
   // Appends n blocks with one reference each to `out`: first free ones, then cached ones, least recently used first.
-  // Adds the number of evicted ones to `evictions`. `drawn` of the n come from the caller's reserved blocks. False:
-  // fewer than n are available, and no block was taken.
-  [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions, int drawn = 0);
-
-  // Reserves n of the available blocks; n < 0 gives reserved ones back. It is a number, not particular blocks. False:
-  // fewer are available, and nothing has changed.
-  [[nodiscard]] bool reserve(int n);
+  // Adds the number of evicted ones to `evictions`. False: fewer than n are available, and no block was taken.
+  [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions);
 
   // Returns the tokens of the longest indexed prefix, at most max_tokens. Leaves the LRU order as it is.
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
@@ -85,16 +77,14 @@ class BlockPool final : public KvPool {
     int32_t older, newer;  // neighbours in the LRU list while cached; -1: end of the list
   };
 
-  int64_t begin_use(std::span<const int32_t> blocks) override;
-  int64_t end_use(std::span<const int32_t> blocks) override;
+  void begin_use(int32_t block) override {
+    if (cached(block)) unlist(block);
+  }
+  void end_use(int32_t block) override;
   bool cached(int32_t block) const override { return at(block).node.uid != 0; }
-  void lru_append(int32_t block);
-  void lru_remove(int32_t newest, int32_t oldest);  // and all blocks between them
-  void unlist(int32_t block);                       // takes it out of the LRU list
-  void evict(int32_t block);  // takes it out of the list and the index, with all that continues it in a tree; frees it
-  void lost(int32_t block);   // frees it; the index has dropped it already
-  int spare() const { return n_free() + n_cached_ - reserved_; }
-  int spared(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
+  void unlist(int32_t block);  // takes it out of the LRU list
+  void evict(int32_t block);   // takes it out of the list and the index, with all that continues it in a tree; frees it
+  void lost(int32_t block);    // frees it; the index has dropped it already
   void poison(int32_t block);
   Block& at(int32_t block) const { return blocks_.as<Block>()[block]; }
   auto locked() const {  // calls its argument under the lock
@@ -108,7 +98,6 @@ class BlockPool final : public KvPool {
   FreeList free_;
   std::unique_ptr<PrefixCache> index_;
   int32_t oldest_ = -1, newest_ = -1;  // ends of the LRU list
-  std::atomic<int> reserved_{0};       // reserved blocks, among the free and cached ones; changed under the lock
   bool poison_;
 };
 

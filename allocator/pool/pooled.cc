@@ -9,8 +9,8 @@
 namespace xpyd::allocator {
 
 PooledMemory::PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
-                           std::optional<KvPlaces> places, KvBlockReserver* reserver)
-    : KvMemory(name, places ? std::move(*places) : pool->places(), {*this, *this, *this, reserver}),
+                           std::optional<KvPlaces> places, KvHandoff* handoff)
+    : KvMemory(name, places ? std::move(*places) : pool->places(), {*this, *this, handoff}),
       pool_(std::move(pool)),
       options_(options),
       queue_(options.queue ? *options.queue : cpu_queue()) {
@@ -54,17 +54,6 @@ void PooledMemory::unpin(KvLease lease) {
   pool_->unhold(leases_[lease]);
   leases_.remove(lease);
 }
-
-KvHandover PooledMemory::hand_over(KvHandle handle) {
-  rollback(handle);  // unused room is not handed over
-  const std::span<const int32_t> table = blocks(handle);
-  KvHandover handover{{table.begin(), table.end()}, written_tokens(handle)};
-  pool_->begin_handover(handover);
-  forget(handle);
-  return handover;
-}
-
-void PooledMemory::discard(KvHandover handover) { pool_->discard(handover); }
 
 void PooledMemory::add_written(SequenceTokens& s, std::span<const int32_t> table, size_t n) {
   XPYD_CHECK(s.written + int64_t(n) <= s.room, "written without room");

@@ -1,4 +1,4 @@
-// PooledMemory: the common part of all memory schemes over a KvPool: handles, leases, hand-over, counters, recount. A
+// PooledMemory: the common part of all memory schemes over a KvPool: handles, leases, counters, recount. A
 // scheme adds the struct of its sequence, and how a sequence's tokens are laid on blocks.
 #pragma once
 
@@ -63,26 +63,24 @@ struct SequenceTokens {  // part of every scheme's sequence
   int room = 0;  // tokens that may be written without another append
 };
 
-class PooledMemory : public KvMemory, public KvHandoff, public KvLeases, public KvCache {
+class PooledMemory : public KvMemory, public KvLeases, public KvCache {
  public:
-  // `places`: where views point, if not into the pool. `reserver`: set by a scheme that counts reserved blocks.
+  // `places`: where views point, if not into the pool. `handoff`: that of a scheme that has it.
   PooledMemory(std::shared_ptr<KvPool> pool, const KvOptions& options, const char* name,
-               std::optional<KvPlaces> places = {}, KvBlockReserver* reserver = nullptr);
+               std::optional<KvPlaces> places = {}, KvHandoff* handoff = nullptr);
   ~PooledMemory() override;
 
   void free(KvHandle handle) override;
   using KvMemory::pin;
   KvLease pin(KvHandle handle, int token_begin, int token_end) override;
   void unpin(KvLease lease) override;
-  KvHandover hand_over(KvHandle handle) override;
-  void discard(KvHandover handover) override;
   KvStats stats() const override;
   std::vector<KvState> states() const override { return pool_->states(); }
   void clear_prefix_cache() override { pool_->clear_prefix_cache(); }
   void check_invariants(bool complete) const override;
 
  protected:
-  virtual void forget(KvHandle handle) = 0;  // forgets a sequence whose references are released or handed over
+  virtual void forget(KvHandle handle) = 0;  // forgets a sequence whose references are released
   // Calls check(table, tokens) for each sequence. `table`: the blocks of its room, or all that it was given.
   virtual void check_each(
       const std::function<void(std::span<const int32_t> table, const SequenceTokens& of)>& check) const = 0;
@@ -113,11 +111,14 @@ template <class Sequence>
 class Pooled : public PooledMemory {
  public:
   using PooledMemory::PooledMemory;
-  int written_tokens(KvHandle handle) const override { return sequences_[handle].written; }
-  std::span<const int32_t> blocks(KvHandle handle) const override { return table_of(sequences_[handle]); }
+  KvHeld held(KvHandle handle) const override {
+    const Sequence& s = sequences_[handle];
+    return {table_of(s), s.written, tail_is_shared(s)};
+  }
 
  protected:
   virtual std::span<const int32_t> table_of(const Sequence& sequence) const = 0;
+  virtual bool tail_is_shared(const Sequence&) const { return false; }
   virtual void check_sequence(const Sequence& sequence) const = 0;
   void forget(KvHandle handle) override { sequences_.remove(handle); }
   void check_each(const std::function<void(std::span<const int32_t>, const SequenceTokens&)>& check) const override {

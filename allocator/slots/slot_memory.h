@@ -19,9 +19,8 @@ inline Status check_chunks(const KvOptions& o) {
   if (o.slot_chunk <= 0) return ok();
   const char* why = o.device && o.device != &cpu_device() ? "the device or the transport allocates the pool as a whole"
                     : !o.rank_memory.empty() || o.pool_in_groups ? "the pool's memory is allocated elsewhere"
-                    : !o.prefix_cache || !o.keep_idle
-                        ? "it needs --prefix-cache blocks, and a pool that the instance does not share"
-                        : nullptr;
+                    : !o.prefix_cache                            ? "it needs --prefix-cache blocks"
+                                                                 : nullptr;
   if (why) return invalid(std::string("--slot-prealloc: ") + why + "; expected --slot-prealloc all");
   return ok();
 }

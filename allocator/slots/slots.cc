@@ -112,24 +112,10 @@ class SlotsMemory final : public Pooled<SlotSequence> {
     Pooled::unpin(lease);
   }
 
-  KvHandover hand_over(KvHandle handle) override {
-    contents_.truncate(slot_of(handle), 0);
-    return Pooled::hand_over(handle);
-  }
-
-  KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
-    const size_t n = size_t(handover.tokens);
-    XPYD_CHECK(tokens.size() >= n && handover.blocks.size() == 1);
-    pool_->adopt(handover);
-    contents_.begin(handover.blocks[0], tokens.first(keep_ ? n : 0), salt);
-    return open(handover.blocks[0], handover.tokens);
-  }
-
   KvView view(KvHandle handle, int rank) const override {
     return {base(rank), &places().layout(rank), nullptr, slot_of(handle)};
   }
 
-  bool tail_shared(KvHandle) const override { return false; }
   void clear_prefix_cache() override { contents_.clear_idle(); }  // the slots stay evictable
 
   KvStats stats() const override {
@@ -254,13 +240,12 @@ KvScheme contiguous_scheme() {
                          });
 }
 
-// Slots keep nothing if several memories share the pool, because another memory may need the slot.
 KvScheme slots_scheme() {
-  KvScheme scheme = scheme_of_slots(
-      "slots", "TurboMind's first generation: slots of the maximum length, LRU over sequences",
-      [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
-        return std::make_unique<SlotsMemory>(std::move(pool), o, "slots", o.prefix_cache && o.keep_idle);
-      });
+  KvScheme scheme = scheme_of_slots("slots",
+                                    "TurboMind's first generation: slots of the maximum length, LRU over sequences",
+                                    [](std::shared_ptr<KvPool> pool, const KvOptions& o) -> std::unique_ptr<KvMemory> {
+                                      return std::make_unique<SlotsMemory>(std::move(pool), o, "slots", o.prefix_cache);
+                                    });
   scheme.check = check_chunks;
   scheme.make_pool = make_chunked_slots;
   return scheme;

@@ -28,24 +28,6 @@ PageGroupRows::PageGroupRows(const KvLayout& layout, const KvShards& shards,
   users_at(&rows_[0].users, sizeof(Row));
 }
 
-int64_t PageGroupRows::begin_use(std::span<const int32_t> rows) {
-  int64_t tokens = 0;
-  for (int32_t row : rows) {
-    n_cached_ -= cached(row);
-    tokens += filled(row);
-  }
-  return tokens;
-}
-
-int64_t PageGroupRows::end_use(std::span<const int32_t> rows) {
-  int64_t tokens = 0;
-  for (int32_t row : rows) {
-    n_cached_ += cached(row);
-    tokens += filled(row);
-  }
-  return tokens;
-}
-
 int32_t PageGroupRows::run_start() const {
   for (int32_t b = 0; b + kRun <= n_blocks_; b += kRun) {
     int n = 0;

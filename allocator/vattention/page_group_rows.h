@@ -55,8 +55,8 @@ class PageGroupRows final : public KvPool {
   Row& at(int32_t row) { return rows_[size_t(row)]; }
   const Row& at(int32_t row) const { return rows_[size_t(row)]; }
   bool free(int32_t row) const { return !at(row).users.any() && at(row).idle == 0; }
-  int64_t begin_use(std::span<const int32_t> rows) override;
-  int64_t end_use(std::span<const int32_t> rows) override;
+  void begin_use(int32_t row) override { n_cached_ -= cached(row); }
+  void end_use(int32_t row) override { n_cached_ += cached(row); }
   bool cached(int32_t row) const override { return at(row).idle > 0; }
   int32_t run_start() const;
 

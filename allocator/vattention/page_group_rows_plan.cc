@@ -65,9 +65,9 @@ Status check_page_groups(const KvOptions& o) {
   if (bytes_of_addresses >= kMostAddresses)
     return too_many(bytes_of_addresses, " bytes of addresses, but a process has 2^47");
   if (o.vattention.on_card) return ok();
-  // Each sequence has at least one mapping and one gap per plane. Each memory has its own pool, or all share one.
+  // Each sequence has at least one mapping and one gap per plane. Each memory has its own pool.
   const long planes = vattention_planes(o);
-  const long rows = long(o.pool_bytes / vattention_row_bytes(o)) * (o.keep_idle ? o.n_memories : 1);
+  const long rows = long(o.pool_bytes / vattention_row_bytes(o)) * o.n_memories;
   const long sequences = std::min(rows, long(o.vattention.max_sequences) * o.n_memories);
   const long least = 2 * planes * sequences, limit = max_mappings();
   if (limit > 0 && least > limit)
@@ -85,7 +85,6 @@ Result<std::shared_ptr<KvPool>> make_rows(const PoolPlan& plan) {
     Device& device = o.device ? *o.device : cpu_device();
     auto made = device.make_page_groups({.group_bytes = o.vattention.page_group_bytes,
                                          .n_groups = plan.whole.n_blocks * vattention_planes(o),
-                                         .call_us = o.vattention.page_call_us,
                                          .guard = o.vattention.guard});
     if (!made) return made.error();
     // Tries the reservation that each memory makes later.

@@ -18,18 +18,24 @@ int64_t runs(const std::vector<int32_t>& rows, size_t from) {
 }  // namespace
 
 SlotRows::SlotRows(PageGroupRows& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
-                   bool map_ahead, SlotContents& contents)
+                   int64_t most_mappings, SlotContents& contents)
     : pool_(pool),
       row_tokens_(pool.layout().block_tokens),
-      n_planes_(int(pool.block_bytes() / pool.groups(0).options().group_bytes)),
-      map_ahead_(map_ahead),
+      group_bytes_(pool.groups(0).options().group_bytes),
       contents_(contents),
       ranges_(std::move(ranges)),
-      mapper_(pool, ranges_, slots),
-      slots_(size_t(slots.whole.n_blocks)) {}
+      slots_(size_t(slots.whole.n_blocks)),
+      // Between the runs of two slots there is one more mapping, without memory.
+      most_runs_(most_mappings == 0
+                     ? LLONG_MAX
+                     : most_mappings / int64_t(pool.block_bytes() / group_bytes_) - slots.whole.n_blocks) {
+  for (int rank = 0; rank < int(ranges_.size()); ++rank)
+    for (int plane = 0; plane < vattention_planes(slots.layout(rank)); ++plane)
+      planes_.push_back({*ranges_[size_t(rank)], slots.layout(rank), plane});
+}
 
 SlotRows::~SlotRows() {
-  mapper_.drain();
+  drain();
   for (int i = 0; i < int(slots_.size()); ++i) {
     set_busy(i, INT_MAX);
     pool_.release(slots_[size_t(i)].rows);
@@ -47,38 +53,36 @@ void SlotRows::set_busy(int index, int n) {
   slot.busy = n;
 }
 
-void SlotRows::added(Slot& slot, size_t from) { runs_.fetch_add(runs(slot.rows, from), std::memory_order_relaxed); }
-
 std::vector<int32_t> SlotRows::cut(Slot& slot, int keep) {
   runs_.fetch_sub(runs(slot.rows, size_t(keep)), std::memory_order_relaxed);
   std::vector<int32_t> gone(slot.rows.begin() + keep, slot.rows.end());
   slot.rows.resize(size_t(keep));
-  if (keep == 0) slot.shared = false;
   return gone;
-}
-
-void SlotRows::post(Slot& slot, PageMapper::Job job) {
-  slot.first_of_job = job.first;
-  slot.job = mapper_.post(std::move(job));
 }
 
 // Waits for the slot's last job, and drops the idle rows that the system refused to map. False: there were such rows.
 bool SlotRows::settle(Slot& slot) {
-  if (mapper_.wait(std::exchange(slot.job, 0))) return true;
+  if (!slot.job.valid()) return true;
+  wait(int(&slot - slots_.data()), INT_MAX);
+  if (slot.job.get()) return true;  // `job` is empty now
   pool_.release_idle(cut(slot, slot.first_of_job));
   return false;
 }
 
 void SlotRows::wait(int index, int n) const {
   const Slot& slot = slots_[size_t(index)];
-  if (slot.job != 0 && n > slot.first_of_job) mapper_.drain();
+  if (!slot.job.valid() || n <= slot.first_of_job) return;
+  if (slot.job.wait_for(std::chrono::seconds(0)) == std::future_status::ready) return;
+  const double start = RealClock().now();
+  slot.job.wait();
+  wait_s_ = wait_s_ + RealClock().now() - start;
 }
 
 bool SlotRows::grow(int index, int n) {
   Slot& slot = slots_[size_t(index)];
   const int busy = slot.busy;
   if (n <= busy) return true;
-  if (slot.job != 0 && n > slot.first_of_job) settle(slot);
+  if (n > slot.first_of_job) settle(slot);
   const int have = int(slot.rows.size()), more = n - have;
   set_busy(index, n);
   if (more <= 0) return true;
@@ -86,73 +90,51 @@ bool SlotRows::grow(int index, int n) {
     set_busy(index, busy);
     return false;
   }
-  PageMapper::Job job{.slot = index, .first = have, .rows = {slot.rows.begin() + have, slot.rows.end()}};
-  if (mapper_.run(job)) {
-    added(slot, size_t(have));
+  if (map_now(index, have, {slot.rows.begin() + have, slot.rows.end()})) {
     slot.busy = n;
     return true;
   }
-  pool_.release(job.rows);
+  pool_.release(std::span<const int32_t>(slot.rows).subspan(size_t(have)));
   slot.rows.resize(size_t(have));
   set_busy(index, busy);
-  give_back_idle();
+  reclaim(INT_MAX);  // idle slots give back their mappings, so that the next try may succeed
   return false;
 }
 
-bool SlotRows::grow_ahead(int index, int n) {
+void SlotRows::grow_ahead(int index, int n) {
   Slot& slot = slots_[size_t(index)];
-  if (!map_ahead_ || n <= int(slot.rows.size()) || !settle(slot)) return false;
+  if (n <= int(slot.rows.size()) || !settle(slot)) return;
   const int have = int(slot.rows.size()), more = n - have;
-  if (pool_.stats().free < more + pool_.layout().n_blocks / 20) return false;
-  if (!pool_.allocate(more, slot.rows)) return false;
-  PageMapper::Job job{.slot = index, .first = have, .rows = {slot.rows.begin() + have, slot.rows.end()}};
-  pool_.set_idle(job.rows, true);
-  added(slot, size_t(have));
-  post(slot, std::move(job));
-  return true;
-}
-
-// Replaces the slot's rows by these, busy. False: the system refuses, and the slot has no rows.
-bool SlotRows::put(int index, std::span<const int32_t> rows) {
-  give_back(index, 0);
-  Slot& slot = slots_[size_t(index)];
-  settle(slot);
-  PageMapper::Job job{.slot = index, .rows = {rows.begin(), rows.end()}};
-  if (!mapper_.run(job)) {
-    give_back_idle();
-    return false;
-  }
-  slot.rows = std::move(job.rows);
-  slot.busy = int(slot.rows.size());
-  slot.shared = true;  // adopted rows may have been forked before
-  added(slot, 0);
-  return true;
+  if (runs_.load() + more > most_runs_ || pool_.stats().free < more + pool_.layout().n_blocks / 20) return;
+  if (!pool_.allocate(more, slot.rows)) return;
+  std::vector<int32_t> rows(slot.rows.begin() + have, slot.rows.end());
+  pool_.set_idle(rows, true);
+  runs_.fetch_add(runs(slot.rows, size_t(have)), std::memory_order_relaxed);
+  slot.first_of_job = have;
+  slot.job = thread_.post([this, index, have, rows = std::move(rows)] { return map(index, have, rows); });
 }
 
 bool SlotRows::alias(int index, int donor, int n) {
   wait(donor, n);
-  if (!put(index, rows(donor).first(size_t(n)))) return false;
-  pool_.add_references(rows(index));
-  slots_[size_t(donor)].shared = true;
-  return true;
-}
-
-std::vector<int32_t> SlotRows::take(int index, int n) {
+  give_back(index, 0);
   Slot& slot = slots_[size_t(index)];
   settle(slot);
-  set_busy(index, n);
-  give_back(index, n);
-  slot.busy = 0;
-  std::vector<int32_t> rows = cut(slot, 0);
-  post(slot, {.slot = index, .rows = rows, .what = PageMapper::Job::unmap});
-  return rows;
+  const std::span<const int32_t> shared = rows(donor).first(size_t(n));
+  slot.rows.assign(shared.begin(), shared.end());
+  if (!map_now(index, 0, slot.rows)) {
+    slot.rows.clear();
+    reclaim(INT_MAX);
+    return false;
+  }
+  slot.busy = n;
+  pool_.add_references(slot.rows);
+  return true;
 }
 
 int SlotRows::unshared_from(int index, int from) const {
   const Slot& slot = slots_[size_t(index)];
   const int n = int(slot.rows.size());
-  if (!slot.shared || from >= n) return n;
-  return from + pool_.n_unshared(std::span<const int32_t>(slot.rows).subspan(size_t(from)));
+  return from >= n ? n : from + pool_.n_unshared(std::span<const int32_t>(slot.rows).subspan(size_t(from)));
 }
 
 void SlotRows::give_back(int index, int keep) {
@@ -162,33 +144,34 @@ void SlotRows::give_back(int index, int keep) {
   settle(slot);
   if (keep >= int(slot.rows.size())) return;
   XPYD_CHECK(keep >= slot.busy, "rows in use are given back");
-  post(slot, {.slot = index, .first = keep, .rows = cut(slot, keep), .what = PageMapper::Job::unmap_and_release});
-  last_release_ = slot.job;
+  slot.first_of_job = keep;
+  slot.job = thread_.post([this, index, keep, rows = cut(slot, keep)] {
+    for (const Plane& plane : planes_) unmap(plane, index, keep, int(rows.size()));
+    pool_.release_idle(rows);
+    return true;
+  });
 }
 
 // Reclaiming rows (vAttention section 6.1.2): first from idle slots, the longest idle first and from its end; then the
 // rows that sequences do not need yet.
 
-// The system has refused a mapping. Gives back those of idle slots, so that the next try may succeed.
-void SlotRows::give_back_idle() {
-  for (int i; (i = victim(-1, false)) >= 0;) give_back(i, slots_[size_t(i)].busy);
-}
-
+// Frees rows until the pool has n_rows free ones. False: there are not so many.
 bool SlotRows::make_free(int n_rows) {
   for (;;) {
     const KvStats stats = pool_.stats();
     if (stats.free >= n_rows) return true;
     if (stats.free + stats.cached < n_rows) return false;
-    const int given = reclaim(n_rows - stats.free, -1, true);
-    (void)mapper_.wait(last_release_);                    // a row is free once it is unmapped
-    if (given == 0) return pool_.stats().free >= n_rows;  // other memories have them
+    reclaim(n_rows - stats.free, true);
+    const double start = RealClock().now();
+    drain();  // a row is free once it is unmapped
+    wait_s_ = wait_s_ + RealClock().now() - start;
   }
 }
 
-int SlotRows::reclaim(int n_rows, int except, bool live) {
+int SlotRows::reclaim(int n_rows, bool live) {
   int given = 0;
   while (given < n_rows) {
-    const int i = victim(except, live);
+    const int i = victim(live);
     if (i < 0) break;
     const int has = int(slots_[size_t(i)].rows.size()), gives = std::min(has - slots_[size_t(i)].busy, n_rows - given);
     give_back(i, has - gives);
@@ -199,25 +182,17 @@ int SlotRows::reclaim(int n_rows, int except, bool live) {
 }
 
 // Returns the slot that gives rows back next. `live`: slots of sequences too, which give what they do not need yet.
-int SlotRows::victim(int except, bool live) const {
+int SlotRows::victim(bool live) const {
   int oldest = -1;
   for (int i = 0; i < int(slots_.size()); ++i) {
     const Slot& slot = slots_[size_t(i)];
-    if (i == except || slot.busy == int(slot.rows.size())) continue;
-    if (slot.idle_since == kLive && !live) continue;
+    if (slot.busy == int(slot.rows.size()) || (slot.idle_since == kLive && !live)) continue;
     if (oldest < 0 || slot.idle_since < slots_[size_t(oldest)].idle_since) oldest = i;
   }
   return oldest;
 }
 
-VattentionStats SlotRows::stats() const {
-  VattentionStats stats = mapper_.stats();
-  for (const auto& range : ranges_) {
-    stats.map_calls += range->calls.maps.load(std::memory_order_relaxed);
-    stats.unmap_calls += range->calls.unmaps.load(std::memory_order_relaxed);
-  }
-  return stats;
-}
+VattentionStats SlotRows::stats() const { return {map_calls_.load(), unmap_calls_.load(), wait_s_.load()}; }
 
 void SlotRows::count_references(std::vector<int32_t>& busy, std::vector<int32_t>& idle) const {
   int64_t counted = 0;
@@ -229,41 +204,23 @@ void SlotRows::count_references(std::vector<int32_t>& busy, std::vector<int32_t>
   XPYD_CHECK(counted == runs_.load());
 }
 
-// ---- The mapping thread.
+// ---- Calls to the system.
 
-PageMapper::PageMapper(PageGroupRows& pool, std::span<const std::unique_ptr<VirtualRange>> ranges,
-                       const KvPlaces& slots)
-    : pool_(pool), group_bytes_(pool.groups(0).options().group_bytes), n_rows_(pool.layout().n_blocks) {
-  for (int rank = 0; rank < int(ranges.size()); ++rank)
-    for (int plane = 0; plane < vattention_planes(slots.layout(rank)); ++plane)
-      planes_.push_back({*ranges[size_t(rank)], slots.layout(rank), plane});
-  thread_ = std::thread([this] { work(); });
-}
-
-PageMapper::~PageMapper() {
-  drain();
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  posted_.notify_one();
-  thread_.join();
-}
-
-size_t PageMapper::offset(const Plane& plane, int slot, int row) const {
+size_t SlotRows::offset(const Plane& plane, int slot, int row) const {
   return plane.slots.offset(slot, plane.index / 2, plane.index % 2, 0, 0) + size_t(row) * group_bytes_;
 }
 
-// Maps adjacent rows with one call per plane. Maps all of the job, on all ranks, or nothing.
-bool PageMapper::map_rows(const Job& job) {
-  for (int begin = 0, n = int(job.rows.size()); begin < n;) {
+// Maps adjacent rows with one call per plane. Maps all rows, on all ranks, or none.
+bool SlotRows::map(int slot, int first, const std::vector<int32_t>& rows) {
+  for (int begin = 0, n = int(rows.size()); begin < n;) {
     int end = begin + 1;
-    while (end < n && job.rows[size_t(end)] == job.rows[size_t(end) - 1] + 1) ++end;
+    while (end < n && rows[size_t(end)] == rows[size_t(end) - 1] + 1) ++end;
     for (size_t p = 0; p < planes_.size(); ++p) {
       const Plane& plane = planes_[p];
-      const int group = plane.index * n_rows_ + job.rows[size_t(begin)];
-      if (plane.range.map(offset(plane, job.slot, job.first + begin), group, end - begin)) continue;
-      for (size_t q = 0; q < planes_.size(); ++q) unmap_rows(job, planes_[q], q < p ? end : begin);
+      const int group = plane.index * pool_.layout().n_blocks + rows[size_t(begin)];
+      map_calls_.fetch_add(1, std::memory_order_relaxed);
+      if (plane.range.map(offset(plane, slot, first + begin), group, end - begin)) continue;
+      for (size_t q = 0; q < planes_.size(); ++q) unmap(planes_[q], slot, first, q < p ? end : begin);
       return false;
     }
     begin = end;
@@ -271,74 +228,20 @@ bool PageMapper::map_rows(const Job& job) {
   return true;
 }
 
-// Unmaps the first n_rows of the job.
-void PageMapper::unmap_rows(const Job& job, const Plane& plane, int n_rows) {
-  if (n_rows > 0) plane.range.unmap(offset(plane, job.slot, job.first), n_rows);
-}
-
-bool PageMapper::execute(const Job& job) {
-  if (job.rows.empty()) return true;
-  if (job.what == Job::map) return map_rows(job);
-  for (const Plane& plane : planes_) unmap_rows(job, plane, int(job.rows.size()));
-  if (job.what == Job::unmap_and_release) pool_.release_idle(job.rows);
-  return true;
-}
-
-void PageMapper::work() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    posted_.wait(lock, [&] { return stop_ || !queue_.empty(); });
-    if (queue_.empty()) return;
-    Job job = std::move(queue_.front());
-    queue_.pop_front();
-    lock.unlock();
-    const bool done = execute(job);
-    lock.lock();
-    ++n_done_;
-    if (!done) failed_.insert(n_done_);
-    finished_.notify_all();
-  }
-}
-
-uint64_t PageMapper::post(Job job) {
-  uint64_t ticket;
-  {
-    std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(job));
-    ticket = ++n_posted_;
-  }
-  posted_.notify_one();
-  return ticket;
-}
-
-bool PageMapper::wait(uint64_t ticket) {
-  std::unique_lock lock(mutex_);
-  if (n_done_ < ticket) {
-    const double start = RealClock().now();
-    finished_.wait(lock, [&] { return n_done_ >= ticket; });
-    stats_.map_wait_seconds += RealClock().now() - start;
-    ++stats_.waited_jobs;
-  }
-  return failed_.erase(ticket) == 0;
-}
-
-void PageMapper::drain() {
-  std::unique_lock lock(mutex_);
-  finished_.wait(lock, [&] { return n_done_ == n_posted_; });
-}
-
-bool PageMapper::run(const Job& job) {
+// Maps on this thread, and counts runs and time. False: the limit of mappings is reached, or the system refuses.
+bool SlotRows::map_now(int index, int first, const std::vector<int32_t>& rows) {
+  const int64_t more = runs(slots_[size_t(index)].rows, size_t(first));
   const double start = RealClock().now();
-  const bool done = execute(job);
-  std::lock_guard lock(mutex_);
-  stats_.map_wait_seconds += RealClock().now() - start;
-  ++stats_.waited_jobs;
-  return done;
+  const bool mapped = runs_.load() + more <= most_runs_ && map(index, first, rows);
+  wait_s_ = wait_s_ + RealClock().now() - start;
+  if (mapped) runs_.fetch_add(more, std::memory_order_relaxed);
+  return mapped;
 }
 
-VattentionStats PageMapper::stats() const {
-  std::lock_guard lock(mutex_);
-  return stats_;
+void SlotRows::unmap(const Plane& plane, int slot, int first, int n_rows) {
+  if (n_rows == 0) return;
+  unmap_calls_.fetch_add(1, std::memory_order_relaxed);
+  plane.range.unmap(offset(plane, slot, first), n_rows);
 }
 
 }  // namespace xpyd::allocator

@@ -19,8 +19,14 @@ namespace xpyd::allocator {
 namespace {
 
 constexpr int kAheadTokens = 8;    // the next row of a decoding sequence is mapped this many tokens early
-constexpr int kEagerRows = 2;      // rows kept mapped on one idle slot for the next arrival
 constexpr int kReclaimBelow = 10;  // percent of rows: with fewer free ones, idle slots give rows back
+
+// A memory's share of the mappings that this process may have; 0: there is no limit. Beyond its limit the kernel
+// refuses every mmap, also those of unmap() and malloc(), so some mappings are left to them.
+int64_t most_mappings(const KvOptions& options) {
+  const int64_t limit = options.vattention.on_card ? 0 : max_mappings();
+  return (limit - limit / 32) / options.n_memories;
+}
 
 struct VattentionSequence : SequenceTokens {
   int32_t slot = -1;  // of virtual addresses
@@ -40,10 +46,7 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
         share_(options.prefix_cache ? options.vattention.share : KvShare::off),
         contents_(layout().n_blocks),
         row_pool_(dynamic_cast<PageGroupRows&>(*pool_)),
-        rows_(row_pool_, std::move(ranges), places(), options.vattention.map_ahead, contents_),
-        slots_(size_t(layout().n_blocks)) {
-    prepare_idle_slot();
-  }
+        rows_(row_pool_, std::move(ranges), places(), most_mappings(options), contents_) {}
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
     SlotContents::Match match;
@@ -55,15 +58,13 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
     }
     if (slot < 0) {
       match = {};
-      slot = find_slot(rows_for(int(tokens.size())), -1);
+      slot = find_slot(-1);
       if (slot < 0) return Error{ErrorCode::unavailable, "no free KV slot"};
       clear(slot);
     }
     if (sharing()) contents_.begin(slot, tokens.first(size_t(match.tokens)), salt);
     hit_tokens_.fetch_add(match.tokens, std::memory_order_relaxed);
-    const KvHandle handle = open(slot, match.tokens);
-    prepare_idle_slot();
-    return KvReservation{handle, match.tokens};
+    return KvReservation{open(slot, match.tokens), match.tokens};
   }
 
   int probe(std::span<const int32_t> tokens, uint64_t salt) const override {
@@ -77,6 +78,7 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
     check_length(tokens);
     if (!rows_.grow(s.slot, rows_for(tokens))) return false;
     s.room = std::max(s.room, tokens);
+    if (!options_.vattention.map_ahead) return true;
     const int limit = options_.max_sequence_tokens > 0 ? options_.max_sequence_tokens : s.room;
     rows_.grow_ahead(s.slot, rows_for(std::min(s.room + std::max(n_tokens, kAheadTokens), limit)));
     return true;
@@ -91,13 +93,13 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
   void rollback(KvHandle handle) override {
     Sequence& s = sequences_[handle];
     s.room = s.written;
-    set_busy(s.slot, rows_for(s.room));
+    rows_.set_busy(s.slot, std::max(rows_for(s.room), leased_rows(s.slot)));
   }
 
   Result<KvHandle> fork(KvHandle handle) override {
     rollback(handle);
     const int written = sequences_[handle].written, donor = sequences_[handle].slot;
-    const int slot = find_slot(rows_for(written), -1);
+    const int slot = find_slot(-1);
     if (slot < 0 || !clone(slot, donor, written, 0)) return Error{ErrorCode::unavailable, "no free KV slot"};
     if (sharing()) contents_.begin_like(slot, donor);
     return open(slot, written);
@@ -106,7 +108,6 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
   void free(KvHandle handle) override {
     const int slot = sequences_[handle].slot;
     sequences_.remove(handle);
-    slots_[size_t(slot)].live = false;
     rows_.end(slot);
     let_go(slot);
   }
@@ -115,51 +116,15 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
   KvLease pin(KvHandle handle, int token_begin, int token_end) override {
     XPYD_CHECK(0 <= token_begin && token_begin < token_end);
     const KvLease lease = Pooled::pin(handle, 0, token_end);
-    const int index = sequences_[handle].slot;
     if (size_t(lease) >= lease_slots_.size()) lease_slots_.resize(size_t(lease) + 1, -1);
-    lease_slots_[size_t(lease)] = index;
-    Slot& slot = slots_[size_t(index)];
-    ++slot.pins;
-    slot.pinned_rows = std::max(slot.pinned_rows, int(leases_[lease].size()));
+    lease_slots_[size_t(lease)] = sequences_[handle].slot;
     return lease;
   }
 
   void unpin(KvLease lease) override {
     Pooled::unpin(lease);
-    const int index = std::exchange(lease_slots_[size_t(lease)], -1);
-    Slot& slot = slots_[size_t(index)];
-    --slot.pins;
-    slot.pinned_rows = 0;
-    for (size_t other = 0; other < lease_slots_.size(); ++other)
-      if (lease_slots_[other] == index)
-        slot.pinned_rows = std::max(slot.pinned_rows, int(leases_[KvLease(other)].size()));
-    if (!slot.live) let_go(index);  // otherwise the sequence's next rollback gives back the rest
-  }
-
-  // The rows move to the other memory. Their old mappings are removed before the slot is used again.
-  KvHandover hand_over(KvHandle handle) override {
-    const Sequence& s = sequences_[handle];
-    const int slot = s.slot;
-    XPYD_CHECK(slots_[size_t(slot)].pins == 0, "a sequence with leases on its addresses is handed over");
-    KvHandover handover{rows_.take(slot, rows_for(s.written)), s.written};
-    pool_->begin_handover(handover);
-    sequences_.remove(handle);
-    slots_[size_t(slot)].live = false;
-    contents_.truncate(slot, 0);
-    rows_.end(slot);
-    return handover;
-  }
-
-  KvHandle adopt(KvHandover handover, std::span<const int32_t> tokens, uint64_t salt) override {
-    XPYD_CHECK(int(tokens.size()) >= handover.tokens);
-    const int slot = find_slot(0, -1);  // a slot that loses the least
-    if (slot < 0 || !rows_.adopt(slot, handover.blocks)) {
-      discard(std::move(handover));
-      return kNoKv;
-    }
-    pool_->adopt(handover);
-    if (sharing()) contents_.begin(slot, tokens.first(size_t(handover.tokens)), salt);
-    return open(slot, handover.tokens);
+    const int slot = std::exchange(lease_slots_[size_t(lease)], -1);
+    if (!rows_.live(slot)) let_go(slot);  // otherwise the sequence's next rollback gives back the rest
   }
 
   KvView view(KvHandle handle, int rank) const override {
@@ -168,7 +133,6 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
     return {base(rank), &places().layout(rank), nullptr, s.slot};
   }
 
-  bool tail_shared(KvHandle) const override { return false; }
   void clear_prefix_cache() override { contents_.clear_idle(); }
 
   KvStats stats() const override {
@@ -187,41 +151,36 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
     rows_.count_references(references, idle);
     row_pool_.check_idle(idle, complete);
     for (int i = 0; i < layout().n_blocks; ++i) {
-      const Slot& slot = slots_[size_t(i)];
-      XPYD_CHECK(slot.live || rows_.busy(i) == slot.pinned_rows);
+      XPYD_CHECK(rows_.live(i) || rows_.busy(i) == leased_rows(i));
       XPYD_CHECK(contents_.size(i) <= int(rows_.rows(i).size()) * row_tokens_);
     }
   }
 
  private:
-  struct Slot {
-    bool live = false;
-    int pins = 0;         // leases on its addresses; …
-    int pinned_rows = 0;  // … these rows stay as they are
-  };
-
   int rows_for(int tokens) const { return (tokens + row_tokens_ - 1) / row_tokens_; }
   // Returns the rows whose bytes all belong to the first `tokens` tokens. Sequences that share them never write there.
   int full_rows(int tokens) const { return int(size_t(tokens) * token_bytes_ / options_.vattention.page_group_bytes); }
   bool sharing() const { return share_ != KvShare::off; }
-  bool usable(int slot) const { return !slots_[size_t(slot)].live && slots_[size_t(slot)].pins == 0; }
-  void set_busy(int slot, int rows) { rows_.set_busy(slot, std::max(rows, slots_[size_t(slot)].pinned_rows)); }
+  // The first rows of the slot that leases hold.
+  int leased_rows(int slot) const {
+    size_t n = 0;
+    for (size_t lease = 0; lease < lease_slots_.size(); ++lease)
+      if (lease_slots_[lease] == slot) n = std::max(n, leases_[KvLease(lease)].size());
+    return int(n);
+  }
+  bool usable(int slot) const { return !rows_.live(slot) && leased_rows(slot) == 0; }
 
-  // Prefers slots without contents, and among them the best fit: the fewest mapped rows that are enough, else the most.
-  // Contents may still be used, and losing only their end when rows run short is better than losing the slot. So a slot
-  // with contents comes second, and the one that ended first goes first. -1: no slot is idle.
-  int find_slot(int rows, int except) const {
-    int best = -1, its = 0, oldest = -1;
+  // Returns the first idle slot without contents. Contents may still be used, and losing only their end when rows run
+  // short is better than losing the slot. So a slot with contents comes second, and the one that ended first goes
+  // first. -1: no slot is idle.
+  int find_slot(int except) const {
+    int oldest = -1;
     for (int i = 0; i < layout().n_blocks; ++i) {
       if (i == except || !usable(i)) continue;
-      if (sharing() && contents_.size(i) > 0) {
-        if (oldest < 0 || rows_.idle_since(i) < rows_.idle_since(oldest)) oldest = i;
-        continue;
-      }
-      const int mine = rows_.unshared_from(i, 0);
-      if (best < 0 || (mine >= rows ? its < rows || mine < its : its < rows && mine > its)) best = i, its = mine;
+      if (contents_.size(i) == 0) return i;
+      if (oldest < 0 || rows_.idle_since(i) < rows_.idle_since(oldest)) oldest = i;
     }
-    return best >= 0 ? best : oldest;
+    return oldest;
   }
 
   // Starts a sequence in an idle slot whose first rows hold its first `tokens` tokens.
@@ -230,7 +189,6 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
     Sequence& s = sequences_[handle];
     s.slot = slot;
     s.written = s.room = tokens;
-    slots_[size_t(slot)].live = true;
     rows_.begin(slot);
     return handle;
   }
@@ -242,37 +200,18 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
     pool_->set_written(rows_.rows(slot), 0);
   }
 
-  // The slot has lost its sequence: gives back whatever no lease needs.
+  // The slot has lost its sequence. If no lease needs it, it keeps its rows for the next sequence, unless free rows run
+  // short.
   void let_go(int slot) {
-    set_busy(slot, 0);
-    if (slots_[size_t(slot)].pins == 0) return ended(slot);
-    if (options_.keep_idle) return;
-    rows_.give_back(slot, rows_.busy(slot));
-    rows_.drain();
-  }
-
-  // Nobody needs the slot any more. It keeps its rows for the next sequence, unless free rows run short.
-  void ended(int slot) {
-    if (options_.keep_idle) {
-      contents_.end(slot);
-      rows_.reclaim(pool_->layout().n_blocks * kReclaimBelow / 100 - pool_->stats().free, find_slot(kEagerRows, -1));
-    } else {
-      rows_.give_back(slot, 0);
-      rows_.drain();  // other memories may be waiting for them
-    }
-  }
-
-  // Eager allocation (section 6.1.2): one idle slot has rows before a sequence needs them.
-  void prepare_idle_slot() {
-    if (!options_.keep_idle) return;
-    const int slot = find_slot(kEagerRows, -1);
-    if (slot < 0 || contents_.size(slot) > 0) return;
-    if (rows_.grow_ahead(slot, std::min(kEagerRows, rows_for(options_.max_sequence_tokens))))
-      rows_.end(slot);  // the last slot to lose rows
+    const int leased = leased_rows(slot);
+    rows_.set_busy(slot, leased);
+    if (leased > 0) return;
+    contents_.end(slot);
+    rows_.reclaim(pool_->layout().n_blocks * kReclaimBelow / 100 - pool_->stats().free);
   }
 
   void check_sequence(const Sequence& s) const override {
-    XPYD_CHECK(s.slot >= 0 && slots_[size_t(s.slot)].live);
+    XPYD_CHECK(s.slot >= 0 && rows_.live(s.slot));
     XPYD_CHECK(rows_.busy(s.slot) >= rows_for(s.room));
     XPYD_CHECK(contents_.size(s.slot) == (sharing() ? s.written : 0));
     // Nobody else uses the rows that it writes next.
@@ -297,7 +236,7 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
     // If the prompt continues exactly at the donor's end, using the donor itself loses nothing.
     const bool whole = idle && match.tokens == contents_.size(match.slot);
     if (share_ != KvShare::takeover && !whole) {
-      const int slot = find_slot(0, match.slot);
+      const int slot = find_slot(match.slot);
       if (slot >= 0 && clone(slot, match.slot, match.tokens, n_tokens)) return slot;
     }
     return idle && take_over(match) ? match.slot : -1;
@@ -313,7 +252,7 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
       match.tokens = full * row_tokens_;
     }
     rows_.give_back(slot, own);
-    set_busy(slot, rows_for(match.tokens));
+    rows_.set_busy(slot, rows_for(match.tokens));
     pool_->set_written(rows_.rows(slot).subspan(size_t(full)), match.tokens - full * row_tokens_);
     return true;
   }
@@ -337,7 +276,7 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
         copy_bytes(slot, donor, size_t(shared) * options_.vattention.page_group_bytes, size_t(tokens) * token_bytes_);
         pool_->set_written(rows_.rows(slot).subspan(size_t(shared)), tokens - shared * row_tokens_);
       } else {
-        set_busy(slot, 0);
+        rows_.set_busy(slot, 0);
         clear(slot);
       }
     }
@@ -365,7 +304,6 @@ class VattentionMemory final : public Pooled<VattentionSequence> {
   SlotContents contents_;
   PageGroupRows& row_pool_;
   SlotRows rows_;
-  std::vector<Slot> slots_;
   std::vector<int> lease_slots_;  // by lease: the slot whose first rows it holds; -1: no such lease
 };
 

@@ -7,15 +7,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <mutex>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/job_thread.h"
 #include "base/memory.h"
 
 namespace xpyd {
@@ -37,56 +34,26 @@ void copy_now(std::span<const Copy> copies, bool read_soon) {
 class CopyThread final : public DeviceQueue {
  public:
   // `gbps` simulates a link that is slower than this machine's memory, in GB/s; 0: no limit.
-  explicit CopyThread(double gbps) : gbps_(gbps), thread_([this] { work(); }) {}
-  ~CopyThread() override {  // finishes everything enqueued
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    posted_.notify_one();
-    thread_.join();
-  }
+  explicit CopyThread(double gbps) : gbps_(gbps) {}
   void copy(std::span<const Copy> copies, bool read_soon) override {
-    Job job{{copies.begin(), copies.end()}, read_soon};
     ++enqueued_;
-    {
-      std::lock_guard lock(mutex_);
-      queue_.push_back(std::move(job));
-    }
-    posted_.notify_one();
+    thread_.post([this, mine = std::vector<Copy>(copies.begin(), copies.end()), read_soon] {
+      run(mine, read_soon);
+      done_.fetch_add(1, std::memory_order_release);
+      return true;
+    });
   }
   int64_t mark() override { return enqueued_; }
   bool reached(int64_t mark) override { return done_.load(std::memory_order_acquire) >= mark; }
-  void wait() override {
-    std::unique_lock lock(mutex_);
-    finished_.wait(lock, [this] { return reached(enqueued_); });
-  }
+  void wait() override { thread_.drain(); }
 
  private:
-  struct Job {
-    std::vector<Copy> copies;
-    bool read_soon;
-  };
-  void work() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      posted_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      const Job job = std::move(queue_.front());
-      queue_.pop_front();
-      lock.unlock();
-      run(job);
-      lock.lock();
-      done_.fetch_add(1, std::memory_order_release);
-      finished_.notify_all();
-    }
-  }
-  void run(const Job& job) {
+  void run(std::span<const Copy> copies, bool read_soon) {
     size_t bytes = 0;
-    for (const Copy& copy : job.copies) bytes += copy.bytes;
+    for (const Copy& copy : copies) bytes += copy.bytes;
     RealClock clock;
     const double start = clock.now();
-    copy_now(job.copies, job.read_soon);
+    copy_now(copies, read_soon);
     if (gbps_ <= 0) return;
     link_free_s_ = std::max(link_free_s_, start) + double(bytes) / (gbps_ * 1e9);
     if (link_free_s_ > clock.now()) sleep_until(link_free_s_);
@@ -96,12 +63,7 @@ class CopyThread final : public DeviceQueue {
   int64_t enqueued_ = 0;          // jobs; used by the owner
   std::atomic<int64_t> done_{0};  // jobs
   double link_free_s_ = 0;        // used by the thread: when the simulated link is free again
-
-  std::mutex mutex_;
-  std::condition_variable posted_, finished_;
-  std::deque<Job> queue_;
-  bool stop_ = false;
-  std::thread thread_;
+  JobThread thread_;              // last, so that everything enqueued ends first
 };
 
 Result<std::shared_ptr<std::byte>> host_memory(size_t bytes) {

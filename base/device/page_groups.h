@@ -3,9 +3,7 @@
 // (base/device/page_groups.cc), on a card the driver's calls (base/device/page_groups_cuda.cu).
 #pragma once
 
-#include <atomic>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 
 #include "base/status.h"
@@ -22,11 +20,6 @@ struct PageGroupOptions {
   bool guard = false;
 };
 
-// The calls to the system for one range, cumulative.
-struct PageCalls {
-  std::atomic<int64_t> maps{0}, unmaps{0};
-};
-
 // Addresses [data(), data() + bytes()). Requires that no running work uses a part that is unmapped or mapped anew. The
 // destructor unmaps all; on a card it first waits for all work. Thread safety: threads may use different parts.
 class VirtualRange {
@@ -38,7 +31,6 @@ class VirtualRange {
   // the system refuses (a limit of mappings), and nothing has changed.
   virtual Status map(size_t offset, int group, int n) = 0;
   virtual void unmap(size_t offset, int n) = 0;  // unmaps what of it is mapped
-  PageCalls calls;
 
  protected:
   std::byte* data_ = nullptr;
@@ -57,9 +49,6 @@ class PageGroups {
  protected:
   const PageGroupOptions options_;
 };
-
-// Spins for `us` microseconds, because a driver's call occupies its thread (PageGroupOptions::call_us).
-void occupy(double us);
 
 // Makes the CPU's page groups. Errors `unavailable`: not enough memory; `invalid_argument`: group_bytes is not a
 // multiple of the page.

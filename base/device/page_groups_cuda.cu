@@ -84,7 +84,6 @@ class CudaRange final : public VirtualRange {
       XPYD_CHECK(!mapped_[first + size_t(i)], "a page group where one is");
       const int code = vmm::map(at_ + offset + size_t(i) * size, size, groups_->handle(group + i));
       if (code != 0) return undo(offset, i, refused(code, "cuMemMap"));
-      calls.maps.fetch_add(1, std::memory_order_relaxed);
     }
     // Without this call the mapping cannot be accessed.
     if (const int code = vmm::set_access(at_ + offset, size_t(n) * size); code != 0)
@@ -111,10 +110,7 @@ class CudaRange final : public VirtualRange {
     XPYD_CHECK(offset % o_.group_bytes == 0 && n >= 0 && offset + size_t(n) * o_.group_bytes <= reserved_);
     return offset / o_.group_bytes;
   }
-  void take_away(size_t offset, size_t bytes) {
-    must(vmm::unmap(at_ + offset, bytes), "cuMemUnmap");
-    calls.unmaps.fetch_add(1, std::memory_order_relaxed);
-  }
+  void take_away(size_t offset, size_t bytes) { must(vmm::unmap(at_ + offset, bytes), "cuMemUnmap"); }
   Error undo(size_t offset, int n, Error error) {
     if (n > 0) take_away(offset, size_t(n) * o_.group_bytes);
     return error;

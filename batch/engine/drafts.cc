@@ -9,8 +9,7 @@ namespace xpyd::batch {
 // Returns the most drafts for this entry. 0: it does not decode, or there is no room.
 int Drafts::most_for(const StepEntry& entry, int spare_tokens, int spare_rows, int room) const {
   const Sequence& s = *entry.sequence;
-  // A wrong draft is rolled back, and nothing may be rolled back while KV is arriving.
-  const bool decodes = entry.wants_logits && s.n_output() > 0 && !s.leaves && !s.arrival;
+  const bool decodes = entry.wants_logits && s.n_output() > 0 && !s.leaves;
   if (!decodes || s.request->most_drafts == 0) return 0;
   const int wanted = s.request->most_drafts > 0 ? s.request->most_drafts : options_.speculation.tokens;
   return std::max(0, std::min({wanted > 0 ? wanted : kMostDrafts, s.request->max_tokens - s.n_output() - 1,

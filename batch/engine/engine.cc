@@ -10,7 +10,6 @@ namespace xpyd::batch {
 Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock, EngineHooks* hooks)
     : memory_(memory),
       options_(std::move(options)),
-      by_layer_(options_.by_layer && model.window() == 1 && memory.n_ranks() == 1),
       vocab_(size_t(model.config().vocab)),
       n_layers_(model.config().n_layers),
       clock_(clock),
@@ -18,7 +17,6 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
       scheduler_(options_, memory, hooks, n_layers_, stats_),
       steps_(model, memory, clock, hooks, options_, stats_),
       emission_(options_, model.config().vocab, stats_) {
-  if (by_layer_) memory_.load_by_layer();
   if (options_.speculation.on()) drafts_.emplace(options_, DrafterParts{model, memory, clock});
 }
 
@@ -106,7 +104,6 @@ void Engine::finish() {
   std::unique_ptr<EngineStep> step = steps_.end();
   const double now = clock_.now();
   charge(now);
-  settle_arrivals(*step);
   kv_in_place(*step);
   if (step->by_model) {
     take_chosen(*step, now);
@@ -116,32 +113,6 @@ void Engine::finish() {
   for (SequencePtr& s : step->ended) scheduler_.release(*s);
   scheduler_.tidy();
   steps_.reuse(std::move(step));
-}
-
-// Handles sequences whose first KV arrived during the step. If it did not arrive completely, the step's results for
-// that sequence are void. A leaving sequence then ends, because others were already told of its KV; any other starts
-// again.
-void Engine::settle_arrivals(EngineStep& step) {
-  for (StepEntry& entry : step.entries) {
-    Sequence& s = *entry.sequence;
-    if (!s.arrival) continue;
-    const bool whole = s.arrival->is_whole();
-    s.arrival.reset();
-    const int there = memory_.written_tokens(s.kv);
-    if (whole) {
-      memory_.commit(s.kv, std::span(s.tokens).subspan(size_t(there), size_t(entry.first - there)));
-      continue;
-    }
-    entry.ended = true;
-    s.cached_tokens = there;
-    SequencePtr gone = scheduler_.remove(s);
-    if (s.leaves) {
-      hooks_->prefill_broken(s);
-      retire(std::move(gone));
-    } else {
-      scheduler_.preempt(std::move(gone));
-    }
-  }
 }
 
 void Engine::kv_in_place(EngineStep& step) {

@@ -62,8 +62,6 @@ class Engine final {
     steps_.each_held(look);
   }
   bool idle() const { return scheduler_.empty() && steps_.empty(); }
-  // True: a prompt may start with a KvArrival, because begin() computes the step here and can wait between layers.
-  bool by_layer() const { return by_layer_; }
   // True: steps are waves of a pipeline. Their seconds are those of the slowest stage, known when the wave ends.
   bool in_waves() const { return steps_.in_waves(); }
   const EngineStats& stats() const { return stats_; }
@@ -76,7 +74,6 @@ class Engine final {
   void run();
   bool wait();
   void finish();
-  void settle_arrivals(EngineStep& step);
   void kv_in_place(EngineStep& step);
   void take_chosen(EngineStep& step, double now);
   void choose(EngineStep& step, double now);
@@ -89,7 +86,6 @@ class Engine final {
 
   KvMemory& memory_;
   const EngineOptions options_;
-  const bool by_layer_;
   const size_t vocab_;
   const int n_layers_;
   Clock& clock_;

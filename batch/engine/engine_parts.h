@@ -23,7 +23,6 @@ struct EngineOptions {
   int step_tokens = 512;           // tokens per step; the model's max_step_tokens is at least max(this, max_batch)
   ChunkOptions chunks;             // how step_tokens are divided among prompts
   bool ahead = true;               // plan the next steps while the model computes, if the model can
-  bool by_layer = true;            // start a prompt when the first layer of its loaded KV arrives, if the step can wait
   SpeculationOptions speculation;  // drafts use what a step leaves of step_tokens and of max_batch rows of logits
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
@@ -66,13 +65,11 @@ class EngineHooks {
   // A leaving sequence ended here (abort, timeout, one-token output). Nothing will be handed over. The engine frees its
   // KV next, so the callee has pinned what it still sends.
   virtual void prefill_cancelled(const Sequence& sequence) { (void)sequence; }
-  // A leaving sequence ended here because the KV that it started with never arrived. Earlier kv_written calls are void.
-  virtual void prefill_broken(const Sequence& sequence) { (void)sequence; }
 };
 
 // Called with every plan that moves something.
 using PlanWatcher = std::function<void(const BatchView& view, const BatchPlan& plan)>;
-// Called with every waiting sequence when enough of its KV is loaded from offload to start. The load began at
+// Called with every waiting sequence when its KV is loaded from offload. The load began at
 // Sequence::load_s.
 using LoadWatcher = std::function<void(const Sequence& sequence)>;
 

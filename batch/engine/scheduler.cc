@@ -108,8 +108,9 @@ SequenceView Scheduler::view_of(const Sequence& s) const {
   view.n_output = s.n_output();
   view.choices = s.stands_for;
   if (s.kv != kNoKv) {
-    view.n_blocks = int(memory_.blocks(s.kv).size()) + memory_.reserved_blocks(s.kv);
-    view.tail_shared = memory_.tail_shared(s.kv);
+    const KvHeld held = memory_.held(s.kv);
+    view.n_blocks = int(held.blocks.size());
+    view.tail_shared = held.tail_shared;
   }
   return view;
 }
@@ -306,7 +307,7 @@ bool Scheduler::place(Sequence& s, int n_tokens, double now, std::vector<StepEnt
     s.cached_tokens = s.computed;
     if (s.leaves) hooks_->prefill_started(s);
   }
-  if (s.leaves && s.computed > 0 && !s.arrival) hooks_->kv_written(s, 0, n_layers_, 0, s.computed);
+  if (s.leaves && s.computed > 0) hooks_->kv_written(s, 0, n_layers_, 0, s.computed);
   if (!s.scheduled) s.scheduled_s = now;
   s.scheduled = true;
   s.queue_ticket.reset();
@@ -338,8 +339,7 @@ bool Scheduler::make_room() {
 }
 
 void Scheduler::preempt(SequencePtr s) {
-  s->arrival.reset();
-  if (s->kv != kNoKv) memory_.swap_out(std::exchange(s->kv, kNoKv));
+  if (s->kv != kNoKv) memory_.free(std::exchange(s->kv, kNoKv));
   s->drafts.reset();
   s->computed = 0;
   s->early = s->probed = false;
@@ -349,7 +349,6 @@ void Scheduler::preempt(SequencePtr s) {
 }
 
 void Scheduler::release(Sequence& s) {
-  s.arrival.reset();
   if (s.kv != kNoKv) memory_.free(std::exchange(s.kv, kNoKv));
 }
 
@@ -373,12 +372,11 @@ void Scheduler::poll_loads() {
   loading_ = 0;
   for (const SequencePtr& s : waiting_) {
     if (!s->loading) continue;
-    if (memory_.ready(s->kv)) {
-      s->computed = memory_.written_tokens(s->kv);
-    } else if (s->arrival = memory_.arrival(s->kv); !s->arrival) {
+    if (!memory_.ready(s->kv)) {
       ++loading_;
       continue;
     }
+    s->computed = memory_.written_tokens(s->kv);
     s->loading = false;
     if (watchers_.loads) watchers_.loads(*s);
   }

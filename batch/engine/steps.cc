@@ -24,10 +24,7 @@ Steps::Steps(Model& model, KvMemory& memory, Clock& clock, EngineHooks* hooks, c
 
 // The next step as the model reads it. Its spans point into this object's arrays.
 StepInput Steps::gather() {
-  const bool observed = (hooks_ && hooks_->layerwise()) || std::ranges::any_of(next_->entries, [](const StepEntry& e) {
-                          return e.sequence->arrival != nullptr;
-                        });
-  StepInput input = arrays_.gather(next_->entries, memory_, observed ? this : nullptr,
+  StepInput input = arrays_.gather(next_->entries, memory_, hooks_ && hooks_->layerwise() ? this : nullptr,
                                    hidden_.empty() ? nullptr : hidden_.data(), size_t(model_.config().hidden));
   if (!in_waves_) return input;
   input.watched = hooks_ && std::ranges::any_of(next_->entries, [](const StepEntry& e) { return e.sequence->leaves; });
@@ -141,14 +138,6 @@ bool Steps::hold(SequencePtr& s) {
   return last;
 }
 
-void Steps::layer_reads(int layer) {
-  for (const StepEntry& entry : next_->entries)
-    if (KvArrival* arrival = entry.sequence->arrival.get()) arrival->wait(layer);
-}
-
-void Steps::layer_done(int layer) {
-  layer_reads(layer);
-  if (hooks_ && hooks_->layerwise()) tell_layers(*next_, layer + 1);
-}
+void Steps::layer_done(int layer) { tell_layers(*next_, layer + 1); }
 
 }  // namespace xpyd::batch

@@ -69,7 +69,6 @@ class Steps final : private LayerObserver {
   }
 
  private:
-  void layer_reads(int layer) override;
   void layer_done(int layer) override;
   bool chosen_by_model() const;
   StepInput gather();

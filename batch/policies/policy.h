@@ -10,12 +10,12 @@ namespace xpyd::batch {
 
 // One sequence as a policy sees it.
 struct SequenceView {
-  int n_tokens = 0;    // prompt and output so far
-  int n_computed = 0;  // tokens whose KV is in place or under way; if waiting, those that a prefix hit would give
-  int n_limit = 0;     // most tokens of one choice: prompt + max_tokens, or as many as this instance computes
-  int n_blocks = 0;  // blocks held or reserved (KvMemory::reserve_blocks); a waiting sequence holds some if its KV came
-                     // from another instance
-  int choices = 1;   // sequences it counts for: before its first token it stands for all n choices
+  int n_tokens = 0;          // prompt and output so far
+  int n_computed = 0;        // tokens whose KV is in place or under way; if waiting, those that a prefix hit would give
+  int n_limit = 0;           // most tokens of one choice: prompt + max_tokens, or as many as this instance computes
+  int n_blocks = 0;          // blocks held; a waiting sequence holds some if its KV came
+                             // from another instance
+  int choices = 1;           // sequences it counts for: before its first token it stands for all n choices
   bool tail_shared = false;  // the next append first copies a block
   int n_output = 0;          // generated tokens among n_tokens
   int n_shared_blocks = 0;   // blocks among n_blocks that a sequence with more output to come holds too

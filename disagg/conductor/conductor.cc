@@ -140,7 +140,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     return true;
   }
   planner_.decide_order(plan);
-  planner_.decide_copies(plan);
+  planner_.charge_fetch(plan);
   requests_.mark_placed(entry, cluster_.at(plan.attempt.decode).info);
   const AttemptId number = attempts_.add(plan.attempt);
   for (int c = first; c < first + count; ++c) {
@@ -169,11 +169,10 @@ void Conductor::tell(AttemptPlan& plan, AttemptId number) {
                                  .scheduled_s = choice.scheduled_s},
                        .remote = attempt.order != DisaggOrder::local,
                        .decode = attempt.decode,
-                       .fetch = {.holders = std::move(plan.fetch.holders),
+                       .fetch = {.holder = plan.fetch.holder,
                                  .tokens = plan.fetch.view.holder_tokens,
                                  .worth_s = saved_s,
-                                 .limit_s = most > 0 ? most * saved_s : kPatience,
-                                 .keep = plan.keep}};
+                                 .limit_s = most > 0 ? most * saved_s : kPatience}};
   const bool at_decode = attempt.order == DisaggOrder::decode_first || attempt.order == DisaggOrder::local;
   context_.bus.send(kConductor, at_decode ? attempt.decode : attempt.prefill, std::move(message));
 }

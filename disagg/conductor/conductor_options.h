@@ -13,7 +13,6 @@
 #include "disagg/conductor/placement.h"
 #include "disagg/messages.h"
 #include "disagg/pool/fetch_policy.h"
-#include "disagg/pool/replication.h"
 #include "model/cost/cost_model.h"
 
 namespace xpyd::disagg {
@@ -53,7 +52,6 @@ struct ConductorOptions {
   StreamKv stream_kv = StreamKv::layer;
   bool reserve_blocks = false;  // see InstanceOptions
   const FetchPolicy* fetch = find_fetch_policy("never");
-  const ReplicationPolicy* replication = find_replication_policy("side_effect");
   double kv_bytes_scale = 1;     // factor on KV bytes in the event log (a simulation's KV is small)
   double fetch_s_per_token = 0;  // seconds to fetch one token's KV, until it is measured; 0: no fetches
   std::optional<CostPrior> prior = {};

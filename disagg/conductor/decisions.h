@@ -12,7 +12,6 @@
 #include "disagg/conductor/order.h"
 #include "disagg/conductor/placement.h"
 #include "disagg/pool/fetch_policy.h"
-#include "disagg/pool/replication.h"
 
 namespace xpyd::allocator {
 
@@ -48,7 +47,6 @@ XPYD_COLUMNS(PlacementOptions, fetch_threshold)
 XPYD_COLUMNS(Placement, prefill, decode, source)
 
 XPYD_COLUMNS(FetchView, prompt_tokens, cached_tokens, holder_tokens, bytes_s, handshake_s, queue_s, saved_s)
-XPYD_COLUMNS(ReplicationView, reads_s, replicas)
 
 XPYD_COLUMNS(DecodeView, joins_s, ends_s, context, at_longest)
 XPYD_COLUMNS(AdmissionOptions, decode, fixed_s, quantile, factor)

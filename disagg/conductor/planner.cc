@@ -116,32 +116,17 @@ void Planner::decide_fetch(AttemptPlan& plan) {
   Scoreboard::Fetch& fetch = plan.fetch;
   if (!options.zero_copy && plan.entry.tries == 0 && (options.fetch->fetches || moved))
     fetch = cluster_.board().fetch(prefill, plan.prompt);
-  plan.fetches = moved && !fetch.holders.empty();
-  if (!fetch.holders.empty() && options.fetch->fetches) {
+  plan.fetches = moved && fetch.holder >= 0;
+  if (fetch.holder >= 0 && options.fetch->fetches) {
     const bool answer = options.fetch->fetches(fetch.view);
     plan.fetches |= answer;
     if (options.log)
       options.log->decided(context_.clock.now(), "fetch_or_compute", options.fetch->name, plan.attempt.request,
                            fetch.view, NoOptions{}, answer, "instance", prefill.info.name);
   }
-  plan.heat.replicas = fetch.replicas;
-  if (options.replication->by_heat && plan.entry.tries == 0) count_reads(plan);
   plan.fetch_s = moved ? p.fetch_s : fetch_seconds(fetch.view);
   plan.attempt.prompt_s = plan.fetches ? p.prefill_s - fetch.view.saved_s : p.prefill_s;
   plan.ttft_s = p.queue_s + (plan.fetches ? plan.fetch_s : 0) + plan.attempt.prompt_s;
-}
-
-// Counts how often prompts read the block that this prompt would fetch first.
-void Planner::count_reads(AttemptPlan& plan) {
-  const double now = context_.clock.now();
-  const int block_tokens = plan.seen.block_tokens;
-  const FetchView& fetch = plan.fetch.view;
-  const auto blocks = plan.prompt.of(block_tokens);
-  const auto read = size_t(std::max(plan.at_prefill().held_tokens(), fetch.holder_tokens) / block_tokens);
-  if (!heat_) heat_.emplace();
-  heat_->read(blocks.first(std::min(read, blocks.size())), now);
-  if (const auto first_fetched = size_t(fetch.cached_tokens / block_tokens); first_fetched < blocks.size())
-    plan.heat.reads_s = heat_->reads_s(blocks[first_fetched], now);
 }
 
 void Planner::decide_order(AttemptPlan& plan) {
@@ -164,18 +149,13 @@ void Planner::decide_order(AttemptPlan& plan) {
   attempt.joins_s = context_.clock.now() + plan.ttft_s;
 }
 
-void Planner::decide_copies(AttemptPlan& plan) {
-  const ConductorOptions& options = context_.options;
+void Planner::charge_fetch(AttemptPlan& plan) {
   if (!plan.fetches || plan.entry.request->prompt_logprobs >= 0) {  // prompt logprobs need every token computed
-    plan.fetch.holders.clear();
+    plan.fetch.holder = -1;
     return;
   }
-  plan.attempt.lender = plan.fetch.holders[0];
+  plan.attempt.lender = plan.fetch.holder;
   plan.attempt.lends_s = plan.fetch.view.bytes_s;
-  plan.keep = options.replication->keeps(plan.heat);
-  if (options.log)
-    options.log->decided(context_.clock.now(), "replicate", options.replication->name, plan.attempt.request, plan.heat,
-                         NoOptions{}, plan.keep);
 }
 
 }  // namespace xpyd::disagg

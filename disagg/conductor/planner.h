@@ -1,7 +1,6 @@
 // Plans one attempt: which instances serve it, which part of its prefix is fetched, whether it is refused, and in which
 // order prefill and decode run. Each step builds the view that its policy reads (placement.h, fetch_policy.h,
-// admission.h, order.h, replication.h), asks the policy, logs the answer, and writes it into the plan. No step charges
-// anything.
+// admission.h, order.h), asks the policy, logs the answer, and writes it into the plan. No step charges anything.
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -41,10 +40,7 @@ struct AttemptPlan {
   // Set by decide_fetch().
   Scoreboard::Fetch fetch;
   bool fetches = false;
-  ReplicationView heat;
   double fetch_s = 0, ttft_s = 0;  // predicted
-  // Set by decide_copies().
-  bool keep = true;
 };
 
 class Planner {
@@ -60,8 +56,8 @@ class Planner {
   Refusal refuses(const AttemptPlan& plan);
   // Decides the order, and thereby which instance computes the prompt and how much of it is cached there.
   void decide_order(AttemptPlan& plan);
-  // Names the instance that a fetch is charged to, and decides whether the fetched prefix stays cached.
-  void decide_copies(AttemptPlan& plan);
+  // Names the instance that a fetch is charged to.
+  void charge_fetch(AttemptPlan& plan);
 
   // Decides when the prompt is done. A request whose client has a token already is never refused.
   Refusal refuses_late(const Attempt& attempt);
@@ -71,7 +67,6 @@ class Planner {
   DisaggOrder order_at(AttemptPlan& plan, int decode);
   void add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
                  const KvShape& shape) const;
-  void count_reads(AttemptPlan& plan);
   ClusterAdmission look_at(const RequestTable::Entry& entry, InstanceId decode, double ttft_s);
   void foresee(const Member& member);
   InstanceId id_of(int instance) const { return cluster_.board().ids()[size_t(instance)]; }
@@ -80,7 +75,6 @@ class Planner {
   ClusterState& cluster_;
   const RequestTable& requests_;
   const AttemptTable& attempts_;
-  std::optional<PrefixHeat> heat_;  // null unless --replication asks for it
   // The view of the last look_at() points to these.
   StepCost decode_cost_;
   std::vector<DecodeView> decoding_, coming_;

@@ -224,21 +224,15 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
   Fetch fetch{.view = {.prompt_tokens = int(prompt.tokens().size()), .cached_tokens = view.held_tokens()}};
   FetchView& f = fetch.view;
   int best = f.cached_tokens;
-  for (size_t i = 0; i < rows_.size(); ++i) {
-    if (i == here.row) continue;
-    const Member& other = *rows_[i].member;
-    const int has = views_[i].held_tokens();
-    fetch.replicas += has > f.cached_tokens && other.info.role != Role::decode;
-    if (has > best) best = has, fetch.holders.clear();
-    if (has == best && has > f.cached_tokens && fetch.holders.size() < kMostHolders)
-      fetch.holders.push_back(other.info.id);
-  }
-  if (fetch.holders.empty()) return fetch;
-  const auto source = std::ranges::find_if(rows_, [&](const Row& r) { return r.member->info.id == fetch.holders[0]; });
+  const Row* source = nullptr;
+  for (size_t i = 0; i < rows_.size(); ++i)
+    if (const int has = views_[i].held_tokens(); i != here.row && has > best) best = has, source = &rows_[i];
+  if (!source) return fetch;
+  fetch.holder = source->member->info.id;
   const InstanceStats stats = here.probe->stats();
   f.holder_tokens = std::min(best, f.prompt_tokens - 1);
   f.bytes_s = (f.holder_tokens - f.cached_tokens) *
-              here.probe->fetch_s_per_token(fetch.holders[0]).value_or(row.fetch_s_per_token);
+              here.probe->fetch_s_per_token(fetch.holder).value_or(row.fetch_s_per_token);
   // Before the first question: a holder answers between two of its steps.
   f.handshake_s = stats.fetch.ask_s > 0 ? stats.fetch.ask_s : source->step_s;
   f.queue_s = source->member->load.lends_s;

@@ -109,11 +109,10 @@ class Scoreboard {
   // next call. ids()[i] is the id of instances[i].
   ClusterView look(PromptHashes& prompt, double now_s);
   std::span<const InstanceId> ids() const { return draining_ ? staying_ids_ : ids_; }
-  // Returns what `here` could fetch of the last look()'s prompt, and from which holders: none if no instance has more.
+  // Returns what `here` could fetch of the last look()'s prompt, and from which holder.
   struct Fetch {
     FetchView view;
-    std::vector<InstanceId> holders;  // at most kMostHolders, of those that have most
-    int replicas = 0;                 // instances that compute prompts and have more than `here`
+    InstanceId holder = -1;  // the first of those that have most; -1: no instance has more than `here`
   };
   Fetch fetch(const Member& here, PromptHashes& prompt);
   StepCost cost(const InstanceStats& stats) const { return StepCost(terms(stats)); }
@@ -136,7 +135,6 @@ class Scoreboard {
  private:
   static constexpr double kRecentSeconds = 180;  // Preble's window
   static constexpr int kKnown = 32;              // steps after which a fitted cost is trusted
-  static constexpr size_t kMostHolders = 4;
   struct Row {
     Member* member;
     const std::atomic<uint64_t>* version;

@@ -29,14 +29,13 @@ bool KvRoom::leave(Sequence& s, bool alone) const {
   }
   if (!memory_.ready(s.kv)) return false;  // later prompts wait, too
   const int written = memory_.written_tokens(s.kv);
-  if (!s.arrival) s.computed = written;
-  const bool all = memory_.reserve_blocks(s.kv, int(s.tokens.size()) - written);
-  if (!all && !s.arrival) give_back(s);
+  s.computed = written;
+  const bool all = memory_.append(s.kv, int(s.tokens.size()) - written);
+  if (!all) give_back(s);
   return all;
 }
 
 void KvRoom::give_back(Sequence& s) const {
-  s.arrival.reset();
   if (s.kv != kNoKv) memory_.free(std::exchange(s.kv, kNoKv));
   s.early = s.probed = false;
   s.computed = 0;
@@ -44,7 +43,7 @@ void KvRoom::give_back(Sequence& s) const {
 
 void KvRoom::check_asks(const KvMemory& memory, const Sequence& s) {
   const KvStats kv = memory.stats();
-  const int held = s.kv == kNoKv ? INT_MIN : int(memory.blocks(s.kv).size()) + memory.reserved_blocks(s.kv);
+  const int held = s.kv == kNoKv ? INT_MIN : int(memory.blocks(s.kv).size());
   XPYD_CHECK(held + kv.available() >= blocks_for(s.given, kv.block_tokens),
              "P asks D for room before P itself has reserved blocks");
 }
@@ -69,11 +68,9 @@ KvRoom::Got KvRoom::arrive(Place& place, std::span<const int32_t> tokens, uint64
 }
 
 // A tenth of the memory stays free for running sequences.
-std::optional<KvReservation> KvRoom::fetch(std::span<const int32_t> tokens, uint64_t salt, int wanted,
-                                           bool keep) const {
+std::optional<KvReservation> KvRoom::fetch(std::span<const int32_t> tokens, uint64_t salt, int wanted) const {
   const auto reserved = reserve(tokens, salt, wanted, share(10));
   if (!reserved) return std::nullopt;
-  if (!keep && !reserved->loading) memory_.keep_private(reserved->handle);
   const int missing = wanted - reserved->cached_tokens;
   if (!reserved->loading && missing > 0 && memory_.append(reserved->handle, missing)) return reserved;
   memory_.free(reserved->handle);

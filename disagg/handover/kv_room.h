@@ -43,8 +43,8 @@ class KvRoom {
  public:
   KvRoom(KvMemory& memory, const Engine& engine) : memory_(memory), engine_(engine) {}
 
-  // Reserves the blocks of a prompt that leaves. False: there is no room yet; a part that an offload tier loads, or
-  // that is being fetched, may stay held. `alone`: nothing here computes or sends, so no memory is spared for others.
+  // Reserves the blocks of a prompt that leaves. False: there is no room yet; a part that an offload tier loads may
+  // stay held. `alone`: nothing here computes or sends, so no memory is spared for others.
   bool leave(Sequence& sequence, bool alone) const;
   void give_back(Sequence& sequence) const;  // gives back the reserved blocks, then the prefix
   // CHECKs that P's part is held. A sender calls it before it asks D for room.
@@ -55,10 +55,9 @@ class KvRoom {
   enum class Got { none, loading, all };
   Got arrive(Place& place, std::span<const int32_t> tokens, uint64_t salt, int granted) const;
 
-  // Gets room for the first `wanted` tokens, some of which other instances have. With `keep` other prompts find the
-  // fetched KV. Returns nothing if there is no room, if the tokens are here already, or if an offload tier here loads
-  // some of them.
-  std::optional<KvReservation> fetch(std::span<const int32_t> tokens, uint64_t salt, int wanted, bool keep) const;
+  // Gets room for the first `wanted` tokens, some of which another instance has. Returns nothing if there is no
+  // room, if the tokens are here already, or if an offload tier here loads some of them.
+  std::optional<KvReservation> fetch(std::span<const int32_t> tokens, uint64_t salt, int wanted) const;
 
  private:
   std::optional<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt, int wanted, int spare) const;

@@ -99,12 +99,6 @@ void Sender::prefill_done(std::vector<SequencePtr> choices) {
   on(out, Event::prompt_done);
 }
 
-void Sender::prefill_broken(const Sequence& sequence) {
-  parts_.tell(kConductor,
-              AttemptFailed{sequence.attempt, AttemptFailure::given_up, "the cached prefix did not arrive"});
-  prefill_cancelled(sequence);
-}
-
 void Sender::handle(InstanceId from, KvReserved message) {
   Outgoing* out = find(from, message.attempt);
   if (!out) return;  // over, and the other side has been told

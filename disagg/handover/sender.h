@@ -35,7 +35,6 @@ class Sender final : public EngineHooks {
   void kv_written(Sequence& sequence, int layer_begin, int layer_end, int token_begin, int token_end) override;
   void prefill_done(std::vector<SequencePtr> choices) override;
   void prefill_cancelled(const Sequence& sequence) override { on(outgoing_.at(sequence.attempt), SenderEvent::ended); }
-  void prefill_broken(const Sequence& sequence) override;
 
   // Messages from a peer that has no part in the attempt have no effect.
   void handle(InstanceId from, KvReserved message);

@@ -26,8 +26,7 @@ InstanceMemory take_over(InstanceMemory left, const ClusterOptions& o, const Wel
   return own;
 }
 
-KvOptions memory_options(const ClusterOptions& o, const Welcome& as, const InstanceMemory& own, bool shared_pool,
-                         Clock& clock) {
+KvOptions memory_options(const ClusterOptions& o, const InstanceMemory& own, bool shared_pool, Clock& clock) {
   KvOptions kv = kv_options(o);
   kv.queue = own.queue.get();
   kv.clock = &clock;
@@ -37,11 +36,7 @@ KvOptions memory_options(const ClusterOptions& o, const Welcome& as, const Insta
                     ": KV must be in host memory, but --device has its own memory");
     kv.device = &o.transport->pool_device();
   }
-  if (shared_pool) {
-    kv.pool_bytes *= size_t(kv.n_memories);
-    // On a decode instance only preempted sequences look for handed-over KV again, so offload keeps it only then.
-    kv.tiers.keep_arrivals = as.local || as.role != Role::decode;
-  }
+  if (shared_pool) kv.pool_bytes *= size_t(kv.n_memories);
   if (o.log)
     kv.tiers.evicts = [log = o.log, name = own.name, &clock](const EvictionPolicy& policy,
                                                              std::span<const BlockUse> first) {
@@ -140,7 +135,6 @@ InstanceOptions instance_options(const ClusterOptions& o, const Welcome& as, boo
                     .step_tokens = o.step_tokens,
                     .chunks = o.chunks,
                     .ahead = o.ahead,
-                    .by_layer = o.kv_by_layer,
                     .eos_tokens = o.eos_tokens,
                     .tokenizer = o.tokenizer};
   const bool leaves = as.role == Role::prefill;  // its sequences leave with their first token
@@ -155,7 +149,7 @@ Result<BuiltInstance> build_instance(const ClusterOptions& o, const Welcome& as,
                                      InstanceMemory left) try {
   BuiltInstance built{.memory = take_over(std::move(left), o, as)};
   InstanceMemory& own = built.memory;
-  KvOptions kv = memory_options(o, as, own, pool != nullptr, clock);
+  KvOptions kv = memory_options(o, own, pool != nullptr, clock);
   const KvShards shards = o.shards(as.role);
   const PoolPlan plan = need(plan_ranks(o.kv_scheme->name, kv, shards));
   std::unique_ptr<ranks::RemotePipeline> pipeline;

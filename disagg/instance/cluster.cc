@@ -61,10 +61,9 @@ Status check_shared_pool(const ClusterOptions& o) {
           std::string("--transport ") + o.transport->name + ": one instance has " + ranks(shards) + ", another one " +
           ranks(others) +
           ", so the layout of a block differs: expected equal ranks on one pool, or a transport that copies");
-  if (shards.n_ranks() > 1 && o.kv_scheme->page_groups)
-    return invalid("--allocator " + std::string(o.kv_scheme->name) + ", " + ranks(shards) +
-                   ": a page group has the bytes of one rank: expected, with --transport " + o.transport->name +
-                   ", paged, token, contiguous or slots");
+  if (o.kv_scheme->contiguous)
+    return invalid("--allocator " + std::string(o.kv_scheme->name) + ": --transport " + o.transport->name +
+                   " hands over tables of blocks: expected --allocator paged, or a transport that copies");
   return ok();
 }
 
@@ -87,7 +86,6 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   const size_t n = o.topology.size();
   const bool shared = o.transport->shared_pool && n > 1;
   o.kv.n_memories = int(n);
-  o.kv.keep_idle = !shared;  // other instances may need what an idle one would keep
   need(check_shared_pool(o));
   std::shared_ptr<KvPool> shared_pool;
   if (shared) {

@@ -52,7 +52,6 @@ struct ClusterOptions : ConductorOptions {
   int max_batch = 64;                        // sequences of an instance's batch
   int vocab = INT_MAX;                       // number of token ids
   bool ahead = true;                         // plan a step while the model computes the one before
-  bool kv_by_layer = true;                   // see EngineOptions::by_layer
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   Device* device = &cpu_device();

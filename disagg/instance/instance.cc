@@ -32,17 +32,13 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
           .room = {*memory_, engine_},
           .receiver = {parts_, kv_.attempts, kv_.room, engine_},
           .reservations = {parts_, sender_, kv_.room, engine_, 2l * model_->stages() * options_.engine.step_tokens},
-          .fetcher = {parts_, kv_.attempts, kv_.room, engine_.by_layer(),
-                      [this](StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
-                        begin(std::move(message), kv, tokens, std::move(arrival));
-                      }},
+          .fetcher = {parts_, kv_.attempts, kv_.room,
+                      [this](StartRequest message, KvHandle kv, int tokens) { begin(std::move(message), kv, tokens); }},
           .lender = pool::Lender(parts_)},
       peers_(options_, parts_),
       costs_(options_, engine_, clock),
       status_(options_, parts_, engine_, kv_) {
   if (options_.log) watch();
-  memory_->loads_if(
-      [this](int from, int to, int tokens, double load_s) { return costs_.loads(from, to, tokens, load_s); });
   status_.publish(costs_.terms());
 }
 
@@ -119,18 +115,17 @@ void Instance::handle(InstanceId, StartRequest message) {
   // The message may come from another process, so duplicates are ignored.
   if (kv_.has(attempt) || kv_.fetcher.has(attempt)) return;
   if (message.remote && parts_.order == DisaggOrder::decode_first) return kv_.receiver.start(std::move(message));
-  if (!message.fetch.holders.empty()) return kv_.fetcher.start(std::move(message));
-  begin(std::move(message), kNoKv, 0, nullptr);
+  if (message.fetch.holder >= 0) return kv_.fetcher.start(std::move(message));
+  begin(std::move(message), kNoKv, 0);
 }
 
-// Submits the prompt. `kv` holds its first `tokens` tokens, or they are still arriving; kNoKv: nothing is there.
-void Instance::begin(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival) {
+// Submits the prompt. `kv` holds its first `tokens` tokens; kNoKv: nothing is there.
+void Instance::begin(StartRequest message, KvHandle kv, int tokens) {
   SequencePtr sequence = kv_.attempts.begin(message.attempt, std::move(message.request), message.state);
   if (kv != kNoKv) {
     sequence->kv = kv;
     sequence->computed = tokens;
     sequence->early = sequence->probed = true;
-    sequence->arrival = std::move(arrival);
   }
   compute(std::move(sequence), message.remote, message.decode);
 }

@@ -75,7 +75,7 @@ class Instance final {
   void handle(InstanceId from, M message) {
     hand_to(from, std::move(message), peers_, kv_);
   }
-  void begin(StartRequest message, KvHandle kv, int tokens, std::shared_ptr<KvArrival> arrival);
+  void begin(StartRequest message, KvHandle kv, int tokens);
   void compute(SequencePtr sequence, bool leaves, InstanceId decode);
   void watch();
   void log_step(const StepCosts::Took& took);

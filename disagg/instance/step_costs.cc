@@ -1,23 +1,10 @@
 #include "disagg/instance/step_costs.h"
 
-#include <algorithm>
-
 namespace xpyd::disagg {
 
 StepCosts::StepCosts(const InstanceOptions& options, Engine& engine, Clock& clock)
     : options_(options), engine_(engine), clock_(clock), cost_(options.cost) {
   engine_.know_cost(cost_.terms(), options_.cost_known ? kGivenSteps : 0);
-}
-
-bool StepCosts::loads(int from, int to, int tokens, double load_s) {
-  const auto prompt_s = [&](int cached) {
-    return cost_.seconds(prompt_steps(tokens - cached, cached, options_.engine.step_tokens));
-  };
-  const double saved_s = prompt_s(from) - prompt_s(to), now = clock_.now();
-  const double computed_s = std::max(0.0, computed_until_s_ - now) + saved_s;
-  if (load_s < computed_s || saved_s <= 0) return true;  // also if nothing is known yet
-  computed_until_s_ = now + computed_s;
-  return false;
 }
 
 // For two steps in a row, the second is charged the time between their ends, which includes messages, tokens and

@@ -1,5 +1,5 @@
 // The cost of an instance's steps: a model fitted to measured steps (model/cost/step_cost.h). The engine's chunk policy
-// uses it, and so does the choice between loading a prefix from an offload tier and computing it.
+// uses it.
 //
 // Thread safety: the instance's thread.
 #pragma once
@@ -24,9 +24,6 @@ class StepCosts {
   std::optional<Took> turn();
   // `moved`: the last Instance::turn() did something, so the next one follows without sleep.
   void back_to_back(bool moved) { back_to_back_ = moved; }
-  // Decides whether to load or compute (see KvLoader::Worth). Loads queue behind loads and computation behind
-  // computation, because link and processor work in parallel.
-  bool loads(int from, int to, int tokens, double load_s);
   StepCost::Terms terms() const { return cost_.terms(); }
 
  private:
@@ -34,9 +31,8 @@ class StepCosts {
   Engine& engine_;
   Clock& clock_;
   StepCost cost_;
-  EngineStats counted_;          // the counters at the last fit
-  double fitted_s_ = 0;          // Clock: the last fit; 0: the last turn() had no step
-  double computed_until_s_ = 0;  // Clock: end of the work that loads() chose to compute
+  EngineStats counted_;  // the counters at the last fit
+  double fitted_s_ = 0;  // Clock: the last fit; 0: the last turn() had no step
   bool back_to_back_ = false;
 };
 

@@ -21,7 +21,7 @@ void Lender::handle(InstanceId from, FetchKv message) {
             .deadline_s = parts_.new_deadline()};
   if (lent_.size() < kMost && parts_.peers.contains(from) && message.begin < lent.end &&
       parts_.memory.matched_tokens(message.tokens, message.salt) > message.begin) {
-    const Result<KvReservation> reserved = parts_.memory.reserve_loaded(message.tokens, message.salt);
+    const Result<KvReservation> reserved = parts_.memory.reserve(message.tokens, message.salt);
     if (reserved) lent.kv = reserved.value().handle;
   }
   if (lent.kv == kNoKv) return parts_.tell(from, KvLent{message.attempt, 0, {}});

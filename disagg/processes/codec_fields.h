@@ -49,12 +49,12 @@ XPYD_FIELDS(KvPlace, registration, blocks, slot, cached_tokens, checksums)
 XPYD_FIELDS(KvHandover, blocks, tokens)
 XPYD_FIELDS(OffloadStats, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,
             copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions,
-            disk_evictions, host_relieved, failed_writes, failed_reads, corrupt_reads, dropped_out, load_wait_seconds)
-XPYD_FIELDS(VattentionStats, map_calls, unmap_calls, waited_jobs, map_wait_seconds)
-XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, reserved_blocks, block_tokens, prefix_query_tokens,
+            disk_evictions, failed_writes, failed_reads, dropped_out, load_wait_seconds)
+XPYD_FIELDS(VattentionStats, map_calls, unmap_calls, map_wait_seconds)
+XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, block_tokens, prefix_query_tokens,
             prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes,
             reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
-XPYD_FIELDS(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, seconds, wait_s, regret_s, ask_s)
+XPYD_FIELDS(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, seconds, regret_s, ask_s)
 XPYD_FIELDS(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops)
 XPYD_FIELDS(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
             prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, chunk_decisions,
@@ -64,7 +64,7 @@ XPYD_FIELDS(InstanceStats, name, running, waiting, queue_remote_prefilling, queu
 
 // ---- the messages
 
-XPYD_FIELDS(FetchOrder, holders, tokens, worth_s, limit_s, keep)
+XPYD_FIELDS(FetchOrder, holder, tokens, worth_s, limit_s)
 XPYD_FIELDS(StartRequest, attempt, request, state, remote, decode, fetch)
 XPYD_FIELDS(AbortAttempt, attempt)
 XPYD_FIELDS(PeerJoined, info)

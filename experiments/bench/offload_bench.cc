@@ -1,5 +1,5 @@
 // Swapping KV between a pool and the host tier: in, as a share of the copy bandwidth; out, as the cost for running
-// requests. And the disk tier: the bandwidth of its file beside fio's.
+// requests.
 //
 // Expected, in: Llama-3-8B in bf16 has 128 KiB of KV per token, 2 MiB per block of 16. If both sides are token_major,
 // one copy moves a run of blocks, and a thread that copies with streaming stores reaches the copy peak. Look-up,
@@ -9,19 +9,11 @@
 // E1.)
 // Expected, out: a prompt token of llama-mini costs 2 * parameters FLOP, and its KV leaves once. The copy takes memory
 // bandwidth for about 1 us of every few hundred, and half a core if no core is idle.
-// Expected, disk: fio with the same engine, block and depth reaches what the disk can do. The file's thread also
-// computes a checksum of each block, at some 15 GB/s, while other blocks are in flight. So the tier is as fast as fio
-// unless the disk is faster than that.
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <thread>
 
-#include "allocator/offload/disk_file.h"
 #include "allocator/offload/offloaded_memory.h"
 #include "base/clock.h"
 #include "disagg/instance/cluster.h"
@@ -195,110 +187,6 @@ void bench_swap_out(Bench& bench) {
   }
 }
 
-// One pass of a disk file over all its blocks; returns seconds.
-struct DiskPass {
-  static constexpr size_t kBlock = size_t{2} << 20;  // 16 tokens of an 8B model
-  static constexpr int kBlocks = 256;
-  DiskPass() {
-    for (int i = 0; i < DiskFile::kDepth; ++i)
-      for (size_t at = 0; at < kBlock; at += sizeof(uint64_t)) {
-        const uint64_t word = (uint64_t(i) << 32 | at) * 0x9e3779b97f4a7c15u;
-        std::memcpy(memory.get() + size_t(i) * kBlock + at, &word, sizeof word);
-      }
-  }
-  double run(bool write) {
-    std::vector<DiskFile::Done> done;
-    std::vector<int> buffers;  // [block in flight]
-    for (int i = DiskFile::kDepth; i-- > 0;) buffers.push_back(i);
-    std::vector<int> buffer_of(kBlocks);
-    const double start = clock.now();
-    for (int next = 0, ended = 0; ended < kBlocks;) {
-      while (next < kBlocks && !buffers.empty()) {
-        buffer_of[size_t(next)] = buffers.back();
-        buffers.pop_back();
-        std::byte* at = memory.get() + size_t(buffer_of[size_t(next)]) * kBlock;
-        write ? file->write(next, at, next) : file->read(next, at, sums[size_t(next)], next);
-        ++next;
-      }
-      done.clear();
-      file->take(done);
-      for (const DiskFile::Done& d : done) {
-        XPYD_CHECK(d.outcome == DiskFile::Outcome::done);
-        if (write) sums[size_t(d.id)] = d.checksum;
-        buffers.push_back(buffer_of[size_t(d.id)]);
-      }
-      ended += int(done.size());
-      if (done.empty()) clock.sleep(20e-6);
-    }
-    return clock.now() - start;
-  }
-  RealClock clock;
-  std::shared_ptr<std::byte> memory = cpu_device().allocate_host(DiskFile::kDepth * kBlock).value();
-  std::vector<uint64_t> sums = std::vector<uint64_t>(kBlocks);
-  std::unique_ptr<DiskFile> file;
-};
-
-// GB/s reported by fio; 0 if fio is missing or failed.
-double fio(const std::string& path, bool write) {
-  const std::string way = write ? "write" : "read";
-  const std::string command = "fio --name=xpyd --filename=" + path + " --rw=" + way +
-                              " --bs=2M --size=512M --iodepth=" + std::to_string(DiskFile::kDepth) +
-                              " --ioengine=io_uring --direct=1 --output-format=json 2>/dev/null";
-  std::string said;
-  FILE* pipe = popen(command.c_str(), "r");
-  if (!pipe) return 0;
-  char part[4096];
-  for (size_t n; (n = std::fread(part, 1, sizeof part, pipe)) > 0;) said.append(part, n);
-  const bool ran = pclose(pipe) == 0;
-  const std::string name = "\"bw_bytes\" : ";
-  const size_t at = said.find(name, said.find("\"" + way + "\" :"));
-  return ran && at != said.npos ? std::atof(said.c_str() + at + name.size()) / 1e9 : 0;
-}
-
-// Uses the folder $BENCH_DISK, or build/.
-void bench_disk(Bench& bench) {
-  const char* named = std::getenv("BENCH_DISK");
-  const std::string dir = named ? named : "build";
-  DiskPass pass;
-  auto file = DiskFile::open(dir, DiskPass::kBlock, DiskPass::kBlocks);
-  if (!file) {
-    std::printf("not run: %s\n", file.error().message.c_str());
-    return;
-  }
-  pass.file = std::move(file).value();
-  const std::string others = dir + "/xpyd-fio-" + std::to_string(getpid());
-  const double gb = double(DiskPass::kBlock) * DiskPass::kBlocks / 1e9;
-  for (const bool write : {true, false}) {  // once each, untimed, so that extents are written
-    pass.run(write);
-    fio(others, write);
-  }
-  for (const bool write : {true, false}) {
-    std::vector<double> ratios, seconds, others_gbps;
-    for (int round = 0; round < bench.options().rounds; ++round) {
-      double its = round % 2 ? fio(others, write) : 0;
-      seconds.push_back(pass.run(write));
-      if (round % 2 == 0) its = fio(others, write);
-      others_gbps.push_back(its);
-      ratios.push_back(its > 0 ? gb / seconds.back() / its : 0);
-    }
-    std::sort(ratios.begin(), ratios.end());
-    const double taken = summarize(seconds).median;
-    std::printf("fio: %.2f GB/s\n", summarize(others_gbps).median);
-    bench.report({.name = std::string(write ? "write" : "read") + " 256 blocks of 2 MiB, 32 under way, O_DIRECT",
-                  .n_threads = 1,
-                  .rounds = bench.options().rounds,
-                  .seconds = taken,
-                  .gbps = gb / taken,
-                  .measure = "x fio (0: none here)",
-                  .share = percentile(ratios, 50),
-                  .share_p10 = percentile(ratios, 10),
-                  .share_p90 = percentile(ratios, 90),
-                  .target = 0.85});
-  }
-  ::unlink(others.c_str());
-}
-
-REGISTER_BENCH("disk", bench_disk);
 REGISTER_BENCH("swap_in", bench_swap_in);
 REGISTER_BENCH("swap_out", bench_swap_out);
 

@@ -66,10 +66,6 @@ std::string append_again(const json& line, const std::string& policy, JsonIn::Ke
   return std::to_string(at ? at(part<ClusterView>(line, "view", keep)) : -1);
 }
 
-std::string replicate_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
-  return text_of(row(find_replication_policy(policy), policy).keeps(part<ReplicationView>(line, "view", keep)));
-}
-
 std::string fetch_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   const auto fetches = row(find_fetch_policy(policy), policy).fetches;
   return text_of(fetches && fetches(part<FetchView>(line, "view", keep)));
@@ -109,10 +105,9 @@ struct Kind {
   std::string (*again)(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count);
 };
 constexpr Kind kKinds[] = {
-    {"place", place_again},         {"admit", admit_again<false>}, {"join", admit_again<true>},
-    {"append", append_again},       {"order", order_again},        {"fetch_or_compute", fetch_again},
-    {"replicate", replicate_again}, {"plan", plan_again},          {"chunk", chunk_again},
-    {"evict", evict_again},
+    {"place", place_again},   {"admit", admit_again<false>}, {"join", admit_again<true>},
+    {"append", append_again}, {"order", order_again},        {"fetch_or_compute", fetch_again},
+    {"plan", plan_again},     {"chunk", chunk_again},        {"evict", evict_again},
 };
 
 // The answer exactly as it was written, because a written answer omits zeros.

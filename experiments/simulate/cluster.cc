@@ -228,7 +228,6 @@ Status Simulator::add(Role role, const std::string& name) {
   kv.queue = &node.queue();
   kv.tiers.host_bytes = size_t(options_.host_tokens) * small_kv(n_layers_).token_bytes();
   kv.tiers.block_tokens = options_.block_tokens;
-  kv.tiers.load_by_cost = options_.load_by_cost;
   kv.tiers.copy_gbps = options_.hardware.host_bytes_per_s / bytes_scale_ * 1e-9;
   // The conductor follows a D's prefix cache only for orders that may leave a prompt on D.
   const bool wanted = role != Role::decode || options_.conductor.disagg->stays;
@@ -260,7 +259,6 @@ Status Simulator::add(Role role, const std::string& name) {
   instance.stream_kv = options_.conductor.stream_kv == StreamKv::request ? StreamKv::request : StreamKv::chunk;
   instance.reserve_blocks = options_.conductor.reserve_blocks;
   instance.engine = options_.engine;
-  instance.engine.by_layer = false;  // the duration of a step is known when it begins
   node.start(std::make_unique<Instance>(
       std::move(instance), make_paced_model(cost.terms(), pipeline, n_layers_, node.time()), std::move(memory).value(),
       std::make_unique<SimulatedTransport>(transport, pipeline.stages, *this), node.time().clock, *this));
@@ -289,7 +287,7 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
   if (to != kConductor) {
     timeline_.at(at_s, [this, from, to, letter = std::make_shared<Message>(std::move(message))] {
       auto* start = std::get_if<StartRequest>(letter.get());
-      if (start && !start->fetch.holders.empty()) return fetch(to, std::move(*start));
+      if (start && start->fetch.holder >= 0) return fetch(to, std::move(*start));
       deliver(from, to, std::move(*letter));
     });
     return;
@@ -315,9 +313,9 @@ void Simulator::deliver(InstanceId from, InstanceId to, Message message) {
 void Simulator::fetch(InstanceId to, StartRequest start) {
   const std::vector<int32_t>& prompt = start.request->prompt;
   const auto here = [&](InstanceId id) { return nodes_[size_t(id)]->instance().memory().probe(prompt, 0); };
-  const InstanceId source = start.fetch.holders[0];
+  const InstanceId source = start.fetch.holder;
   const int tokens = here(source), missing = tokens - here(to);
-  start.fetch.holders.clear();
+  start.fetch.holder = -1;
   if (missing <= 0) return deliver(kConductor, to, std::move(start));
   links_.send(source, to, missing * options_.model.kv_token_bytes(), options_.hardware.link_s,
               [this, to, tokens, began_s = timeline_.now(), start = std::move(start)] {

@@ -31,13 +31,12 @@ struct SimulationOptions {
   int pipeline_window = 0;            // waves under way in such a pipeline; 0: two for each stage
   std::string scheme = "paged";
   int block_tokens = 512;
-  double kv_tokens = 0;       // in the pool of one instance; 0: what fits beside the weights
-  double host_tokens = 0;     // in the host memory of one instance
-  bool load_by_cost = false;  // --kv-load
-  bool fetch = true;          // an instance fetches a prefix from another one where placement says so
-  double message_s = 50e-6;   // one-way time of a control message
-  int output_tokens = -1;     // of every request; -1: as the trace says
-  bool answers = false;       // a session's next prompt contains the previous answer, as D has it; else other tokens
+  double kv_tokens = 0;      // in the pool of one instance; 0: what fits beside the weights
+  double host_tokens = 0;    // in the host memory of one instance
+  bool fetch = true;         // an instance fetches a prefix from another one where placement says so
+  double message_s = 50e-6;  // one-way time of a control message
+  int output_tokens = -1;    // of every request; -1: as the trace says
+  bool answers = false;      // a session's next prompt contains the previous answer, as D has it; else other tokens
   double deadline_s = 0;  // of every request, counted from its arrival; the request ends then with what it has; 0: none
 };
 

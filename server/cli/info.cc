@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "allocator/kv_memory.h"
+#include "allocator/pool/block_pool.h"
 #include "allocator/schemes.h"
 #include "attention/attention.h"
 #include "attention/kv_dtype/kv_row.h"
@@ -235,7 +236,7 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   size_t unused = kv.pool_bytes - size_t(layout.n_blocks) * block_bytes;
   // A slot is never in a prefix cache.
   bool shares = scheme.prefix_index && layout.block_tokens < subject.cluster.max_model_len;
-  size_t tables = pool_metadata_bytes(layout, shares);
+  size_t tables = allocator::BlockPool::metadata_bytes(layout, shares);
   std::printf("  %-11s %d blocks of %d tokens, %zu bytes each: %ld tokens, %zu bytes unused; block tables %zu bytes\n",
               scheme.name, layout.n_blocks, layout.block_tokens, block_bytes, long(tokens), unused, tables);
   json out = {{"scheme", scheme.name},      {"blocks", layout.n_blocks}, {"block_tokens", layout.block_tokens},

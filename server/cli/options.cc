@@ -79,7 +79,6 @@ std::vector<OptionRow> make_rows() {
                            admissions = "auto|" + names_of(admission_rules(), "|"),
                            chunks = names_of(chunk_policies(), "|"), placements = names_of(placement_policies(), "|"),
                            fetches = names_of(fetch_policies(), "|"),
-                           replications = names_of(replication_policies(), "|"),
                            slo_admissions = names_of(admission_policies(), "|"),
                            orders = names_of(disagg_policies(), "|"), transport_names = names_of(transports(), "|"),
                            device_names = names_of(devices(), "|"), evictions = names_of(kEvictionPolicies, "|"),
@@ -166,7 +165,6 @@ std::vector<OptionRow> make_rows() {
        "memory behind KV pools other than vattention's: one allocation, in huge pages if the system grants them, or "
        "page groups as vattention maps them",
        kEngine, sets_as<is<"groups">, &ClusterOptions::kv, &KvOptions::pool_in_groups>},
-      {"page-op-us", number, "0", "us", "", 0, 1e6,
        "vattention with --device cpu: time added to every map and unmap call, to imitate the latency of another device",
        kEngine, sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::page_call_us>},
       {"kv-map-ahead", choice, "on", "", "on|off", 0, 0,
@@ -181,7 +179,7 @@ std::vector<OptionRow> make_rows() {
       {"prefix-cache", choice, "blocks", "", "off|blocks|radix|on", 0, 0,
        "reuse the KV of equal prompt prefixes that the pool still holds (not with --allocator contiguous); KV in "
        "offload tiers is reused in any case. blocks: whole blocks, found by their hash; radix: to the token, found by "
-       "a radix tree, which copies the common part of a partly equal block (needs --allocator paged or token, and "
+       "a radix tree, which copies the common part of a partly equal block (needs --allocator paged, and "
        "instances in one process); on: the same as blocks",
        kEngine, kPrefixCache},
       {"slot-prealloc", text, "all", "slots", "all|none|N", 0, 0,
@@ -210,27 +208,9 @@ std::vector<OptionRow> make_rows() {
       {"kv-copy-wait", choice, "off", "", "on|off", 0, 0,
        "the engine waits for every copy between KV pool and host tier; shows what overlapping the copies gains",
        kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::wait_for_copies>},
-      {"kv-arrival", choice, "layers", "", "layers|whole", 0, 0,
-       "when a prompt starts whose KV is loaded from the host tier or (--kv-fetch) from another instance; layers: when "
-       "the first layer has arrived, and its step waits for each next layer; whole: when all layers have arrived",
-       kEngine, sets_as<is<"layers">, &ClusterOptions::kv_by_layer>},
-      {"kv-load", choice, "always", "", "always|cost", 0, 0,
-       "--host-kv-bytes: when a prompt's prefix is loaded from the host and disk tiers: always, or only if loading is "
-       "predicted to be faster than computing it (cost)",
-       kEngine, sets_as<is<"cost">, &ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::load_by_cost>},
       {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
-       "--host-kv-bytes: which KV is evicted from the host tier first", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::host_eviction>},
-      {"disk-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
-       "--disk-kv-dir: which KV is evicted from the disk tier first", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::disk_eviction>},
-      {"host-high-watermark", number, "0.9", "", "", 0, 1,
-       "--disk-kv-dir: used share of the host tier above which blocks that are also on the disk are evicted from it in "
-       "advance; 1: never",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::high_watermark>},
-      {"host-low-watermark", number, "0.85", "", "", 0, 1,
-       "--disk-kv-dir: used share of the host tier at which that eviction stops", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::low_watermark>},
+       "--host-kv-bytes: which KV is evicted first from the host tier, and from the disk tier", kEngine,
+       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::eviction>},
 
       // Batching.
       {"batching", choice, "chunked", "", batchings.c_str(), 0, 0,
@@ -325,10 +305,6 @@ std::vector<OptionRow> make_rows() {
        "when an instance fetches a prompt's prefix from another instance: never; always if that one has more of it; or "
        "only if fetching is predicted to be faster than computing it (cost)",
        kPolicy, sets_as<find_fetch_policy, &ConductorOptions::fetch>},
-      {"replication", choice, "side_effect", "", replications.c_str(), 0, 0,
-       "--kv-fetch: whether fetched KV stays in the prefix cache for later requests: always (side_effect), if it is "
-       "read 0.8 times a second and by one instance only (heat), or never (off) (heat and off need --allocator paged)",
-       "serve generate", sets_as<find_replication_policy, &ConductorOptions::replication>},
       {"admission", choice, "none", "", slo_admissions.c_str(), 0, 0,
        "when a request is refused with 429 and Retry-After because it would miss its objectives or make others miss "
        "theirs",

@@ -46,7 +46,7 @@ struct Shared {
 };
 
 // An instance: a KV memory, a transport to its peers, and an engine over a model. The server's instance
-// (disagg/instance/instance.cc) adds a mailbox and a loop. The names are rows of tables: "token" instead of "paged", or
+// (disagg/instance/instance.cc) adds a mailbox and a loop. The names are rows of tables: "slots" instead of "paged", or
 // "tcp" instead of "local", gives the same hash.
 struct Side {
   const PeerId id;

@@ -220,10 +220,6 @@ void render_kv(MetricsText& text, const std::vector<InstanceStats>& pools) {
   text.each("kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", pools, usage);
   text.each("gpu_cache_usage_perc", "Old name of kv_cache_usage_perc.", pools, usage);
 
-  text.each("kv_escrowed_blocks",
-            "Number of KV blocks, free or cached, that are reserved for prompts that are about to start (--reservation "
-            "escrow).",
-            pools, [](I i) { return double(i.kv.reserved_blocks); });
   text.labelled<int KvStats::*>(
       "kv_blocks", "Number of KV blocks by state; the states sum to the capacity.", pools, "state", &S::kv,
       {{"free", &KvStats::free},
@@ -285,13 +281,10 @@ void render_transfers(MetricsText& text) {
   text.each("kv_fetches_total", "Number of prefixes fetched from another instance (--kv-fetch).",
             fetch(&FetchStats::fetches));
   text.each("kv_fetched_tokens_total", "Number of tokens in fetched prefixes.", fetch(&FetchStats::tokens));
-  text.each("kv_fetches_failed_total",
-            "Number of parts of fetched prefixes that did not arrive, arrived late, or were corrupt.",
+  text.each("kv_fetches_failed_total", "Number of fetched prefixes that did not arrive, arrived late, or were corrupt.",
             fetch(&FetchStats::failed));
   text.each("kv_fetch_seconds_total", "Seconds from the request of a prefix to the end of its fetch.",
             fetch(&FetchStats::seconds));
-  text.each("kv_fetch_wait_seconds_total", "Seconds for which steps waited for a layer of a fetched prefix.",
-            fetch(&FetchStats::wait_s));
   text.each("kv_fetch_regret_seconds_total",
             "Seconds that fetches took beyond the predicted time to compute the same tokens.",
             fetch(&FetchStats::regret_s));
@@ -389,8 +382,6 @@ void render_tiers(MetricsText& text) {
   });
   text.labelled<int64_t T::*>("kv_tier_evictions_total", "Number of blocks evicted from a tier, by tier.", "tier",
                               tiers, {{"host", &T::host_evictions}, {"disk", &T::disk_evictions}});
-  text.each("kv_tier_relieved_blocks_total",
-            "Number of blocks that the host evicted in advance (--host-high-watermark).", tier(&T::host_relieved));
   text.labelled<int64_t T::*>("kv_tier_bytes_total", "KV bytes copied between tiers, by direction.", "way", tiers,
                               {{"pool_to_host", &T::bytes_out},
                                {"host_to_pool", &T::bytes_in},
@@ -399,9 +390,9 @@ void render_tiers(MetricsText& text) {
   text.labelled<int64_t T::*>("kv_tier_copies_total",
                               "Number of contiguous copies between pool and host, by direction.", "way", tiers,
                               {{"pool_to_host", &T::copies_out}, {"host_to_pool", &T::copies_in}});
-  text.labelled<int64_t T::*>(
-      "kv_tier_failures_total", "Number of failed disk operations; each costs at most a recomputation.", "what", tiers,
-      {{"write", &T::failed_writes}, {"read", &T::failed_reads}, {"corrupt", &T::corrupt_reads}});
+  text.labelled<int64_t T::*>("kv_tier_failures_total",
+                              "Number of failed disk operations; after the first one the disk is not used.", "what",
+                              tiers, {{"write", &T::failed_writes}, {"read", &T::failed_reads}});
   text.each("kv_tier_dropped_blocks_total", "Number of full blocks that were not offloaded, for lack of room or time.",
             tier(&T::dropped_out));
   text.each("kv_tier_load_seconds_total", "Seconds for which sequences waited for their KV to be loaded.",

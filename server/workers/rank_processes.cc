@@ -70,7 +70,7 @@ Status check_rank_processes(const Options& options, const Build& build) {
     return invalid(what + "--slot-prealloc: stages that are processes allocate all slots at the start: expected all");
   if (cluster.kv_scheme->page_groups)
     return invalid(what + "--allocator " + cluster.kv_scheme->name +
-                   ": its page groups are mapped by one process only: expected paged, token, contiguous or slots");
+                   ": its page groups are mapped by one process only: expected paged, contiguous or slots");
   return ok();
 }
 

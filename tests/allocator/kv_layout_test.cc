@@ -80,8 +80,6 @@ TEST_CASE("plan_pool: it returns the layout, or names the wrong option", "[alloc
       {"contiguous", [](auto& c) { c.pool_bytes = 0; }, "slot"},
       {"paged", [](auto& c) { c.block_tokens = 0; }, "tokens per block is 0"},
       {"contiguous", [](auto& c) { c.max_sequence_tokens = -1; }, "tokens per slot is -1"},
-      {"paged", [](auto& c) { c.shape.n_kv_heads = 0; }, "kv heads is 0"},
-      {"paged", [](auto& c) { c.shape.dtype = Dtype::f16; }, "f16"},
       {"paged", [](auto& c) { c.shape.n_layers = c.shape.head_dim = c.block_tokens = INT32_MAX; }, "64-bit"},
       {"paged", [](auto& c) { c.pool_bytes = size_t(1) << 60; }, "2^31"},
       {"slots", [](auto& c) { c.prefix_cache = false, c.slot_chunk = 1; },

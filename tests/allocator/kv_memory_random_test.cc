@@ -38,7 +38,7 @@ struct Row {
   int host_blocks = 0, disk_blocks = 0;  // offload tiers, in blocks of four tokens
   const char* eviction = "lru";
   uint64_t key_mask = ~uint64_t{0};
-  bool faults = false, by_layer = false;  // the disk fails at times; KV arrives layer by layer
+  bool faults = false;  // the disk fails at times
   bool is(const char* name) const { return name == std::string(scheme); }
 };
 
@@ -46,9 +46,9 @@ constexpr int kTierBlock = 4, kMaxSequences = 7;
 
 // Counts what the trials did, so that none is vacuous.
 struct Counts {
-  int64_t hits = 0, copies = 0, refused = 0, drawn = 0, forked = 0, adopted = 0, evicted = 0, aliased = 0;
+  int64_t hits = 0, copies = 0, refused = 0, forked = 0, adopted = 0, evicted = 0, aliased = 0;
   int64_t within = 0, taken_over = 0, cut = 0;  // radix hits that end within a block
-  int64_t loads = 0, cancelled = 0, short_loads = 0, begun = 0, begun_cancelled = 0;
+  int64_t loads = 0, cancelled = 0, short_loads = 0;
   int64_t host_evictions = 0, disk_hit_tokens = 0, failures = 0;
 };
 
@@ -80,20 +80,11 @@ class Picture final : public CacheListener {
   int64_t told_[kTiers] = {};
 };
 
-// While copies are late, each sleep completes one more copy.
-struct CopyingClock final : Clock {
-  explicit CopyingClock(LateCopies& copies) : device(copies) {}
-  double now() override { return real.now(); }
-  void sleep(double seconds) override { device.late ? void(++device.first) : real.sleep(seconds); }
-  LateCopies& device;
-  RealClock real;
-};
-
 class Trial {
  public:
   Trial(const Row& row, Counts& counts)
       : row_(row),
-        blocks_(row.is("paged") || row.is("token")),
+        blocks_(row.is("paged")),
         slots_(row.is("contiguous") || row.is("slots")),
         counts_(counts),
         random_(row.seed),
@@ -101,14 +92,13 @@ class Trial {
     KvShards shards;
     o_.shape = kTinyShape;
     o_.shape.head_dim = row.head_dim;
-    if (row.by_layer) o_.shape.n_layers = 4;  // several layers to wait for
     if (row.tp * row.pp > 1) {
       o_.shape.n_layers = 3;
       shards = {.n_layers = 3, .n_kv_heads = o_.shape.n_kv_heads, .tp = row.tp, .pp = row.pp};
     }
     o_.order = row.order, o_.block_tokens = row.block_tokens;
     o_.prefix_cache = row.prefix_cache, o_.radix = row.radix;
-    o_.keep_idle = row.memories == 1, o_.slot_chunk = row.slot_chunk;
+    o_.slot_chunk = row.slot_chunk;
     o_.pool_in_groups = row.page_group > 0;
     o_.vattention = {.page_group_bytes = row.page_group > 0 ? row.page_group : 4096,
                      .max_sequences = kMaxSequences,
@@ -120,7 +110,7 @@ class Trial {
       if (row.max_tokens == 0) o_.max_sequence_tokens = 6 * vattention_row_tokens(o_) - 5;
       o_.pool_bytes = size_t(row.n_blocks * row.tp * row.pp) * vattention_row_bytes(o_);
     } else {
-      const int block = slots_ ? row.max_tokens : row.is("token") ? 1 : row.block_tokens;
+      const int block = slots_ ? row.max_tokens : row.block_tokens;
       const int replicas = row.tp > o_.shape.n_kv_heads ? row.tp / o_.shape.n_kv_heads : 1;  // copies of each head
       o_.pool_bytes = size_t(row.n_blocks * block * replicas) * o_.shape.token_bytes() + 7;
     }
@@ -131,7 +121,6 @@ class Trial {
           KvPlaces({o_.shape, o_.order, row.block_tokens, row.n_blocks}, cpu_device().allocate(o_.pool_bytes).value()),
           true, row.hash_mask);
     if (!row.is("vattention")) REQUIRE(pool_->layout().n_blocks == row.n_blocks);
-    if (row.page_group > 0) CHECK(reinterpret_cast<uintptr_t>(pool_->data()) % row.page_group == 0);
     if (auto* pool = dynamic_cast<BlockPool*>(pool_.get())) pool->poison_new_blocks(true);
     for (int m = 0; m < row.memories; ++m) memories_.push_back(find_kv_scheme(row.scheme)->make(pool_, o_));
     if (row.host_blocks > 0) add_tiers();
@@ -174,7 +163,6 @@ class Trial {
     std::vector<int32_t> prompt;  // still to write, from the front
     int pins = 0, matched = 0;
     bool loading = false;
-    std::shared_ptr<KvArrival> arrival = {};
   };
   struct Lease {
     size_t memory;
@@ -195,26 +183,25 @@ class Trial {
   void add_tiers() {
     OffloadOptions t{.host_bytes = size_t(row_.host_blocks * kTierBlock) * o_.shape.token_bytes(),
                      .block_tokens = kTierBlock,
-                     .host_eviction = row_.eviction,
-                     .disk_eviction = row_.eviction,
+                     .eviction = row_.eviction,
                      .listeners = {picture_}};
-    if (row_.disk_blocks > 0) t.disk_dir = dir_.path, t.disk_bytes = size_t(row_.disk_blocks) * DiskFile::kSector;
+    if (row_.disk_blocks > 0)
+      t.disk_dir = dir_.path, t.disk_bytes = size_t(row_.disk_blocks * kTierBlock) * o_.shape.token_bytes();
     OffloadTiers::Seams seams{.key_mask = row_.key_mask};
     if (row_.faults)
       seams.disk_fault = [this](bool write, std::span<std::byte> data, int result) {
-        const uint64_t what = fault_random_.below(6);
+        const uint64_t what = fault_random_.below(200);  // the first failure disables the disk
         if (write) return result;
         if (what == 0) data[fault_random_.below(data.size())] ^= std::byte{1};
-        return what == 1 && fault_count_++ < 2 ? result / 2 : result;  // more failures would disable the disk
+        return what == 1 ? result / 2 : result;
       };
     // With a disk, a real copy thread may be as late as it likes. Otherwise every second look finds one more copy done.
-    Device& device = row_.disk_blocks > 0 && !row_.by_layer ? cpu_device() : static_cast<Device&>(device_);
+    Device& device = row_.disk_blocks > 0 ? cpu_device() : static_cast<Device&>(device_);
     device_.slow = true;
     auto tiered = std::make_unique<OffloadedMemory>(
         std::move(memories_[0]), OffloadTiers::create(o_.shape, t, device, seams).value(), device, clock_);
     tiered_ = tiered.get();
     memories_[0] = std::move(tiered);
-    if (row_.by_layer) tiered_->load_by_layer();
   }
 
   void check_tiers_empty() {
@@ -228,7 +215,7 @@ class Trial {
     CHECK((picture_->told(Tier::disk) > 0) == (s.disk_bytes_written > 0));
     counts_.host_evictions += s.host_evictions;
     counts_.disk_hit_tokens += s.disk_hit_tokens;
-    counts_.failures += s.corrupt_reads + s.failed_reads;
+    counts_.failures += s.failed_reads;
   }
 
   KvMemory& of(const Live& s) { return *memories_[s.memory]; }
@@ -274,10 +261,9 @@ class Trial {
     if (what < 63) return grow(s);
     if (what < 72) return fork(s);
     if (what < 76) return pin(s);
-    if (what < 80 && (blocks_ || s.pins == 0)) return hand_over(s);
+    if (what < 80 && blocks_) return hand_over(s);
     if (what < 91) return release(size_t(&s - live_.data()));
-    if (what < 96) return rollback(s);
-    reserve_blocks(s);
+    rollback(s);
   }
 
   void reserve() {
@@ -298,8 +284,7 @@ class Trial {
       const int rows = cached % block_tokens();
       const bool whole = rows == 0 && cached == found / block_tokens() * block_tokens();
       // A radix hit loses the rows of the last block if there is no block to copy them to.
-      REQUIRE((cached == found || (kv.stats().reserved_blocks > 0 && cached < found) ||
-               (row_.radix && whole && kv.stats().available() <= 1)));
+      REQUIRE((cached == found || (row_.radix && whole && kv.stats().available() <= 1)));
       REQUIRE(kv.stats().available() >= 0);
       const bool copied = kv.stats().cow_copies > copied_before;
       REQUIRE(copied <= (row_.radix && rows > 0));
@@ -317,23 +302,13 @@ class Trial {
         if (row_.share != KvShare::alias) REQUIRE(pool_->users(row) == 1);
       }
     if (!s.loading) take(s, cached);
-    if (s.loading && row_.by_layer && random_.below(2) == 0) {  // it begins as soon as it can
-      while (!(s.arrival = kv.arrival(s.handle)) && !kv.ready(s.handle)) std::this_thread::yield();
-      counts_.begun += s.arrival != nullptr;
-      if (s.arrival && random_.below(4) == 0) {
-        ++counts_.begun_cancelled;
-        return kv.free(s.handle);
-      }
-    }
     live_.push_back(std::move(s));
-    if (live_.back().arrival && random_.below(2)) begin(live_.back());  // at once, before the other layers arrive
   }
 
   void take(Live& s, int n) {
     s.tokens.assign(s.prompt.begin(), s.prompt.begin() + n);
     s.prompt.erase(s.prompt.begin(), s.prompt.begin() + n);
     s.loading = false;
-    s.arrival.reset();
     REQUIRE(of(s).written_tokens(s.handle) == n);
     REQUIRE(wrong(s) == 0);
   }
@@ -342,11 +317,8 @@ class Trial {
   void go_on(Live& s, uint64_t what) {
     if (what < 45) {
       ++counts_.cancelled;
-      counts_.begun_cancelled += s.arrival != nullptr;
       return release(size_t(&s - live_.data()));
     }
-    if (s.arrival) return begin(s);
-    if (what < 60 && (s.arrival = of(s).arrival(s.handle))) return void(++counts_.begun);
     if (what < 70)
       while (!of(s).ready(s.handle)) std::this_thread::yield();
     check_ready(s);
@@ -365,25 +337,6 @@ class Trial {
     for (Live& s : live_)
       if (s.loading) check_ready(s);
   }
-  // Runs the sequence's first step while its KV still arrives.
-  void begin(Live& s) {
-    KvMemory& kv = of(s);
-    const size_t n = std::min(s.prompt.size() - size_t(s.matched), 1 + size_t(random_.below(2 * kTierBlock)));
-    if (!kv.append(s.handle, s.matched - kv.written_tokens(s.handle) + int(n))) return;
-    const std::span<const int32_t> all = std::span(s.prompt).first(size_t(s.matched) + n);
-    write(s, all, s.matched);
-    device_.late = true, device_.slow = false;  // each layer arrives only when it is waited for
-    for (int layer = 0; layer < o_.shape.n_layers; ++layer) {
-      REQUIRE(s.arrival->wait(layer));
-      REQUIRE(wrong(s, all, layer) == 0);
-    }
-    REQUIRE(s.arrival->is_whole());
-    device_.late = false, device_.slow = true;
-    REQUIRE(kv.written_tokens(s.handle) == s.matched);
-    kv.commit(s.handle, all.subspan(size_t(s.matched)));
-    take(s, int(all.size()));
-  }
-
   void grow(Live& s) {
     KvMemory& kv = of(s);
     const size_t left = size_t(most_) - s.tokens.size();
@@ -400,12 +353,10 @@ class Trial {
     const KvStats stats = kv.stats();
     if (exact()) REQUIRE(kv.append(s.handle, 0));  // nothing to write, so nothing to copy
     const int more = std::max(0, blocks_for(s.tokens.size() + n) - int(before.size())) + int(copy);
-    const int drawn = std::min(more, kv.reserved_blocks(s.handle));
     const bool fits = kv.append(s.handle, int(n));
     log.push_back(fits);
     if (exact()) {
-      REQUIRE(fits == (more - drawn <= stats.available()));
-      REQUIRE(stats.reserved_blocks - kv.stats().reserved_blocks == (fits ? drawn : 0));
+      REQUIRE(fits == (more <= stats.available()));
       REQUIRE(kv.stats().cow_copies - stats.cow_copies == (fits && copy));
       if (fits) REQUIRE(kv.stats().evictions - stats.evictions == std::max(0, more - stats.free));
     } else if (!fits && !tiered_) {
@@ -420,31 +371,13 @@ class Trial {
       if (random_.below(2) == 0) release(random_.below(live_.size()));  // a preemption
       return;
     }
-    counts_.drawn += drawn, counts_.copies += copy;
+    counts_.copies += copy;
     if (random_.below(8) == 0) return;  // memory is reserved and not used
     const size_t done = s.tokens.size(), some_of_it = random_.below(4) == 0 ? 1 + random_.below(n) : n;
     s.tokens.insert(s.tokens.end(), s.prompt.begin(), s.prompt.begin() + ptrdiff_t(some_of_it));
     s.prompt.erase(s.prompt.begin(), s.prompt.begin() + ptrdiff_t(some_of_it));
     write(s, s.tokens, int(done));
     kv.commit(s.handle, std::span<const int32_t>(s.tokens).subspan(done));
-  }
-
-  // A reservation is only a number: nothing moves, and all other sequences have less available.
-  void reserve_blocks(Live& s) {
-    if (!exact()) return;
-    KvMemory& kv = of(s);
-    const KvStats before = kv.stats();
-    const int n = int(random_.below(
-                  uint64_t(std::min<int64_t>(4 * block_tokens(), int64_t{most_} - int64_t(s.tokens.size()) + 1)))),
-              held = kv.reserved_blocks(s.handle);
-    const int need = std::max(0, blocks_for(s.tokens.size() + size_t(n)) - int(kv.blocks(s.handle).size())) +
-                     int(n > 0 && kv.tail_shared(s.handle));
-    const bool fits = kv.reserve_blocks(s.handle, n);
-    REQUIRE(fits == (need <= held || need - held <= before.available()));
-    const KvStats after = kv.stats();
-    REQUIRE(kv.reserved_blocks(s.handle) == (fits ? need : held));
-    REQUIRE(before.available() - after.available() == (fits ? need - held : 0));
-    REQUIRE((after.free == before.free && after.cached == before.cached && after.evictions == before.evictions));
   }
 
   void rollback(const Live& s) {
@@ -511,12 +444,9 @@ class Trial {
     Flying f = std::move(flying_[i]);
     flying_.erase(flying_.begin() + ptrdiff_t(i));
     if (random_.below(6) == 0) return memories_[memory]->handoff().discard(f.handover);
-    size_t mine = leases_.size();  // slots of addresses that a lease may keep
-    for (const Live& s : live_) mine += s.memory == memory;
     const std::vector<int32_t> blocks = f.handover.blocks;
     const KvHandle handle = memories_[memory]->handoff().adopt(f.handover, f.tokens, f.salt);
-    if (!row_.is("vattention") || (mine < kMaxSequences && !tiered_)) REQUIRE(handle != kNoKv);
-    if (handle == kNoKv) return;
+    REQUIRE(handle != kNoKv);
     REQUIRE(std::ranges::equal(memories_[memory]->blocks(handle), blocks));  // no byte moves
     live_.push_back({memory, handle, f.salt, f.tokens, {}});
     REQUIRE(wrong(live_.back()) == 0);
@@ -596,13 +526,12 @@ class Trial {
   const bool blocks_, slots_;  // blocks are counted one by one; a sequence is one slot
   Counts& counts_;
   Random random_, fault_random_;
-  int fault_count_ = 0;
   KvOptions o_;
   int most_ = 0;  // largest number of tokens of a sequence
   const std::shared_ptr<Picture> picture_ = std::make_shared<Picture>(std::vector<uint64_t>{0, 77});
   TempDir dir_;
   LateCopies device_;
-  CopyingClock clock_{device_};
+  RealClock clock_;
   std::shared_ptr<KvPool> pool_;
   std::vector<std::unique_ptr<KvMemory>> memories_;
   OffloadedMemory* tiered_ = nullptr;  // the first memory
@@ -619,16 +548,14 @@ Counts run(const Row& r) {
   Counts n;
   Trial(r, n).run();
   const int often = r.operations / 200;
-  const bool shares = !r.is("contiguous") && r.prefix_cache && (!r.is("vattention") || r.share != KvShare::off) &&
-                      (r.memories == 1 || r.is("paged") || r.is("token") || r.is("vattention"));
+  const bool shares = !r.is("contiguous") && r.prefix_cache && (!r.is("vattention") || r.share != KvShare::off);
   CHECK((shares ? n.hits > often : n.hits == 0));
   CHECK(n.refused > often);
   CHECK(n.forked > often);
-  CHECK(n.adopted > often);
+  if (r.is("paged")) CHECK(n.adopted > often);
   if (shares && r.share == KvShare::alias) CHECK(n.aliased > often);
   if (r.is("paged") && r.prefix_cache) CHECK(n.evicted > often);
   if (r.is("paged") && r.block_tokens > 1) CHECK(n.copies > often);
-  if (r.is("paged")) CHECK(n.drawn > 10);
   if (r.radix && r.block_tokens > 1) CHECK(std::min({n.within, n.taken_over, n.cut}) > 10);
   return n;
 }
@@ -680,9 +607,9 @@ TEST_CASE("KvMemory: radix prefix caching equals a plain model under random oper
 
 TEST_CASE("KvMemory: every scheme without page groups equals a plain model under random operations",
           "[allocator][sharing]") {
-  for (int memories : {1, 2})
-    for (auto [scheme, n_blocks] : {std::pair{"contiguous", 4}, {"slots", 4}, {"paged", 15}, {"token", 250}})
-      run({.scheme = scheme, .seed = 7, .memories = memories, .n_blocks = n_blocks});
+  for (auto [scheme, n_blocks] : {std::pair{"contiguous", 4}, {"slots", 4}, {"paged", 15}})
+    run({.scheme = scheme, .seed = 7, .n_blocks = n_blocks});
+  run({.seed = 7, .memories = 2, .n_blocks = 15});
   for (size_t group : {size_t{4096}, size_t{2} << 20})
     for (auto [scheme, n_blocks] : {std::pair{"contiguous", 4}, {"paged", 15}})
       run({.scheme = scheme, .operations = 3'000, .seed = 8, .n_blocks = n_blocks, .page_group = group});
@@ -698,12 +625,10 @@ TEST_CASE("KvMemory: vattention equals a plain model under random operations", "
       r.order = order, r.map_ahead = order == KvOrder::token_major, r.guard = share != KvShare::copy;
       run(r);
     }
-    Row inside = row, two = row, unused = row;
+    Row inside = row, unused = row;
     inside.head_dim = 6;  // groups end inside a token
     if (share == KvShare::takeover) inside.order = KvOrder::token_major;
     if (share != KvShare::off) run(inside);
-    two.memories = 2, two.guard = share == KvShare::alias;
-    if (share != KvShare::takeover) run(two);
     unused.prefix_cache = false, unused.operations = 2'000;
     if (share == KvShare::alias) run(unused);
   }
@@ -712,7 +637,7 @@ TEST_CASE("KvMemory: vattention equals a plain model under random operations", "
 constexpr std::pair<int, int> kRanks[] = {{2, 1}, {4, 1}, {1, 3}, {2, 2}};
 
 TEST_CASE("KvMemory: memory on several ranks equals a plain model under random operations", "[allocator][shards]") {
-  std::vector<Row> rows = {{"paged"}, {"token"}, {"contiguous"}, {"slots"}};
+  std::vector<Row> rows = {{"paged"}, {"contiguous"}, {"slots"}};
   for (KvShare share : {KvShare::off, KvShare::alias, KvShare::takeover, KvShare::copy})
     rows.push_back(vattention(share));
   for (const char* scheme : {"paged", "contiguous", "vattention"})
@@ -721,7 +646,7 @@ TEST_CASE("KvMemory: memory on several ranks equals a plain model under random o
     for (Row r : rows) {
       Counts n;
       r.order = order, r.operations = 400, r.block_tokens = 4;
-      r.n_blocks = r.is("token") ? 96 : r.is("paged") ? 24 : 6;
+      r.n_blocks = r.is("paged") ? 24 : 6;
       if (r.is("vattention")) r.max_tokens = 600;
       INFO(r.scheme << " order " << int(order) << " share " << int(r.share) << " host " << r.host_blocks);
       for (const auto& [tp, pp] : kRanks) {
@@ -732,12 +657,13 @@ TEST_CASE("KvMemory: memory on several ranks equals a plain model under random o
       }
       CHECK((n.hits > 0) ==
             (r.host_blocks > 0 || r.share != KvShare::off || !(r.is("contiguous") || r.is("vattention"))));
-      CHECK((n.adopted > 5 && n.forked > 5));
+      CHECK(n.forked > 5);
+      if (r.is("paged")) CHECK(n.adopted > 5);
     }
 }
 
 TEST_CASE("KvMemory: memory on ranks decides like one memory with as many blocks", "[allocator][shards]") {
-  for (auto [scheme, n_blocks] : {std::pair{"paged", 24}, {"token", 96}, {"contiguous", 6}, {"slots", 6}}) {
+  for (auto [scheme, n_blocks] : {std::pair{"paged", 24}, {"contiguous", 6}, {"slots", 6}}) {
     Row r{.scheme = scheme, .operations = 500, .seed = 4, .block_tokens = 4, .n_blocks = n_blocks};
     Counts of_one;
     Trial one(r, of_one);
@@ -765,26 +691,24 @@ TEST_CASE("KvMemory: memory on ranks decides like one memory with as many blocks
 TEST_CASE("tiers: offload tiers equal a plain model under random operations", "[tiers][random]") {
   uint64_t seed = 0;
   Counts totals, sharing;
-  for (const char* scheme : {"paged", "token", "contiguous", "vattention"})
+  for (const char* scheme : {"paged", "contiguous", "vattention"})
     for (auto [disk, faults] : {std::pair{0, false}, {24, false}, {24, true}}) {
       ++seed;
       Row r{.scheme = scheme, .faults = faults};
       r.order = seed % 2 ? KvOrder::layer_major : KvOrder::token_major;
-      r.block_tokens = 4, r.n_blocks = r.is("token") ? 64 : r.is("contiguous") ? 8 : 16;
+      r.block_tokens = 4, r.n_blocks = r.is("contiguous") ? 8 : 16;
       r.max_tokens = 32, r.prefix_cache = seed % 4 == 0 && !r.is("vattention");
       if (r.is("vattention")) r.max_tokens = 128, r.n_blocks = seed % 2 ? 6 : 24;
       r.host_blocks = disk ? 10 : 16, r.disk_blocks = disk;
       r.eviction = kEvictionPolicies[seed % std::size(kEvictionPolicies)].name;
       if (seed % 2) r.key_mask = 7;  // collisions
-      for (const bool by_layer : {false, true}) {
-        INFO(scheme << " disk " << disk << " faults " << faults << " by layer " << by_layer << " seed " << seed);
-        r.by_layer = by_layer, r.operations = by_layer ? 4'000 : 10'000, r.seed = 2 * seed + by_layer;
-        Trial(r, totals).run();
-      }
+      INFO(scheme << " disk " << disk << " faults " << faults << " seed " << seed);
+      r.operations = 12'000, r.seed = 2 * seed;
+      Trial(r, totals).run();
     }
   for (int disk : {0, 24}) {  // the pool's own hits end within its blocks and within those of the tiers
     Row r{.operations = 6'000, .seed = 50, .block_tokens = 4, .n_blocks = 16, .max_tokens = 32, .radix = true};
-    r.host_blocks = 16, r.disk_blocks = disk, r.by_layer = disk == 0;
+    r.host_blocks = 16, r.disk_blocks = disk;
     Trial(r, totals).run();
   }
   // Page-group rows of 64 tokens, which sequences share by a second mapping.
@@ -795,7 +719,7 @@ TEST_CASE("tiers: offload tiers equal a plain model under random operations", "[
   }
   CHECK((sharing.aliased > 10 && sharing.loads > 20));
   CHECK((totals.loads > 1000 && totals.short_loads > 0));
-  CHECK((totals.cancelled > 100 && totals.begun > 100 && totals.begun_cancelled > 20));
+  CHECK(totals.cancelled > 100);
   CHECK((totals.host_evictions > 1000 && totals.disk_hit_tokens > 500));
   CHECK(totals.failures > 1);
 }
@@ -808,7 +732,7 @@ TEST_CASE("tiers: a listener sees the contents of each tier as a router does", "
   o.device = &device;
   o.tiers = {.host_bytes = 12 * kTierBlock * kTinyShape.token_bytes(),
              .disk_dir = dir.path,
-             .disk_bytes = 64 * DiskFile::kSector,
+             .disk_bytes = 64 * kTierBlock * kTinyShape.token_bytes(),
              .block_tokens = kTierBlock,
              .listeners = {picture}};
   const auto kv = make_offloaded(make_ranked_memory("paged", o, {}).value(), o).value();

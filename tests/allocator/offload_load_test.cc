@@ -1,11 +1,9 @@
-// Tests --kv-load cost: an offload tier's KV is loaded where the owner finds it worth the time, which is learnt from
-// earlier loads. Also tests which calls are allowed for a sequence whose KV is still loading.
+// Tests which calls are allowed for a sequence whose KV is still loading.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <functional>
-#include <thread>
 
 #include "allocator/offload/offloaded_memory.h"
 #include "allocator/schemes.h"
@@ -17,58 +15,6 @@
 namespace xpyd::testing::tier_load_test {
 namespace {
 
-TEST_CASE("tiers: KV that is not worth its load is computed", "[tiers][tier_load]") {
-  struct Asked {
-    int from, to, tokens;
-    double load_s;
-  };
-  for (const bool by_cost : {true, false}) {
-    KvOptions options = tiny_options(4, 16, false, KvOrder::layer_major, 64);
-    VirtualClock clock;
-    options.clock = &clock;
-    options.tiers = {.host_bytes = 16 * 4 * kTinyShape.token_bytes(), .block_tokens = 4, .load_by_cost = by_cost};
-    const auto memory = make_offloaded(make_ranked_memory("paged", options, {}).value(), options).value();
-    std::vector<Asked> asked;
-    bool worth = true;
-    memory->loads_if([&](int from, int to, int tokens, double load_s) {
-      asked.push_back({from, to, tokens, load_s});
-      return worth;
-    });
-    const std::vector<int32_t> prompt = counting(21);
-    const auto run = [&] {  // returns the number of tokens that were not computed
-      const KvReservation r = memory->reserve(prompt, 0).value();
-      clock.seconds += .01;
-      while (!memory->ready(r.handle)) std::this_thread::yield();
-      const int cached = memory->written_tokens(r.handle);
-      CHECK(wrong_rows(*memory, r.handle, std::span(prompt).first(size_t(cached)), 0) == 0);
-      extend(*memory, r.handle, prompt, 0);
-      memory->free(r.handle);
-      while (memory->copying()) memory->poll();
-      return cached;
-    };
-    for (int known : {0, 20, 20}) CHECK(run() == known);
-    worth = false;
-    for (int i = 0; i < 2; ++i) CHECK(run() == (by_cost ? 0 : 20));
-    clock.seconds += 2;
-    CHECK(run() == (by_cost ? 0 : 20));
-    worth = true;
-    CHECK(run() == 20);
-    memory->check_invariants();
-    if (!by_cost) {
-      CHECK(asked.empty());
-      continue;
-    }
-    REQUIRE(asked.size() == 6);
-    for (const Asked& a : asked) CHECK((a.from == 0 && a.to == 20 && a.tokens == 21));
-    CHECK(asked[0].load_s == 0);  // no load has been measured yet
-    CHECK(asked[1].load_s > 0);
-    // Refused loads make the estimate fall with time, not with the number of requests, so a load is tried again later.
-    CHECK(asked[3].load_s == asked[2].load_s);
-    CHECK(asked[4].load_s == asked[3].load_s);
-    CHECK(asked[5].load_s == Approx(.99 * asked[4].load_s));
-  }
-}
-
 // A prompt of 21 tokens, of which 20 come from host memory at one layer a second.
 struct Loading {
   VirtualClock clock;
@@ -76,31 +22,24 @@ struct Loading {
   std::unique_ptr<KvMemory> memory;
   std::vector<int32_t> prompt = counting(21);
   KvHandle handle = kNoKv;
-  std::shared_ptr<KvArrival> arrival;
 
-  explicit Loading(bool arrives) {
+  Loading() {
     KvOptions options = tiny_options(4, 16, false, KvOrder::layer_major, 64);
     options.clock = &clock;
     options.device = &link;
     options.tiers = {.host_bytes = 16 * 4 * kTinyShape.token_bytes(), .block_tokens = 4};
     memory = make_offloaded(make_ranked_memory("paged", options, {}).value(), options).value();
-    memory->load_by_layer();
     memory->free(fill(*memory, prompt, 0).handle);
     for (; memory->copying(); memory->poll()) clock.seconds += 1;
     const KvReservation second = memory->reserve(prompt, 0).value();
     REQUIRE(second.loading);
     handle = second.handle;
     REQUIRE_FALSE(memory->ready(handle));
-    if (!arrives) return;
-    for (; !arrival; arrival = memory->arrival(handle)) {
-      clock.seconds += .25;
-      REQUIRE_FALSE(memory->ready(handle));
-    }
   }
 };
 
 TEST_CASE("tiers: a sequence that is still loading allows exactly the documented calls", "[tiers][tier_load]") {
-  enum When { always, once_it_arrives, never };
+  enum When { always, never };
   struct Call {
     const char* name;
     When when;
@@ -110,15 +49,11 @@ TEST_CASE("tiers: a sequence that is still loading allows exactly the documented
       {"reserve", always, [](Loading& l) { l.memory->free(l.memory->reserve(l.prompt, 0).value().handle); }},
       {"probe", always, [](Loading& l) { (void)l.memory->probe(l.prompt, 0); }},
       {"promise", always, [](Loading& l) { (void)l.memory->matched_tokens(l.prompt, 0); }},
-      {"append", once_it_arrives, [](Loading& l) { (void)l.memory->append(l.handle, 21); }},
-      {"escrow", never, [](Loading& l) { (void)l.memory->reserve_blocks(l.handle, 1); }},
-      {"escrowed", always, [](Loading& l) { (void)l.memory->reserved_blocks(l.handle); }},
+      {"append", never, [](Loading& l) { (void)l.memory->append(l.handle, 21); }},
       {"written", never, [](Loading& l) { l.memory->commit(l.handle, std::span(l.prompt).last(1)); }},
-      {"keep_private", always, [](Loading& l) { l.memory->keep_private(l.handle); }},
       {"trim", never, [](Loading& l) { l.memory->rollback(l.handle); }},
       {"fork", never, [](Loading& l) { (void)l.memory->fork(l.handle); }},
       {"free", always, [](Loading& l) { l.memory->free(l.handle), l.handle = kNoKv; }},
-      {"set_aside", always, [](Loading& l) { l.memory->swap_out(l.handle), l.handle = kNoKv; }},
       {"pin", always, [](Loading& l) { l.memory->unpin(l.memory->pin(l.handle, 0, 20)); }},
       {"hand_over", never, [](Loading& l) { (void)l.memory->handoff().hand_over(l.handle); }},
       {"view", always, [](Loading& l) { (void)l.memory->view(l.handle); }},
@@ -130,36 +65,35 @@ TEST_CASE("tiers: a sequence that is still loading allows exactly the documented
       {"clear_prefix_cache", always, [](Loading& l) { l.memory->clear_prefix_cache(); }},
       {"poll", always, [](Loading& l) { (void)l.memory->poll(); }},
   };
-  for (const Call& c : calls)
-    for (const bool arrives : {false, true}) {
-      INFO(c.name << (arrives ? " while a layer has arrived" : " while nothing has arrived"));
-      if (c.when == always || (c.when == once_it_arrives && arrives)) {
-        Loading l(arrives);
-        c.call(l);
-        l.memory->check_invariants();
-        for (; l.memory->copying(); l.memory->poll()) l.clock.seconds += 1;
-        if (l.handle != kNoKv) {
-          CHECK(l.memory->ready(l.handle));
-          CHECK(l.memory->written_tokens(l.handle) == 20);
-          CHECK(wrong_rows(*l.memory, l.handle, std::span(l.prompt).first(20), 0) == 0);
-          l.memory->free(l.handle);
-        }
-        l.memory->check_invariants();
-        CHECK(l.memory->stats().free == l.memory->stats().capacity);
-        continue;
+  for (const Call& c : calls) {
+    INFO(c.name);
+    if (c.when == always) {
+      Loading l;
+      c.call(l);
+      l.memory->check_invariants();
+      for (; l.memory->copying(); l.memory->poll()) l.clock.seconds += 1;
+      if (l.handle != kNoKv) {
+        CHECK(l.memory->ready(l.handle));
+        CHECK(l.memory->written_tokens(l.handle) == 20);
+        CHECK(wrong_rows(*l.memory, l.handle, std::span(l.prompt).first(20), 0) == 0);
+        l.memory->free(l.handle);
       }
-      const pid_t child = fork();
-      if (child == 0) {
-        signal(SIGABRT, SIG_DFL);
-        close(2);
-        Loading l(arrives);
-        c.call(l);
-        _exit(0);
-      }
-      int status = 0;
-      REQUIRE(waitpid(child, &status, 0) == child);
-      CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));
+      l.memory->check_invariants();
+      CHECK(l.memory->stats().free == l.memory->stats().capacity);
+      continue;
     }
+    const pid_t child = fork();
+    if (child == 0) {
+      signal(SIGABRT, SIG_DFL);
+      close(2);
+      Loading l;
+      c.call(l);
+      _exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK((WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT));
+  }
 }
 
 }  // namespace

@@ -171,29 +171,6 @@ TEST_CASE("sharing: rows are reclaimed from the end, and the head stays usable",
   m.kv->check_invariants();
 }
 
-TEST_CASE("sharing: a sequence is handed over together with rows that others share",
-          "[allocator][vattention][sharing]") {
-  KvOptions o = options_of(KvShare::alias);
-  o.keep_idle = false;
-  Memory p(o, "vattention");
-  auto d = find_kv_scheme("vattention")->make(p.pool, o);
-  const auto a = tokens_of(2 * kRow + 10, 1), b = like(a, 2 * kRow, 10, 2);
-  const KvHandle stays = fill(*p.kv, a, 0).handle, goes = fill(*p.kv, b, 0).handle;
-  CHECK(p.kv->stats().active == 4);
-  KvHandover handover = p.kv->handoff().hand_over(goes);
-  p.kv->check_invariants(false);
-  const KvHandle there = d->handoff().adopt(handover, b, 0);
-  CHECK(wrong_rows(*d, there, b, 0) == 0);
-  CHECK(d->probe(like(b, kRow, 5, 4), 0) == kRow);  // D knows what it holds
-  p.kv->free(stays);
-  p.kv->check_invariants(false);
-  CHECK(p.pool->stats().free == p.pool->stats().capacity - 3);
-  CHECK(wrong_rows(*d, there, b, 0) == 0);
-  d->free(there);
-  d->check_invariants(true);
-  CHECK(p.pool->stats().free == p.pool->stats().capacity);
-}
-
 // ---- slots (TurboMind)
 
 TEST_CASE("slots: the next turn of a conversation computes only the new tokens", "[allocator][sharing]") {
@@ -261,11 +238,7 @@ TEST_CASE("KvStats: the bytes of the pool are split into reserved, internal and 
   struct {
     const char* scheme;
     int64_t reserved, internal, external;  // tokens of waste beside one sequence of 70 tokens
-  } rows[] = {{"contiguous", 130, 0, 50},
-              {"slots", 130, 0, 50},
-              {"paged", 0, 10, 10},
-              {"token", 0, 0, 0},
-              {"vattention", 0, 186, 0}};
+  } rows[] = {{"contiguous", 130, 0, 50}, {"slots", 130, 0, 50}, {"paged", 0, 10, 10}, {"vattention", 0, 186, 0}};
   for (const auto& row : rows) {
     CAPTURE(row.scheme);
     KvOptions o = tiny_options(16, 0, true, KvOrder::layer_major, 200);

@@ -104,14 +104,16 @@ TEST_CASE("speculate: the hash is the same, whatever is drafted", "[speculate][p
     known().clear();
     const RaggedRun plain = plain_run({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
     int64_t drafted[3] = {}, accepted[3] = {};
-    for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
+    for (const char* scheme : {"paged", "contiguous", "slots", "vattention"})
       for (const auto& [batching, step] :
            {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}, {"prefill_first", 512}})
         for (const Way& way : ways) {
           if (++seen % 5 != 0) continue;
           const int kind = ran % 5 < 3 ? 0 : ran % 5 - 2;  // told drafts, n-grams, a multi-token head
           const bool slots = scheme == std::string("contiguous") || scheme == std::string("slots");
-          TinySetup setup{.topology = way.topology, .scheme = scheme, .batching = batching, .transport = way.transport};
+          const bool tables = scheme == std::string("paged");  // handoff needs them
+          TinySetup setup{.topology = way.topology, .scheme = scheme, .batching = batching};
+          setup.transport = tables ? way.transport : "local";
           setup.disagg = way.disagg;
           setup.kv_dtype = kv_dtype;
           if (ran % 3 == 0) setup.stream_kv = StreamKv::request;
@@ -123,8 +125,7 @@ TEST_CASE("speculate: the hash is the same, whatever is drafted", "[speculate][p
           const SpeculationOptions drafters[] = {
               told(1 + ran % 5), {find_drafter("ngram"), 3, 1, 3}, {find_drafter("mtp"), ran % 4}};
           setup.speculation = drafters[kind];
-          if (ran % 4 == 0 && kind == 2 && way.transport == std::string("local"))
-            setup.prefill_tp = setup.decode_tp = 2;
+          if (ran % 4 == 0 && kind == 2 && setup.transport == "local") setup.prefill_tp = setup.decode_tp = 2;
           INFO(setup.describe());
           const RaggedRun run = run_ragged(setup);
           REQUIRE(run.tokens == plain.tokens);
@@ -331,7 +332,8 @@ TEST_CASE("speculate: a request bounds its number of drafts", "[speculate]") {
 
 TEST_CASE("speculate: the room of rejected drafts is free after their step", "[speculate]") {
   known().clear();  // so that drafts are right by chance alone
-  TinySetup setup{.topology = "1C", .scheme = "token"};
+  TinySetup setup{.topology = "1C"};
+  setup.block_tokens = 1;
   setup.speculation = told(8);
   TinyCluster tiny(setup);
   const auto& instance = tiny.cluster->instances()[0];

@@ -36,7 +36,7 @@ TEST_CASE("block map: every block is in one cell, and counts once for each reque
 
 // An instance reports the same counts of blocks as its memory, at any moment.
 TEST_CASE("block map: the map of an instance agrees with its memory at any moment", "[disagg][page]") {
-  for (const char* scheme : {"paged", "token", "contiguous", "slots", "vattention"})
+  for (const char* scheme : {"paged", "contiguous", "slots", "vattention"})
     for (const char* topology : {"1P1D", "1C"}) {
       INFO(scheme << " " << topology);
       SimOptions options{.scheme = scheme};

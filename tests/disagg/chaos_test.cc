@@ -252,7 +252,6 @@ void Sim::configure() {
                             .min_remote_tokens = up_to(60),
                             .first_generation = chance(0.5)};
   options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
-  options.replication = &replication_policies()[random_.below(replication_policies().size())];
   options.fetch_s_per_token = 1e-7;
   options.max_queue_bytes = 16 << 20;
   options.prefill_window = up_to(2);
@@ -285,9 +284,7 @@ void Sim::configure() {
   to_submit_ = 8 + int(random_.below(25));
   options.reserve_blocks = chance(0.5);
   if (const double host = tiers_.uniform(); host < 0.5 && kv.prefix_cache && !slots) {
-    kv.tiers = {.host_bytes = size_t(double(kv.pool_bytes) * (0.3 + 4 * host)),
-                .block_tokens = kv.block_tokens,
-                .keep_arrivals = tiers_.uniform() < 0.5};
+    kv.tiers = {.host_bytes = size_t(double(kv.pool_bytes) * (0.3 + 4 * host)), .block_tokens = kv.block_tokens};
     // Moving a whole pool takes 0 to 0.2 s.
     sim.tier_byte_s = 0.2 * tiers_.uniform() * tiers_.uniform() / double(kv.pool_bytes);
     // Many requests at once compete for memory that holds few.
@@ -461,11 +458,10 @@ std::string Sim::run() {
   for (const auto& [id, node] : nodes) {
     const InstanceStats s = node->instance->stats();
     tell(
-        "%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, %d "
-        "escrowed, %d in transfer",
+        "%s: runs %d, waits %d, queues %d and %d, loading %d tokens; blocks: %d of %d active, %d cached, %d free, "
+        "%d in transfer",
         node->name.c_str(), s.running, s.waiting, s.queue_remote_prefilling, s.queue_prefill_sending,
-        int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free, int(s.kv.reserved_blocks),
-        int(s.kv.in_transfer));
+        int(s.kv.tiers.bytes_in), int(s.kv.active), s.kv.capacity, s.kv.cached, s.kv.free, int(s.kv.in_transfer));
   }
   if (wrong_.empty() && clock.seconds >= kMost)
     wrong("it hangs: " + std::to_string(ended_) + " of " + std::to_string(expected_choices_) + " choices have ended");

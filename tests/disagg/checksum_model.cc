@@ -27,7 +27,6 @@ class ChecksumModel final : public SynchronousModel {
   void forward(const StepInput& step, float* logits) override {
     const int planes = 2 * config().n_layers;
     for (int layer = 0; layer < config().n_layers; ++layer) {
-      if (step.observer) step.observer->layer_reads(layer);
       for (size_t s = 0; s < step.views.size(); ++s) {
         const KvView& view = step.views[s];
         const int begin = step.q_offsets[s], end = step.q_offsets[s + 1];

@@ -105,6 +105,7 @@ TEST_CASE("n choices share the prompt's KV, and each is a stream of its own", "[
   for (const char* topology : {"1C", "1P1D"})
     for (const char* transport : {"local", "handoff"})
       for (const char* scheme : {"paged", "contiguous"}) {
+        if (*transport == 'h' && *scheme == 'c') continue;  // tables of blocks are handed over
         INFO(topology << " " << transport << " " << scheme);
         auto run = [&](int n, int slots) {
           TinySetup setup{.topology = topology, .scheme = scheme, .transport = transport};

@@ -3,7 +3,6 @@
 
 #include "base/random.h"
 #include "disagg/pool/fetch_policy.h"
-#include "disagg/pool/replication.h"
 #include "tests/disagg/scene.h"
 
 namespace xpyd::testing::fetch_test {
@@ -44,61 +43,6 @@ TEST_CASE("fetch: a prefix that another instance has is fetched and not computed
     CHECK(scene.cached(2) == wanted);
     CHECK(scene.stats("C1").transfer_bytes == wanted * int64_t(kv_shape(checksum_config(), Dtype::f32).token_bytes()));
   }
-}
-
-TEST_CASE("fetch: each of several holders sends a part", "[disagg][fetch]") {
-  Scene scene("3C", fetching("always"));
-  ask_twice(scene);
-  scene.settle();
-  scene.serve(3, 60, 4, 1);
-  CHECK(scene.stats("C2").fetch.tokens == 48);
-  CHECK(scene.stats("C0").fetch.lent_tokens == 48 + 32);
-  CHECK(scene.stats("C1").fetch.lent_tokens == 16);
-}
-
-// D's cached answers once counted as the second replica, so no prefix was ever hot enough for a copy.
-TEST_CASE("fetch: --replication decides whether a fetched prefix stays, also where D has answered before",
-          "[disagg][fetch][replication]") {
-  for (const auto& [policy, topology, reader, fetches] : {std::tuple{"side_effect", "2C", "C1", 1},
-                                                          {"off", "2C", "C1", 12},
-                                                          {"heat", "2C", "C1", 5},
-                                                          {"heat", "2P1D", "P1", 5}}) {
-    INFO(policy << " " << topology);
-    SimOptions options = fetching("always");
-    options.conductor.replication = find_replication_policy(policy);
-    Scene scene(topology, options);
-    // 24 prompts, a little more than .8 s apart, go to one instance and the other. The second one has the prefix or
-    // fetches it. The tenth prompt is the first to find .8 reads a second: ten reads, less those that have left the
-    // window.
-    for (uint64_t id = 1; id <= 24; ++id) {
-      scene.serve(id, 60, 4, 1);
-      CHECK(scene.cached(id) == (id == 1 ? 0 : 48));
-    }
-    CHECK(scene.stats(reader).fetch.fetches == fetches);
-  }
-}
-
-TEST_CASE("heat: a prefix has its reads per second over the last window, whatever else is read",
-          "[disagg][fetch][replication]") {
-  PrefixHeat heat;
-  Random random(7);
-  const uint64_t hot = random.next(), warm = random.next();
-  int64_t n = 0;
-  for (double now = 100; now < 130; now += .01) {
-    if (n++ % 20 == 0) heat.read(std::vector{hot}, now);
-    if (n % 200 == 0) heat.read(std::vector{warm}, now);
-    heat.read(std::vector{random.next()}, now);
-    if (now < 120) continue;
-    CHECK(std::abs(heat.reads_s(hot, now) - 5) < .3);
-    CHECK(std::abs(heat.reads_s(warm, now) - .5) < .2);
-  }
-  CHECK(heat.reads_s(random.next(), 130) < .2);
-  CHECK(heat.reads_s(hot, 135) > 0);
-  CHECK(heat.reads_s(hot, 155) == 0);
-  const auto* row = find_replication_policy("heat");
-  CHECK(row->keeps({.reads_s = .8, .replicas = 1}));
-  CHECK_FALSE(row->keeps({.reads_s = .79, .replicas = 1}));
-  CHECK_FALSE(row->keeps({.reads_s = 8, .replicas = 2}));
 }
 
 TEST_CASE("fetch: a prefill instance fetches back the prefix that a decode instance has", "[disagg][fetch]") {

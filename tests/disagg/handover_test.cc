@@ -191,7 +191,7 @@ class RandomTransport final : public FlyingTransport {
 class LoadingMemory final : public KvMemory, public KvLoader {
  public:
   LoadingMemory(std::unique_ptr<KvMemory> inner, Random& random)
-      : KvMemory(inner->name(), inner->places(), {inner->handoff(), inner->leases(), inner->cache(), nullptr, this}),
+      : KvMemory(inner->name(), inner->places(), {inner->leases(), inner->cache(), nullptr, this}),
         inner_(std::move(inner)),
         random_(random) {}
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
@@ -205,20 +205,13 @@ class LoadingMemory final : public KvMemory, public KvLoader {
   }
   bool poll() override { return false; }
   bool copying() const override { return false; }
-  void swap_out(KvHandle handle) override { inner_->free(handle); }
-  void loads_if(Worth) override {}
-  Result<KvReservation> reserve_loaded(std::span<const int32_t> tokens, uint64_t salt) override {
-    return reserve(tokens, salt);
-  }
   bool append(KvHandle handle, int n_tokens) override { return inner_->append(handle, n_tokens); }
   void commit(KvHandle handle, std::span<const int32_t> tokens) override { inner_->commit(handle, tokens); }
   void rollback(KvHandle handle) override { inner_->rollback(handle); }
   Result<KvHandle> fork(KvHandle handle) override { return inner_->fork(handle); }
   void free(KvHandle handle) override { inner_->free(handle); }
   KvView view(KvHandle handle, int rank) const override { return inner_->view(handle, rank); }
-  int written_tokens(KvHandle handle) const override { return inner_->written_tokens(handle); }
-  std::span<const int32_t> blocks(KvHandle handle) const override { return inner_->blocks(handle); }
-  bool tail_shared(KvHandle handle) const override { return inner_->tail_shared(handle); }
+  KvHeld held(KvHandle handle) const override { return inner_->held(handle); }
   KvStats stats() const override { return inner_->stats(); }
   void check_invariants(bool complete) const override { inner_->check_invariants(complete); }
 

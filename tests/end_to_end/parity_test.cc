@@ -24,7 +24,6 @@ constexpr Memory memories[] = {{"contiguous", 16},
                                {"paged", 16, KvShare::off, false, true},
                                {"paged", 64},
                                {"paged", 3, KvShare::off, true, true},
-                               {"token", 1, KvShare::off, false, true},
                                {"slots", 16, KvShare::off, false, true},
                                {"vattention", 64},
                                {"vattention", 64, KvShare::alias, false, true},
@@ -113,7 +112,8 @@ bool legal(const Row& r) {
   const Memory& m = memories[r[kMemory]];
   const bool groups = m.scheme[0] == 'v', slots = m.scheme[0] == 'c' || m.scheme[0] == 's';
   if ((m.share != KvShare::off || m.radix) && is(kPrefix, 0)) return false;
-  if (groups && (is(kTransport, 2) || (shared && ranks))) return false;  // page groups are not in a memory file
+  if (shared && (groups || slots)) return false;  // tables of blocks are handed over
+  if (groups && is(kTransport, 2)) return false;  // page groups are not in a memory file
   if (m.share == KvShare::takeover && ranks) return false;
   return !(is(kScarce, 1) && (groups || slots));
 }

@@ -12,8 +12,7 @@
 // A failing call is reported on stderr. For a call on a TCP connection the peer's port is added, so that a client can
 // tell that its own connection broke.
 //
-// A process whose binary's name is not xpyd is left alone. Calls of the static liburing to io_uring, and calls that
-// libc makes by itself, are not seen.
+// A process whose binary's name is not xpyd is left alone. Calls that libc makes by itself are not seen.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

@@ -118,7 +118,7 @@ void check_setup(const TinySetup& setup) {
 TEST_CASE(
     "prompt logprobs equal those of a direct computation, whatever schedules, preempts, splits and moves the prompt",
     "[engine][prompt_logprobs]") {
-  for (const char* scheme : {"paged", "contiguous", "slots", "vattention", "token"})
+  for (const char* scheme : {"paged", "contiguous", "slots", "vattention"})
     for (int step_tokens : {16, 512})
       check_setup({.scheme = scheme,
                    .share = std::string(scheme) == "slots" ? KvShare::takeover : KvShare::alias,

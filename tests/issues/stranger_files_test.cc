@@ -12,7 +12,6 @@
 #include <fstream>
 #include <sstream>
 
-#include "allocator/offload/disk_file.h"
 #include "base/clock.h"
 #include "base/files.h"
 #include "disagg/net/address.h"

@@ -222,9 +222,8 @@ TEST_CASE("command line: impossible ranks are exit code 2", "[command_line][shar
            "--pipeline-window 4: no instance has several pipeline stages"},
           {{"--topology", "1P1D", "--transport", "handoff", "--decode-tp", "2"},
            "one instance has tp 1, pp 1, another one tp 2, pp 1"},
-          {{"--topology", "1P1D", "--transport", "handoff", "--prefill-tp", "2", "--decode-tp", "2", "--allocator",
-            "vattention"},
-           "a page group has the bytes of one rank"},
+          {{"--topology", "1P1D", "--transport", "handoff", "--allocator", "contiguous"},
+           "--allocator contiguous: --transport handoff hands over tables of blocks: expected --allocator paged"},
           {{"--processes", "--topology", "1P1D", "--allocator", "vattention"},
            "--allocator vattention: its page groups are mapped while it runs, and --transport shm"},
           {{"--topology", "1P1D", "--allocator", "vattention", "--transport", "rdma"},
@@ -457,12 +456,10 @@ TEST_CASE("issue: an option without effect is reported by its name", "[issues][o
   CHECK(said("serve", {"--gpu-split", "off", "--device", "cuda"}).empty());
   CHECK(said("worker", {"--transport", "rdma", "--rdma-nics", "mlx5_0:1"}).empty());
   CHECK(said("serve", {}).empty());
-  CHECK(said("serve", {"--replication", "heat", "--kv-load", "cost", "--fetch-threshold", "2"}) ==
-        Words{"--kv-load has no effect without --host-kv-bytes",
-              "--fetch-threshold has no effect without --placement mooncake",
-              "--replication has no effect without --kv-fetch"});
-  CHECK(said("serve", {"--replication", "heat", "--kv-fetch", "cost", "--kv-load", "cost", "--host-kv-bytes", "1MiB"})
-            .empty());
+  CHECK(said("serve", {"--host-eviction", "lfu", "--fetch-threshold", "2"}) ==
+        Words{"--host-eviction has no effect without --host-kv-bytes",
+              "--fetch-threshold has no effect without --placement mooncake"});
+  CHECK(said("serve", {"--host-eviction", "lfu", "--host-kv-bytes", "1MiB"}).empty());
   // An option of kind text needs a value that is not empty here. A pipeline stage was once told that its --rank-group
   // has no effect.
   CHECK(said("worker", {"--registry", "etcd://10.0.0.9:2379", "--rank-group", "big"}).empty());

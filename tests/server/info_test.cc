@@ -64,7 +64,7 @@ TEST_CASE("info: KV bytes and pool sizes follow from the model's shape", "[info]
       continue;
     }
     const bool slots = pool["scheme"] == "contiguous" || pool["scheme"] == "slots";
-    const int block_tokens = slots ? 256 : pool["scheme"] == "token" ? 1 : 16;
+    const int block_tokens = slots ? 256 : 16;
     CHECK(pool["block_tokens"] == block_tokens);
     CHECK(pool["block_bytes"] == 768 * block_tokens);
     CHECK(pool["blocks"] == 1000000 / (768 * block_tokens));

@@ -399,7 +399,6 @@ TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][
       {&OffloadStats::disk_hit_tokens, "kv_tier_hit_tokens_total tier=disk"},
       {&OffloadStats::host_evictions, "kv_tier_evictions_total tier=host"},
       {&OffloadStats::disk_evictions, "kv_tier_evictions_total tier=disk"},
-      {&OffloadStats::host_relieved, "kv_tier_relieved_blocks_total "},
       {&OffloadStats::bytes_out, "kv_tier_bytes_total way=pool_to_host"},
       {&OffloadStats::bytes_in, "kv_tier_bytes_total way=host_to_pool"},
       {&OffloadStats::disk_bytes_written, "kv_tier_bytes_total way=host_to_disk"},
@@ -408,7 +407,6 @@ TEST_CASE("metrics: tiers have a row for each tier, way and failure", "[server][
       {&OffloadStats::copies_in, "kv_tier_copies_total way=host_to_pool"},
       {&OffloadStats::failed_writes, "kv_tier_failures_total what=write"},
       {&OffloadStats::failed_reads, "kv_tier_failures_total what=read"},
-      {&OffloadStats::corrupt_reads, "kv_tier_failures_total what=corrupt"},
       {&OffloadStats::dropped_out, "kv_tier_dropped_blocks_total "},
   };
   int64_t n = 0;

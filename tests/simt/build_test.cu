@@ -59,8 +59,8 @@ TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", 
   const std::vector<std::vector<std::string>> ways = {
       {},
       {"--topology", "1P1D"},
-      {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off", "--allocator", "contiguous",
-       "--cuda-graphs", "on"},
+      {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off", "--cuda-graphs", "on"},
+      {"--topology", "1P1D", "--allocator", "contiguous"},
       {"--topology", "1P1D", "--gpu-split", "priority", "--cuda-graphs", "off"},
       {"--speculate", "ngram", "--speculate-tokens", "3", "--ngram-min", "1"},
       {"--topology", "1P1D", "--speculate", "ngram", "--ngram-min", "1", "--cuda-graphs", "off"},
@@ -70,12 +70,11 @@ TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", 
     CHECK(tokens(model, words) == expected);
   }
   // A page group holds 256 tokens of a layer's K or V, or 64 of all layers.
-  for (const char* transport : {"local", "handoff"})
-    for (const char* layout : {"layer_major", "token_major"})
-      for (const char* ahead : {"on", "off"})
-        CHECK(tokens(model, {"--device", "cuda", "--topology", "1P1D", "--transport", transport, "--allocator",
-                             "vattention", "--kv-layout", layout, "--page-group-bytes", "64KiB", "--max-batch", "4",
-                             "--async-scheduling", ahead}) == expected);
+  for (const char* layout : {"layer_major", "token_major"})
+    for (const char* ahead : {"on", "off"})
+      CHECK(tokens(model, {"--device", "cuda", "--topology", "1P1D", "--allocator", "vattention", "--kv-layout", layout,
+                           "--page-group-bytes", "64KiB", "--max-batch", "4", "--async-scheduling", ahead}) ==
+            expected);
   CHECK(tokens(model, {"--device", "cuda", "--allocator", "vattention", "--kv-layout", "token_major", "--kv-bytes",
                        "4MiB", "--host-kv-bytes", "4MiB"}) == expected);
   CHECK(tokens(model, {"--device", "cuda", "--dtype", "bf16", "--kv-dtype", "bf16", "--cuda-prefill-attention",
@@ -157,15 +156,14 @@ TEST_CASE("--device cuda: planning ahead changes no token, on late streams too",
   }
 }
 
-// The prompt has more tokens than the context has blocks of --block-tokens. A block of `token` is one token, and a slot
-// is the whole context.
+// A slot is the whole context.
 TEST_CASE("--device cuda: every allocator works with its own block size", "[simt][server]") {
   ModelDir model;
   std::vector<int32_t> prompt;
   for (int i = 0; i < 100; ++i) prompt.push_back((i * 7 + 3) % 128);
   const std::vector<int32_t> expected = tokens(model, {}, prompt);
   REQUIRE(expected.size() > 1);
-  for (const char* allocator : {"paged", "token", "contiguous", "slots"})
+  for (const char* allocator : {"paged", "contiguous", "slots"})
     for (const char* topology : {"1C", "1P1D"})
       for (const char* layout : {"layer_major", "token_major"}) {
         INFO(allocator << " " << topology << " " << layout);

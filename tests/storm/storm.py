@@ -28,14 +28,13 @@ import time
 
 OPTIONS = {
     "--topology": ["1P1D", "3P1D", "2P1D", "1P2D", "2P2D", "1C", "2C1P1D"],
-    "--allocator": ["paged", "paged", "token", "vattention"],
+    "--allocator": ["paged", "paged", "vattention"],
     "--prefix-cache": ["blocks", "blocks", "radix", "off"],
     "--block-tokens": ["16", "16", "4", "64"],
     "--kv-bytes": ["2400KiB", "4MiB"],
     "--host-kv-bytes": ["3MiB", "1MiB", "8MiB", "0"],
     "--disk-kv-bytes": ["", "", "", "16MiB"],
     "--kv-copy-gbps": ["0", "0", "0.02"],
-    "--kv-arrival": ["layers", "whole"],
     "--transport": ["local", "local", "handoff", "tcp", "shm"],
     "--processes": ["", "", "", "on"],
     "--disagg": ["prefill_first", "prefill_first", "decode_first", "conditional_threshold"],
@@ -269,6 +268,8 @@ def drawn(draw):
         elif value:
             words += [name, value]
     at = dict(zip(words, words[1:]))
+    if at.get("--transport") == "handoff" and at["--allocator"] == "vattention":  # it hands over tables of blocks
+        words[words.index("vattention")] = "paged"
     if "--disk-kv-bytes" in at:
         words += ["--disk-kv-dir", "disk"]
     return words
