@@ -35,7 +35,7 @@ IMPLEMENTED = {
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/vattention_speed.cc": LLAMA,
     "model/cuda/gemm_cuda.h": ["model/cuda/gemv_sm90.cu"],
-    "model/jinja/jinja.h": ["model/jinja/jinja_eval.cc"],
+    "model/jinja/jinja.h": ["model/jinja/jinja_eval.cc", "model/jinja/jinja_parser.cc", "model/jinja/jinja_value.cc"],
     "model/cuda/model_cuda.h": ["model/cuda/llama_cuda.cu"],
     "server/backend.cc": LLAMA,
     "experiments/load/bench.h": ["experiments/load/bench_client.cc", "experiments/load/bench_result.cc"],
