@@ -5,7 +5,6 @@
 
 #include "base/json/json.h"
 #include "model/folder.h"
-#include "model/meta.h"
 
 namespace xpyd::model {
 namespace {
@@ -302,13 +301,8 @@ Status predict_next_tokens(ModelConfig& config) {
 
 Result<ModelConfig> load_model_config(const std::string& dir) try {
   constexpr size_t kMaxBytes = 16u << 20;
-  std::string file = dir + "/config.json";
-  Result<std::string> config_text = read_model_file(file, kMaxBytes);
-  if (!config_text && config_text.error().code == ErrorCode::not_found && has_model_file(dir + "/params.json")) {
-    file = dir + "/params.json";
-    config_text = config_of_params(need(read_model_file(file, kMaxBytes)), file);
-  }
-  ModelConfig config = need(parse_model_config(need(std::move(config_text)), file));
+  const std::string file = dir + "/config.json";
+  ModelConfig config = need(parse_model_config(need(read_model_file(file, kMaxBytes)), file));
 
   std::string folder = dir;
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();

@@ -81,7 +81,4 @@ class Detokenizer {
   std::string pending_;  // byte level: at most 3 bytes; byte fallback: the run of byte tokens
 };
 
-// Tokens that end a text in Meta's folders, which name none: those that Meta's code uses and this tokenizer has.
-std::vector<int> meta_eos_tokens(const Tokenizer& tokenizer);
-
 }  // namespace xpyd::model

@@ -432,11 +432,4 @@ Status load_tokenizer(std::string_view json_text, const std::string& file, Token
   return error;
 }
 
-std::vector<int> meta_eos_tokens(const Tokenizer& tokenizer) {
-  std::vector<int> tokens;
-  for (const char* name : {"</s>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"})
-    if (const int32_t token = tokenizer.token_id(name); token >= 0) tokens.push_back(token);
-  return tokens;
-}
-
 }  // namespace xpyd::model

@@ -12,7 +12,6 @@
 
 #include "base/numbers.h"
 #include "base/random.h"
-#include "model/meta.h"
 #include "model/weights/safetensors.h"
 #include "model/weights/weight_source.h"
 
@@ -58,31 +57,20 @@ Result<Sources> checkpoint_sources(const Checkpoint& checkpoint, const ModelConf
                                    const std::vector<TensorSpec>& specs, ReadErrors& errors) {
   Sources sources;
   std::set<std::string, std::less<>> used;
-  const bool meta = checkpoint.entry(kMetaEmbedding) != nullptr;
-  if (meta && (config.quantization.method != Quantization::Method::none || config.qkv_bias || config.qk_norm))
-    return invalid(
-        "tensor \"" + std::string(kMetaEmbedding) +
-        "\": a model with Meta's tensor names must be a Llama without quantised weights, biases or q/k norms");
   for (const TensorSpec& spec : specs) {
     constexpr std::string_view kWeight = ".weight";
-    const std::string name = meta ? meta_name(spec.name) : spec.name;
+    const std::string& name = spec.name;
     Result<WeightSource> source = spec.matrix ? matrix_source(checkpoint, config.quantization,
                                                               name.substr(0, name.size() - kWeight.size()), spec.rows,
                                                               spec.cols, errors, used)
                                               : dense_source(checkpoint, name, {spec.cols}, spec.cols, errors, used);
     if (!source) return source.error();
-    WeightSource& found = sources[spec.name] = std::move(source).value();
-    if (!meta || !meta_reorders(spec.name)) continue;
-    found.rows = [rows = found.rows, d = config.head_dim](int row, float* out) { rows(meta_row(row, d), out); };
-    found.elements = [elements = found.elements, d = config.head_dim](int row, std::byte* out) {
-      elements(meta_row(row, d), out);
-    };
+    sources[name] = std::move(source).value();
   }
   // A tensor that no spec reads would change the model's meaning, as a bias or an adapter does.
   for (std::string_view name : checkpoint.names()) {
     if (used.count(name) || (name == "lm_head.weight" && config.tied_embeddings)) continue;
-    if (name.ends_with(".rotary_emb.inv_freq") || name == "rope.freqs")
-      continue;  // old files; follows from config.json
+    if (name.ends_with(".rotary_emb.inv_freq")) continue;  // old files; follows from config.json
     if (is_of_heads(config, name)) continue;
     // GPTQ's tools write zero biases for matrices that have none.
     if (config.quantization.method == Quantization::Method::gptq && name.ends_with(".bias") &&

@@ -1,5 +1,4 @@
-// xpyd info: a model's shape, the memory that it takes, and the copies of one KV transfer. Reads only config.json (or
-// params.json).
+// xpyd info: a model's shape, the memory that it takes, and the copies of one KV transfer. Reads only config.json.
 #include <sched.h>
 
 #include <algorithm>
