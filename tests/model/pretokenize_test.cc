@@ -1,4 +1,4 @@
-// Tests how text is split before merges, and the Unicode properties of its characters.
+// Tests how text is normalized and split before merges.
 #include "model/text/pretokenize.h"
 
 #include "base/status.h"
@@ -80,42 +80,6 @@ TEST_CASE("pretokenize: replace_all replaces from left to right without overlap"
     replace_all(changed, "aa", "b");
     CHECK(changed == result);
   }
-}
-
-TEST_CASE("unicode: character classes are right at their edges", "[model][unicode]") {
-  struct Row {
-    uint32_t c;
-    bool letter, number, space, word;
-  };
-  const Row rows[] = {
-      {'a', 1, 0, 0, 1},     {'Z', 1, 0, 0, 1},     {'@', 0, 0, 0, 0},     {'[', 0, 0, 0, 0},
-      {'`', 0, 0, 0, 0},     {'{', 0, 0, 0, 0},     {'0', 0, 1, 0, 1},     {'9', 0, 1, 0, 1},
-      {'/', 0, 0, 0, 0},     {':', 0, 0, 0, 0},     {'_', 0, 0, 0, 1},     {8, 0, 0, 0, 0},
-      {9, 0, 0, 1, 0},       {13, 0, 0, 1, 0},      {14, 0, 0, 0, 0},      {0x1c, 0, 0, 0, 0},
-      {' ', 0, 0, 1, 0},     {0x85, 0, 0, 1, 0},    {0xa0, 0, 0, 1, 0},    {0xaa, 1, 0, 0, 1},
-      {0xb2, 0, 1, 0, 0},    {0x301, 0, 0, 0, 1},   {0x200b, 0, 0, 0, 0},  {0x200c, 0, 0, 0, 1},
-      {0x2028, 0, 0, 1, 0},  {0x2160, 0, 1, 0, 1},  {0x24b6, 0, 0, 0, 1},  {0x24ea, 0, 1, 0, 0},
-      {0x3000, 0, 0, 1, 0},  {0x3007, 0, 1, 0, 1},  {0x4e00, 1, 0, 0, 1},  {0x9fff, 1, 0, 0, 1},
-      {0xd7a3, 1, 0, 0, 1},  {0xfeff, 0, 0, 0, 0},  {0x105c0, 1, 0, 0, 1}, {0x1d7ff, 0, 1, 0, 1},
-      {0x1f600, 0, 0, 0, 0}, {0x323af, 1, 0, 0, 1}, {0x323b0, 0, 0, 0, 0}, {0x10ffff, 0, 0, 0, 0},
-  };
-  for (const Row& row : rows) {
-    INFO(row.c);
-    CHECK(unicode::is_letter(row.c) == row.letter);
-    CHECK(unicode::is_number(row.c) == row.number);
-    CHECK(unicode::is_space(row.c) == row.space);
-    CHECK(unicode::is_word(row.c) == row.word);
-  }
-  // The sizes of the classes in Unicode 16.0.
-  size_t letters = 0, numbers = 0, spaces = 0;
-  for (uint32_t c = 0; c < 0x110000; ++c) {
-    letters += unicode::is_letter(c);
-    numbers += unicode::is_number(c);
-    spaces += unicode::is_space(c);
-  }
-  CHECK(letters == 141028);
-  CHECK(numbers == 1911);
-  CHECK(spaces == 25);
 }
 
 TEST_CASE("unicode: normalization form C maps each case and is idempotent", "[model][unicode]") {
