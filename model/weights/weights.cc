@@ -403,10 +403,7 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
   if (!sources) return sources.error();
   if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status)
     return status.error();
-  auto weights = load(std::move(sources).value());
-  if (!weights) return weights;
-  if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();
-  return weights;
+  return load(std::move(sources).value());
 }
 
 }  // namespace xpyd::model

@@ -11,13 +11,8 @@
 
 namespace {
 
-void check_tiling(const xpyd::model::TensorMap& tensors, uint64_t data_bytes) {
-  uint64_t covered = 0;
-  for (const auto& [name, tensor] : tensors) {
-    XPYD_CHECK(tensor.begin <= tensor.end && tensor.end <= data_bytes);
-    covered += tensor.end - tensor.begin;
-  }
-  XPYD_CHECK(covered == data_bytes);
+void check_bounds(const xpyd::model::TensorMap& tensors, uint64_t data_bytes) {
+  for (const auto& [name, tensor] : tensors) XPYD_CHECK(tensor.begin <= tensor.end && tensor.end <= data_bytes);
 }
 
 }  // namespace
@@ -45,14 +40,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (bytes.size() < 4) break;
       const uint64_t data_bytes = uint64_t(uint8_t(bytes[0])) | uint64_t(uint8_t(bytes[1])) << 8;
       auto tensors = xpyd::model::parse_safetensors_header(bytes.substr(2), data_bytes, "fuzz");
-      if (tensors) check_tiling(tensors.value(), data_bytes);
+      if (tensors) check_bounds(tensors.value(), data_bytes);
       break;
     }
     case 2: {
       auto index = xpyd::model::parse_safetensors_index(bytes, "fuzz");
       if (index)
         for (const auto& [tensor, shard] : index.value())
-          XPYD_CHECK(!shard.empty() && shard.find('/') == std::string::npos && shard[0] != '.');
+          XPYD_CHECK(!shard.empty() && shard.find('/') == std::string::npos);
       break;
     }
     default: {
