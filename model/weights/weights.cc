@@ -26,15 +26,9 @@ struct TensorSpec {
 
 std::string layer_prefix(int layer) { return "model.layers." + std::to_string(layer) + "."; }
 
-// Prefix of the multi-token head's tensors, whether or not the head is in use.
-std::string head_prefix(const ModelConfig& c) {
-  return c.predict_names->prefix ? c.predict_names->prefix : layer_prefix(c.trunk_layers());
-}
-
 // True for tensors of unused heads, and for a head's copies of the trunk's embedding or lm_head, which all heads share.
 bool is_of_heads(const ModelConfig& c, std::string_view name) {
-  if (!c.predict_names) return false;
-  if (c.predict_names->prefix) return name.starts_with(c.predict_names->prefix);
+  if (!c.has_predict_head) return false;
   int layer = -1;
   constexpr std::string_view kLayers = "model.layers.";
   return name.starts_with(kLayers) &&
@@ -283,7 +277,7 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
   for (int i = 0; i < c.n_layers; ++i) {
     if (!wanted(i)) continue;
     LayerWeights& layer = weights->layers[size_t(i)];
-    const std::string prefix = i < c.trunk_layers() ? layer_prefix(i) : head_prefix(c) + c.predict_names->layer;
+    const std::string prefix = layer_prefix(i);
     const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
     layer.qkv = loader.matrix({{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
                               c.hidden, 1);
@@ -309,12 +303,12 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
   }
   if (!wanted(c.n_layers - 1)) return weights;
   if (c.n_predict) {
-    const PredictNames& names = *c.predict_names;
-    const auto norm = [&](const char* name) { return loader.vector({{head_prefix(c) + name + ".weight", c.hidden}}); };
-    weights->head.join = loader.matrix({{head_prefix(c) + names.join, c.hidden}}, 2 * c.hidden, 1);
-    weights->head.embedding_norm = norm(names.embedding_norm);
-    weights->head.hidden_norm = norm(names.hidden_norm);
-    weights->head.norm = norm(names.norm);
+    const std::string prefix = layer_prefix(c.trunk_layers());
+    const auto norm = [&](const char* name) { return loader.vector({{prefix + name + ".weight", c.hidden}}); };
+    weights->head.join = loader.matrix({{prefix + "eh_proj", c.hidden}}, 2 * c.hidden, 1);
+    weights->head.embedding_norm = norm("enorm");
+    weights->head.hidden_norm = norm("hnorm");
+    weights->head.norm = norm("shared_head.norm");
   }
   weights->final_norm = loader.vector({{"model.norm.weight", c.hidden}});
   weights->lm_head = loader.matrix({{c.tied_embeddings ? "model.embed_tokens" : "lm_head", c.vocab}}, c.hidden, 1);
