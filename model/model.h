@@ -155,7 +155,6 @@ struct LoadOptions {
   int weight_group = 0;  // inputs that share one scale when this loader quantises; 0: 128 for int4, else a whole row
   bool dummy = false;    // --load-format dummy: seeded random weights, from config.json alone
   uint64_t seed = 0;
-  std::function<void(double)> progress = {};  // receives the loaded share now and then, on the caller's thread
   Range layers;  // layers of one stage; the first brings the embedding, the last brings the LM head; empty: all
 };
 

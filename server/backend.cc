@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "base/peak/peak.h"
-#include "base/progress.h"
 #include "base/table.h"
 #include "server/build.h"
 
@@ -92,11 +91,7 @@ Dtype find_dtype(const std::string& name) {
 
 Result<std::shared_ptr<const Weights>> load_host_weights(const Build& build) {
   ThreadTeam loaders(std::max(1, int(std::thread::hardware_concurrency())));
-  RealClock clock;
-  Progress bar("weights", 1000, clock, !build.processes);  // of several processes none draws a progress bar
-  LoadOptions load = build.backend_options.load;
-  load.progress = [&bar](double share) { bar.update(int64_t(share * 1000)); };
-  return load_weights(build.model_dir, build.config, load, loaders);
+  return load_weights(build.model_dir, build.config, build.backend_options.load, loaders);
 }
 
 Result<std::unique_ptr<Backend>> open_cpu_backend(const Build& build) try {
