@@ -181,10 +181,14 @@ class Parser {
   // ---- Expressions
 
   NodePtr expression() {
+    if (++depth_ > kMaxDepth) refuse("so deep an expression");
     auto node = operation(0);
-    if (!skip("if")) return node;
-    auto condition = operation(0);
-    return make(Kind::conditional, "", std::move(node), std::move(condition), skip("else") ? expression() : nullptr);
+    if (skip("if")) {
+      auto condition = operation(0);
+      node = make(Kind::conditional, "", std::move(node), std::move(condition), skip("else") ? expression() : nullptr);
+    }
+    --depth_;
+    return node;
   }
 
   // Parses operators that bind at least as tightly as `least`.
@@ -266,11 +270,12 @@ class Parser {
   NodePtr elements(Kind kind, std::string_view closing) {
     auto node = make(kind);
     while (!skip(closing)) {
-      if (!node->kids.empty()) expect(",");
       add(*node, expression());
-      if (kind != Kind::dict) continue;
-      expect(":");
-      add(*node, expression());
+      if (kind == Kind::dict) {
+        expect(":");
+        add(*node, expression());
+      }
+      if (!now().is(closing)) expect(",");
     }
     return node;
   }
