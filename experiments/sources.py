@@ -34,7 +34,7 @@ IMPLEMENTED = {
     "experiments/failure_timeline.cc": ["server/main.cc"],  # starts `xpyd worker` processes, and `xpyd serve` through tests/netns/run
     "experiments/kv_dtype.cc": LLAMA,
     "experiments/vattention_speed.cc": LLAMA,
-    "model/jinja/jinja.h": ["model/jinja/jinja_eval.cc"],
+    "model/jinja/jinja.h": ["model/jinja/jinja_eval.cc", "model/jinja/jinja_parser.cc", "model/jinja/jinja_value.cc"],
     "model/cuda/model_cuda.h": ["model/cuda/llama_cuda.cu"],
     "server/backend.cc": LLAMA,
     "experiments/load/bench.h": ["experiments/load/bench_client.cc", "experiments/load/bench_result.cc"],

@@ -117,8 +117,6 @@ ROWS = [
     Row(TM, "KV int8 and int4: memory", "tokens of the same bytes", ("kv_dtype: tokens*",)),
     Row(TM, "KV int8 and int4: requests/s", "Llama-2-7B and 13B, InternLM2-7B on an A100", ("kv_dtype: requests/s*",), lacks="13B (1.28, 1.39)"),
     Row(TM, "KV int8 and int4: points", "accuracy of models in benchmarks", ("kv_dtype-logits: *",), lacks="their models (gsm8k of InternLM2-7B)"),
-    Row(TM, "Meta's weights", "W_q and W_k permuted against Hugging Face's", command="xpyd generate FOLDER_OF_META",
-        lacks="pickles, which a line of Python converts to safetensors (model/README.md)"),
     Row(TM, "several instances, tensor ranks, one process", "collectives of several instances that hang",
         command="xpyd generate --topology 3P3D --prefill-tp 2 --decode-tp 2",
         lacks="NCCL's collectives: instances on a GPU have no tensor ranks here (tests/disagg/hang_test.cc tests those on the CPU)"),

@@ -5,7 +5,6 @@
 
 #include "base/json/json.h"
 #include "model/folder.h"
-#include "model/meta.h"
 
 namespace xpyd::model {
 namespace {
@@ -15,7 +14,6 @@ using nlohmann::json;
 // Defaults of a family's Hugging Face configuration class, for fields that config.json leaves out.
 struct Family {
   const char* model_type;
-  const char* architecture;
   bool qkv_bias;            // always present
   bool attention_bias_key;  // `attention_bias` switches the biases of q, k, v and o
   bool mlp_bias_key;
@@ -27,19 +25,13 @@ struct Family {
 };
 
 constexpr Family kFamilies[] = {
-    {"llama", "LlamaForCausalLM", false, true, true, false, true, 0, 0, false},
-    {"mistral", "MistralForCausalLM", false, false, false, false, false, 0, 4096, false},
-    {"qwen2", "Qwen2ForCausalLM", true, false, false, false, false, 0, 4096, true},
-    {"qwen3", "Qwen3ForCausalLM", false, true, false, true, false, 128, 4096, true},
+    {"llama", false, true, true, false, true, 0, 0, false},
+    {"mistral", false, false, false, false, false, 0, 4096, false},
+    {"qwen2", true, false, false, false, false, 0, 4096, true},
+    {"qwen3", false, true, false, true, false, 128, 4096, true},
 };
 
-constexpr PredictNames kPredictNames[] = {
-    {"num_nextn_predict_layers", nullptr, "", "eh_proj", "enorm", "hnorm", "shared_head.norm"},  // DeepSeek-V3
-    {"mtp_num_hidden_layers", "mtp.", "layers.0.", "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden",
-     "norm"},  // Qwen3-Next
-};
-
-constexpr int64_t kMaxProduct = int64_t{1} << 40;
+constexpr const char* kPredictLayers = "num_nextn_predict_layers";
 
 Error wrong(const std::string& file, const std::string& field, const std::string& what) {
   return invalid(file + ": " + field + ": " + what);
@@ -105,28 +97,14 @@ void read_window(const json& root, const Family& family, const std::string& file
     if (!fields.boolean_or("use_sliding_window", false)) window = 0;
     from_layer = int(fields.integer_or("max_window_layers", 0, 1 << 20, 28));
   }
-
-  // Transformers 5 also lists each layer's kind. Only "full, then sliding" is supported.
-  if (const json* types = find_field(root, "layer_types")) {
-    if (!types->is_array() || types->size() != size_t(config.n_layers))
-      throw wrong(file, "layer_types", "expected an array of " + std::to_string(config.n_layers) + " names");
-    int first_sliding = config.n_layers;
-    for (int i = 0; i < config.n_layers; ++i) {
-      const json& type = (*types)[size_t(i)];
-      const bool sliding = type == "sliding_attention";
-      if (!sliding && type != "full_attention")
-        throw wrong(file, "layer_types", "expected full_attention or sliding_attention");
-      if (sliding) first_sliding = std::min(first_sliding, i);
-      if (!sliding && i > first_sliding)
-        throw wrong(file, "layer_types", "a full_attention layer after a sliding_attention one is not supported");
-    }
-    if (window == 0 && first_sliding < config.n_layers)
-      throw wrong(file, "layer_types", "has sliding_attention, but sliding_window is not set or not used");
-    from_layer = first_sliding;
-  }
   if (from_layer >= config.n_layers) window = 0;
   config.sliding_window = window;
   config.window_from_layer = window ? from_layer : 0;
+  const json* types = find_field(root, "layer_types");  // Transformers 5 also lists each layer's kind
+  for (int i = 0; types && i < config.n_layers; ++i)
+    if (!types->is_array() || types->size() != size_t(config.n_layers) ||
+        ((*types)[size_t(i)] == "sliding_attention") != (config.window(i) > 0))
+      throw wrong(file, "layer_types", "differs from sliding_window and max_window_layers");
 }
 
 // Supports two methods: GPTQ with 4 bits, and FP8 with scales per tensor, per output or per block.
@@ -199,11 +177,6 @@ const Family& find_family(const json& root, const std::string& file) {
     if (type == f.model_type) family = &f;
   if (!family)
     throw wrong(file, "model_type", shown(type) + " is not supported (expected llama, mistral, qwen2 or qwen3)");
-  if (const json* architectures = find_field(root, "architectures")) {
-    if (!architectures->is_array() || architectures->size() != 1 || (*architectures)[0] != family->architecture)
-      throw wrong(file, "architectures",
-                  "expected [\"" + std::string(family->architecture) + "\"], as model_type is " + family->model_type);
-  }
   for (const char* key : {"num_local_experts", "num_experts", "moe_intermediate_size"})
     if (find_field(root, key)) throw wrong(file, key, "mixture-of-experts models are not supported");
   return *family;
@@ -262,39 +235,23 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   if (activation != "silu" && activation != "swish")
     throw wrong(file, "hidden_act", shown(activation) + " is not supported (expected silu)");
 
-  // The largest arrays that any code makes of these numbers. The factors are below 2^31, so no product of two
-  // overflows.
-  const int64_t q = int64_t(config.n_heads) * config.head_dim;
-  struct {
-    int64_t a, b;
-    const char* what;
-  } products[] = {{config.vocab, config.hidden, "vocab_size * hidden_size"},
-                  {config.intermediate, config.hidden, "intermediate_size * hidden_size"},
-                  {q, 3 * int64_t(config.hidden), "num_attention_heads * head_dim * hidden_size"},
-                  {int64_t(config.n_layers) * 2 * config.n_kv_heads, config.head_dim, "KV elements of one token"}};
-  for (const auto& p : products)
-    if (p.a > kMaxProduct / p.b) throw wrong(file, p.what, "exceeds 2^40");
-  if (q > int64_t{1} << 24) throw wrong(file, "num_attention_heads * head_dim", "exceeds 2^24");
-  int64_t layer = int64_t(config.hidden) * (3 * q + 3 * int64_t(config.intermediate));
-  if (layer > kMaxProduct / config.n_layers)
-    throw wrong(file, "num_hidden_layers", "the number of parameters exceeds 2^40");
+  if (int64_t(config.n_heads) * config.head_dim > 1 << 24)
+    throw wrong(file, "num_attention_heads * head_dim", "exceeds 2^24");
 
   read_rope(root, file, config);
   read_window(root, family, file, config);
   read_quantization(root, file, config);
   read_special_tokens(root, file, config);
-  for (const PredictNames& names : kPredictNames)
-    if (fields.integer_or(names.key, 0, 64, 0) > 0) config.predict_names = &names;
+  config.has_predict_head = fields.integer_or(kPredictLayers, 0, 64, 0) > 0;
   return config;
 } catch (const Error& error) {
   return error;
 }
 
 Status predict_next_tokens(ModelConfig& config) {
-  std::string keys;
-  for (const PredictNames& names : kPredictNames) keys += (keys.empty() ? "" : " or ") + std::string(names.key);
-  if (!config.predict_names)
-    return invalid("model " + config.name + " has no multi-token prediction head: its config.json has no " + keys);
+  if (!config.has_predict_head)
+    return invalid("model " + config.name + " has no multi-token prediction head: its config.json has no " +
+                   kPredictLayers);
   config.n_predict = 1;
   ++config.n_layers;
   return ok();
@@ -302,13 +259,8 @@ Status predict_next_tokens(ModelConfig& config) {
 
 Result<ModelConfig> load_model_config(const std::string& dir) try {
   constexpr size_t kMaxBytes = 16u << 20;
-  std::string file = dir + "/config.json";
-  Result<std::string> config_text = read_model_file(file, kMaxBytes);
-  if (!config_text && config_text.error().code == ErrorCode::not_found && has_model_file(dir + "/params.json")) {
-    file = dir + "/params.json";
-    config_text = config_of_params(need(read_model_file(file, kMaxBytes)), file);
-  }
-  ModelConfig config = need(parse_model_config(need(std::move(config_text)), file));
+  const std::string file = dir + "/config.json";
+  ModelConfig config = need(parse_model_config(need(read_model_file(file, kMaxBytes)), file));
 
   std::string folder = dir;
   while (folder.size() > 1 && folder.back() == '/') folder.pop_back();

@@ -24,15 +24,6 @@ struct Quantization {
   int block_rows = 0, block_columns = 0;  // fp8: outputs x inputs that share one scale; 0: one per tensor or output
 };
 
-// Names of a multi-token head's tensors (DeepSeek-V3, section 2.2): one layer, and `join`, which combines a token's
-// hidden state with the next token's embedding.
-struct PredictNames {
-  const char* key;     // config.json's field with the number of heads
-  const char* prefix;  // null: the prefix of the layer after the last one
-  const char* layer;   // the layer's prefix below `prefix`
-  const char *join, *embedding_norm, *hidden_norm, *norm;
-};
-
 struct ModelConfig {
   std::string family;    // "llama", "mistral", "qwen2", "qwen3": config.json's model_type
   std::string name;      // the folder's last component, or "dummy"
@@ -58,7 +49,7 @@ struct ModelConfig {
   bool qk_norm = false;  // Qwen3: RMSNorm over head_dim of q and k, before RoPE
   bool tied_embeddings = false;
   Quantization quantization;
-  const PredictNames* predict_names = nullptr;  // null: the folder has no multi-token heads
+  bool has_predict_head = false;  // the folder has multi-token heads (DeepSeek-V3, section 2.2)
   // Layers without the multi-token head's.
   int trunk_layers() const { return n_layers - n_predict; }
   int bos_token = -1;           // -1: none
@@ -72,7 +63,6 @@ struct ModelConfig {
 Status predict_next_tokens(ModelConfig& config);
 
 // Reads DIR/config.json and, if present, DIR/generation_config.json. Every error names file, field and expected value.
-// Absurd sizes (a product beyond 2^40) are errors and allocate nothing.
 Result<ModelConfig> load_model_config(const std::string& dir);
 Result<ModelConfig> parse_model_config(const std::string& json_text, const std::string& file_name);
 

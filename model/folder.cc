@@ -73,7 +73,7 @@ Status check_model_folder(const std::string& dir, bool with_weights) {
   if (is_embedded(dir)) return ok();
   const std::string what = "MODEL_DIR " + dir,
                     expected =
-                        "expected a folder with config.json (or Meta's params.json), *.safetensors and tokenizer.json";
+                        "expected a folder with config.json, *.safetensors and tokenizer.json";
   std::error_code error;
   const fs::path path(dir);
   if (!fs::exists(path, error)) {
@@ -108,10 +108,7 @@ Status check_model_folder(const std::string& dir, bool with_weights) {
   }
   if (with_weights && !safetensors && !found.empty())
     return invalid(what + " has its weights in " + found + ", a format that this program does not read" +
-                   (found.starts_with("consolidated.")
-                        ? " (model/README.md has a command that converts it to safetensors): "
-                        : ": ") +
-                   expected);
+                   ": " + expected);
   if (!has("tokenizer.json") && has("tokenizer.model"))
     return invalid(what +
                    " has tokenizer.model but no tokenizer.json; transformers' "

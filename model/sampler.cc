@@ -1,16 +1,16 @@
-// Sampling without sorting the vocabulary. Every filter (top-k, top-p, min-p) keeps the tokens above a threshold, which
-// is found by counting in a radix of the float's bits. The draw then goes through the kept tokens in the order of their
-// ids.
+// Every filter (top-k, top-p, min-p) keeps the most likely tokens. The draw then goes through the kept tokens in the
+// order of their ids.
 //
 // sample() accepts any logits. It reads NaN as -infinity and counts it in Sampled::nan_logits, and reads +infinity as
 // the largest float. If no logit is above -infinity, the token is 0.
 #include "model/sampler.h"
 
 #include <algorithm>
-#include <bit>
 #include <cfloat>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "base/status.h"
 #include "model/gemm/ops.h"
@@ -44,77 +44,6 @@ Top find_top(const float* x, int n) {
   }
   if (top.value > kLowest) top.id = int(std::find(x + block, x + n, top.value) - x);
   return top;
-}
-
-// Keys whose unsigned order is the order of the floats. Requires: x is not NaN.
-uint32_t order_key(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x == 0 ? 0.0f : x);  // -0 and +0 are one value
-  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-}
-
-// The heaviest tokens, by key and then by id, that weigh at least `target` together: the tokens with a key above `key`,
-// and the first `ties` tokens, by id, whose key equals it.
-struct Cut {
-  uint32_t key = 0;
-  int ties = 0;
-};
-
-// Finds one radix digit after the other. The bucket in which the sum reaches the target is the key's next digit; only
-// its members count in the next pass.
-template <class Key, class Weight>
-Cut find_cut(int n, Key key, Weight weight, double target) {
-  constexpr uint32_t kDigits = 256;
-  double bucket[kDigits];
-  uint32_t prefix = 0, prefix_mask = 0;
-  double above = 0, tie_weight = 1;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    std::fill(bucket, bucket + kDigits, 0.0);
-    for (int i = 0; i < n; ++i) {
-      const uint32_t k = key(i);
-      if ((k & prefix_mask) == prefix) bucket[k >> shift & (kDigits - 1)] += weight(i);
-    }
-    uint32_t chosen = 0;  // if rounding keeps the sum below the target, everything is kept
-    double before = above;
-    for (uint32_t d = kDigits; d-- > 0;) {
-      if (bucket[d] == 0) continue;
-      chosen = d;
-      before = above;
-      if (above + bucket[d] >= target) break;
-      above += bucket[d];
-    }
-    above = before;
-    prefix |= chosen << shift;
-    prefix_mask |= (kDigits - 1) << shift;
-    tie_weight = bucket[chosen];
-  }
-  // All ties weigh the same; a last pass counts them.
-  int ties = 0;
-  double each = 0;
-  for (int i = 0; i < n; ++i)
-    if (key(i) == prefix) {
-      ++ties;
-      each = weight(i);
-    }
-  if (above + tie_weight > target && each > 0) ties = std::clamp(int(std::ceil((target - above) / each)), 1, ties);
-  return {prefix, ties};
-}
-
-// Finds the k-th highest logit. For small k it keeps a sorted list, which few tokens enter.
-Cut find_top_k(const float* x, int n, int k) {
-  constexpr int kList = 128;
-  if (k > kList)
-    return find_cut(
-        n, [x](int i) { return order_key(x[i]); }, [](int) { return 1.0; }, k);
-  float list[kList];  // descending
-  int size = 0;
-  for (int i = 0; i < n; ++i) {
-    if (size == k && !(x[i] > list[k - 1])) continue;
-    int at = size < k ? size++ : k - 1;
-    for (; at > 0 && x[i] > list[at - 1]; --at) list[at] = list[at - 1];
-    list[at] = x[i];
-  }
-  const float last = list[k - 1];
-  return {order_key(last), int(std::count(list, list + k, last))};
 }
 
 // Applies the rules to logits without NaN.
@@ -170,89 +99,61 @@ void record(const SamplingParams& params, int32_t token, SamplerState& state) {
   if (params.rules) state.output.push_back(token);
 }
 
-// Tokens that may still be drawn: ascending ids, and weights relative to 1 for the most likely token. The arrays lie in
-// the scratch; shrinking moves entries down only.
-struct Candidates {
-  int32_t id(int j) const { return all ? j : ids[j]; }
-  template <class Keep>
-  void shrink(Keep keep) {
-    int kept = 0;
-    for (int j = 0; j < n; ++j) {
-      const int32_t token = id(j);
-      const float weight = weights[j];
-      ids[kept] = token;
-      weights[kept] = weight;
-      kept += keep(weight) ? 1 : 0;
-    }
-    n = kept;
-    all = false;
-  }
-  int n;
-  int32_t* ids;  // not set while `all`
-  float* weights;
-  bool all;
-};
-
 // Draws from softmax(x / temperature) after the filters. x may be scratch.logits.
 int32_t draw(const float* x, int n, float peak, const SamplingParams& params, Random& random, SamplerScratch& scratch) {
   const Ops& ops = default_ops();
-  scratch.logits.resize(size_t(n));
-  scratch.order.resize(size_t(n));
-  Candidates left{n, scratch.order.data(), scratch.logits.data(), true};
+  std::vector<int32_t>& ids = scratch.order;  // tokens that may still be drawn, ascending
+  ids.resize(size_t(n));
+  std::iota(ids.begin(), ids.end(), 0);
   if (params.top_k > 0 && params.top_k < n) {
-    Cut cut = find_top_k(x, n, params.top_k);
-    left.n = 0;
-    left.all = false;
-    for (int i = 0; i < n; ++i) {
-      const uint32_t key = order_key(x[i]);
-      if (key < cut.key || (key == cut.key && cut.ties-- <= 0)) continue;
-      left.ids[left.n] = i;
-      left.weights[left.n++] = x[i];
-    }
-  } else if (left.weights != x) {
-    std::copy(x, x + n, left.weights);
+    const auto better = [x](int32_t a, int32_t b) { return x[a] != x[b] ? x[a] > x[b] : a < b; };
+    std::nth_element(ids.begin(), ids.begin() + params.top_k, ids.end(), better);
+    ids.resize(size_t(params.top_k));
+    std::sort(ids.begin(), ids.end());
   }
+  std::vector<float>& weights = scratch.logits;  // of the same tokens, relative to 1 for the most likely one
+  weights.resize(size_t(n));
+  for (size_t j = 0; j < ids.size(); ++j) weights[j] = x[ids[j]];
   // A temperature below 1e-6 acts as greedy except for ties, and its inverse stays finite.
-  ops.exp(left.weights, peak, 1 / std::max(params.temperature, 1e-6f), left.n, left.weights);
+  ops.exp(weights.data(), peak, 1 / std::max(params.temperature, 1e-6f), int(ids.size()), weights.data());
+  const auto keep = [&](auto wanted) {
+    size_t kept = 0;
+    for (size_t j = 0; j < ids.size(); ++j) {
+      if (!wanted(weights[j])) continue;
+      ids[kept] = ids[j];
+      weights[kept++] = weights[j];
+    }
+    ids.resize(kept);
+  };
 
   if (params.top_p < 1) {
-    const double total = ops.sum(left.weights, left.n);
+    const double total = ops.sum(weights.data(), int(ids.size()));
     // Together, tokens below the mean of the mass that top-p may drop weigh less than that mass, so none is needed.
-    const float floor = float((1 - double(params.top_p)) * total / left.n * 0.999);
-    left.shrink([&](float weight) { return weight >= floor; });
-    auto key = [&](int j) { return std::bit_cast<uint32_t>(left.weights[j]); };
-    auto weight = [&](int j) { return double(left.weights[j]); };
-    Cut cut = find_cut(left.n, key, weight, params.top_p * total);
-    left.shrink([&](float w) {
-      const uint32_t k = std::bit_cast<uint32_t>(w);
-      return k > cut.key || (k == cut.key && cut.ties-- > 0);
-    });
+    const float floor = float((1 - double(params.top_p)) * total / double(ids.size()) * 0.999);
+    keep([&](float weight) { return weight >= floor; });
+    std::vector<float>& sorted = scratch.sorted;
+    sorted.assign(weights.begin(), weights.begin() + std::ptrdiff_t(ids.size()));
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    size_t needed = 0;
+    for (double sum = 0; needed < sorted.size() && sum < params.top_p * total; ++needed) sum += double(sorted[needed]);
+    const float least = sorted[needed - 1];
+    // Among the tokens of the least weight, those with the lowest ids stay.
+    auto ties = std::count(sorted.begin(), sorted.begin() + std::ptrdiff_t(needed), least);
+    keep([&](float weight) { return weight > least || (weight == least && ties-- > 0); });
   }
-  if (params.min_p > 0) left.shrink([&](float weight) { return weight >= params.min_p; });
+  if (params.min_p > 0) keep([&](float weight) { return weight >= params.min_p; });
 
-  // Returns the first token at which the running sum passes u, and skips whole blocks. If u lies in the rounding error
-  // of the sum, it returns the last token with any weight.
-  const double u = random.uniform() * ops.sum(left.weights, left.n);
-  constexpr int kBlock = 256;
-  double passed = 0;
-  int last = 0;
-  for (int begin = 0; begin < left.n; begin += kBlock) {
-    const int size = std::min(kBlock, left.n - begin);
-    const double block = ops.sum(left.weights + begin, size);
-    if (passed + block > u) {
-      double running = passed;
-      for (int j = begin; j < begin + size; ++j) {
-        running += double(left.weights[j]);
-        if (left.weights[j] > 0) last = j;
-        if (left.weights[j] > 0 && running > u) return left.id(j);
-      }
-    } else if (block > 0) {
-      last = begin + size - 1;
-    }
-    passed += block;
+  // The first token at which the running sum passes u; if u lies in the rounding error of the sum, the last one with
+  // any weight.
+  const double u = random.uniform() * ops.sum(weights.data(), int(ids.size()));
+  double running = 0;
+  int32_t chosen = ids[0];
+  for (size_t j = 0; j < ids.size() && running <= u; ++j) {
+    if (weights[j] == 0) continue;
+    chosen = ids[j];
+    running += double(weights[j]);
   }
-  while (last > 0 && left.weights[last] == 0) --last;
-  return left.id(last);
+  return chosen;
 }
 
 // Computes the log-softmax of the raw logits for the chosen token and for the most likely ones.

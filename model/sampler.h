@@ -88,7 +88,7 @@ void repeat_draw(const SamplingParams& params, int32_t token, SamplerState& stat
 // Scratch that a caller reuses. Once it has grown to the vocabulary, sampling allocates only entries of output_counts
 // and output (penalties, rules) and Sampled::top (top_logprobs).
 struct SamplerScratch {
-  std::vector<float> logits;
+  std::vector<float> logits, sorted;
   std::vector<int32_t> order;
 };
 

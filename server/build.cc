@@ -18,7 +18,6 @@
 #include "disagg/processes/worker.h"
 #include "model/folder.h"
 #include "model/gemm/gemm.h"
-#include "model/meta.h"
 #include "server/workers/local_workers.h"
 #include "server/workers/rank_processes.h"
 
@@ -90,8 +89,6 @@ void read_model(const Options& options, Build& build) {
   if (build.tokenizer->vocab_size() > build.config.vocab)
     throw invalid(dir + "/tokenizer.json has token ids up to " + std::to_string(build.tokenizer->vocab_size() - 1) +
                   ", but config.json's vocab_size is " + std::to_string(build.config.vocab));
-  if (build.config.eos_tokens.empty() && !has_model_file(dir + "/config.json"))
-    build.config.eos_tokens = meta_eos_tokens(*build.tokenizer);
   if (const std::string& name = options.text("chat-template"); name != "none")
     build.chat_template = need(ChatTemplate::load(name, dir, [] { return int64_t{std::time(nullptr)}; }));
 }

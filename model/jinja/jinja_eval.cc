@@ -1,554 +1,490 @@
-// Runs a template: statements, calls and expressions.
-#include "model/jinja/jinja_eval.h"
-
+// Runs a template: statements, expressions, filters, tests, methods and functions.
 #include <algorithm>
+#include <ctime>
 
 #include "base/utf8.h"
-#include "model/jinja/jinja.h"
+#include "model/jinja/jinja_node.h"
 
 namespace xpyd::model::jinja {
+namespace {
 
-Value* Scope::find(std::string_view name) {
-  for (auto& [known, value] : variables)
-    if (known == name) return &value;
-  return nullptr;
+constexpr size_t kMaxOutput = size_t{64} << 20;
+constexpr int kMaxDepth = 500;
+constexpr std::string_view kFunctions[] = {"namespace", "raise_exception", "strftime_now"};
+
+const std::string& text_of(const Value& value) {
+  if (value.text()) return *value.text();
+  throw Fault{"expected a string"};
+}
+int64_t integer_of(const Value& value) {
+  if (auto* integer = std::get_if<int64_t>(&value.as)) return *integer;
+  throw Fault{"expected an integer"};
+}
+const List& list_of(const Value& value) {
+  if (value.list()) return *value.list();
+  throw Fault{"expected a list"};
+}
+const Dict& dict_of(const Value& value) {
+  if (value.dict()) return *value.dict();
+  throw Fault{"expected a dict"};
 }
 
-void Scope::set(const std::string& name, Value value) {
-  if (Value* known = find(name))
-    *known = std::move(value);
-  else
-    variables.emplace_back(name, std::move(value));
-}
-
-class Evaluator::Inside {
- public:
-  Inside(Evaluator& e, Scope* parent) : e_(e), scope_{parent, {}} {
-    e.charge(2);
-    outer_ = std::exchange(e.scope_, &scope_);
+// As Python's str.strip().
+std::string stripped(std::string_view text, const Value& set, bool left, bool right) {
+  static const std::string kSpaces =
+      "\t\n\v\f\r\x1c\x1d\x1e\x1f \u0085\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+      "\u2028\u2029\u202f\u205f\u3000";
+  const std::string& chars = set.is_undefined() ? kSpaces : text_of(set);
+  while (left && !text.empty()) {
+    const size_t bytes = size_t(next_code_point(text).bytes);
+    if (chars.find(text.substr(0, bytes)) == chars.npos) break;
+    text.remove_prefix(bytes);
   }
-  ~Inside() { e_.scope_ = outer_; }
+  while (right && !text.empty()) {
+    size_t begin = text.size() - 1;
+    while ((uint8_t(text[begin]) & 0xc0) == 0x80) --begin;
+    if (chars.find(text.substr(begin)) == chars.npos) break;
+    text = text.substr(0, begin);
+  }
+  return std::string(text);
+}
+
+List split(const std::string& text, const std::string& by) {
+  if (by.empty()) throw Fault{"split by an empty string"};
+  List parts;
+  size_t begin = 0;
+  for (size_t at; (at = text.find(by, begin)) != text.npos; begin = at + by.size())
+    parts.push_back(text_value(text.substr(begin, at - begin)));
+  parts.push_back(text_value(text.substr(begin)));
+  return parts;
+}
+
+List pairs(const Dict& dict) {
+  List out;
+  for (const auto& [key, value] : dict) out.push_back(list_value({text_value(key), value}));
+  return out;
+}
+
+// The byte where this code point of a text begins.
+size_t byte_of(std::string_view text, int64_t code_point) {
+  size_t at = 0;
+  for (; code_point > 0; --code_point) at += size_t(next_code_point(text.substr(at)).bytes);
+  return at;
+}
+
+Value length(const Value& v) {
+  if (v.text()) return {int64_t(count_code_points(*v.text()))};
+  if (v.dict()) return {int64_t(v.dict()->size())};
+  return {int64_t(v.is_undefined() ? 0 : list_of(v).size())};
+}
+
+// Undefined stands for an argument that is not given.
+Value apply_filter(std::string_view name, const Value& v, const List& a);
+
+bool apply_test(std::string_view name, const Value& v, const List& a) {
+  if (name == "defined") return !v.is_undefined();
+  if (name == "undefined") return v.is_undefined();
+  if (name == "none") return v.is_none();
+  if (name == "string") return v.text();
+  if (name == "mapping") return v.dict();
+  if (name == "iterable" || name == "sequence") return v.text() || v.list() || v.dict() || v.is_undefined();
+  if (name == "true" || name == "false") return equal(v, {name == "true"});
+  return equal(v, a[0]);  // equalto, eq
+}
+
+Value field_of(const Value& item, const Value& attribute) {
+  const Value* field = item.dict() ? find(*item.dict(), text_of(attribute)) : nullptr;
+  return field ? *field : Value();
+}
+
+// Items that pass the test named in `a`, or of which the attribute does.
+Value choose(const Value& v, List a, bool by_attribute, bool keep) {
+  List out;
+  const Value attribute = a[0];
+  if (by_attribute) a.erase(a.begin());
+  if (a[0].text() && !find_builtin(Kind::test, *a[0].text())) throw Fault{"the test " + *a[0].text() + " is not supported"};
+  for (const Value& item : list_of(v)) {
+    const Value judged = by_attribute ? field_of(item, attribute) : item;
+    const bool passes = a[0].is_undefined() ? judged.truth() : apply_test(text_of(a[0]), judged, {a[1]});
+    if (passes == keep) out.push_back(item);
+  }
+  return list_value(std::move(out));
+}
+
+Value map(const Value& v, const Value& filter, const Value& attribute) {
+  List out;
+  if (filter.text() && !find_builtin(Kind::filter, *filter.text()))
+    throw Fault{"the filter " + *filter.text() + " is not supported"};
+  for (const Value& item : list_of(v))
+    out.push_back(filter.text() ? apply_filter(*filter.text(), item, List(3)) : field_of(item, attribute));
+  return list_value(std::move(out));
+}
+
+Value apply_filter(std::string_view name, const Value& v, const List& a) {
+  if (name == "trim") return text_value(stripped(str(v), a[0], true, true));
+  if (name == "string") return text_value(str(v));
+  if (name == "safe") return v;
+  if (name == "length") return length(v);
+  if (name == "tojson") {
+    if (a[0].truth()) throw Fault{"tojson with ensure_ascii is not supported"};
+    return text_value(tojson(v, a[1].is_undefined() ? -1 : int(std::clamp<int64_t>(integer_of(a[1]), 0, 16))));
+  }
+  if (name == "join") {
+    std::string out;
+    for (const Value& item : list_of(v)) out += (&item == &list_of(v)[0] ? "" : str(a[0])) + str(item);
+    return text_value(std::move(out));
+  }
+  if (name == "list") return list_value(list_of(v));
+  if (name == "items") return list_value(v.is_undefined() ? List() : pairs(dict_of(v)));
+  if (name == "map") return map(v, a[0], a[1]);
+  if (name == "default") return v.is_undefined() || (a[1].truth() && !v.truth()) ? a[0] : v;
+  if (name == "first" || name == "last") {
+    const List& items = list_of(v);
+    return items.empty() ? Value() : name == "first" ? items.front() : items.back();
+  }
+  return choose(v, a, name.ends_with("attr"), name.starts_with("select"));
+}
+
+Value call_method(std::string_view name, const Value& v, const List& a) {
+  if (name == "items") return list_value(pairs(dict_of(v)));
+  if (name == "get") {
+    const Value* found = find(dict_of(v), text_of(a[0]));
+    return found ? *found : a[1].is_undefined() ? Value{None()} : a[1];
+  }
+  const std::string& text = text_of(v);
+  if (name == "startswith") return {text.starts_with(text_of(a[0]))};
+  if (name == "endswith") return {text.ends_with(text_of(a[0]))};
+  if (name == "split") return list_value(split(text, text_of(a[0])));
+  return text_value(stripped(text, a[0], name != "rstrip", name != "lstrip"));
+}
+
+class Evaluator {
+ public:
+  Evaluator(Dict variables, int64_t now) : now_(now) { scopes_.push_back(std::move(variables)); }
+  ~Evaluator() {  // a namespace may contain itself
+    for (auto& space : spaces_) space->attributes.clear();
+  }
+  std::string render(const Node& block) {
+    run(block);
+    return std::move(out_);
+  }
 
  private:
-  Evaluator& e_;
-  Scope scope_;
-  Scope* outer_;
+  void set(const std::string& name, Value value) { set_in(scopes_.back(), name, std::move(value)); }
+  static void set_in(Dict& dict, const std::string& name, Value value) {
+    for (auto& [known, old] : dict)
+      if (known == name) return void(old = std::move(value));
+    dict.emplace_back(name, std::move(value));
+  }
+
+  struct Deeper {
+    explicit Deeper(Evaluator& of) : depth(of.depth_) {
+      if (++depth > kMaxDepth) throw Fault{"the template is nested too deeply"};
+    }
+    ~Deeper() { --depth; }
+    int& depth;
+  };
+
+  void run(const Node& node) try {
+    const Deeper deeper(*this);
+    switch (node.kind) {
+      case Kind::block:
+        for (const NodePtr& kid : node.kids) run(*kid);
+        break;
+      case Kind::output:
+        out_ += str(eval(*node.kids[0]));
+        if (out_.size() > kMaxOutput) throw Fault{"the output has more than 64 MiB"};
+        break;
+      case Kind::set: assign(*node.kids[0], eval(*node.kids[1])); break;
+      case Kind::macro: set(node.name, {&node}); break;
+      case Kind::for_loop: run_for(node); break;
+      default:  // if_else
+        for (size_t i = 0; i + 1 < node.kids.size(); i += 2)
+          if (eval(*node.kids[i]).truth()) return run(*node.kids[i + 1]);
+        if (node.kids.size() % 2 == 1) run(*node.kids.back());
+    }
+  } catch (Fault& fault) {
+    if (fault.line == 0) fault.line = node.line;
+    throw;
+  }
+
+  void assign(const Node& target, Value value) {
+    if (target.kind == Kind::name) return set(target.name, std::move(value));
+    if (target.kind == Kind::tuple) {
+      if (target.kids.size() == 1) return assign(*target.kids[0], std::move(value));
+      const List values = list_of(value);
+      if (values.size() != target.kids.size()) throw Fault{"the wrong number of values to unpack"};
+      for (size_t i = 0; i < values.size(); ++i) assign(*target.kids[i], values[i]);
+      return;
+    }
+    const Value space = eval(*target.kids[0]);  // the target is an attribute
+    auto* held = std::get_if<std::shared_ptr<Namespace>>(&space.as);
+    if (!held) throw Fault{"'" + target.kids[0]->name + "' is no namespace"};
+    set_in((*held)->attributes, target.name, std::move(value));
+  }
+
+  void run_for(const Node& node) {
+    const Value over = eval(*node.kids[1]);
+    List items;
+    if (over.dict())
+      for (const auto& [key, value] : *over.dict()) items.push_back(text_value(key));
+    else if (!over.is_undefined())
+      items = list_of(over);
+    scopes_.emplace_back();
+    if (node.kids[2])
+      std::erase_if(items, [&](const Value& item) { return assign(*node.kids[0], item), !eval(*node.kids[2]).truth(); });
+    const int64_t n = int64_t(items.size());
+    for (int64_t i = 0; i < n; ++i) {
+      const auto item = [&](int64_t at) { return at >= 0 && at < n ? items[size_t(at)] : Value(); };
+      scopes_.back() = {{"loop", dict_value({{"index0", {i}},
+                                             {"index", {i + 1}},
+                                             {"first", {i == 0}},
+                                             {"last", {i + 1 == n}},
+                                             {"length", {n}},
+                                             {"previtem", item(i - 1)},
+                                             {"nextitem", item(i + 1)}})}};
+      assign(*node.kids[0], items[size_t(i)]);
+      run(*node.kids[3]);
+    }
+    scopes_.pop_back();
+  }
+
+  // The arguments of a filter, test or method.
+  List arguments(const Node& node) {
+    List given;
+    for (size_t i = 1; i < node.kids.size(); ++i) given.push_back(node.kids[i] ? eval(*node.kids[i]) : Value());
+    return given;
+  }
+
+  // Calls a function or a macro.
+  Value call(const Node& node) {
+    const Value function = eval_name(node.name);
+    auto* held = std::get_if<const Node*>(&function.as);
+    if (!held) throw Fault{"'" + node.name + "' is no function"};
+    Dict given;
+    for (size_t i = 0; i < node.kids.size(); ++i) given.emplace_back(node.names[i], eval(*node.kids[i]));
+    const Node* macro = *held;
+    if (macro) return call_macro(*macro, given);
+    if (node.name == "namespace") {
+      spaces_.push_back(std::make_shared<Namespace>(Namespace{std::move(given)}));
+      return {spaces_.back()};
+    }
+    if (given.size() != 1) throw Fault{node.name + "() takes one argument"};
+    const std::string text = str(given[0].second);
+    if (node.name == "raise_exception") throw Fault{text};
+    const time_t now = now_;
+    tm local{};
+    localtime_r(&now, &local);
+    char buffer[256];
+    return text_value({buffer, strftime(buffer, sizeof buffer, text.c_str(), &local)});
+  }
+
+  Value call_macro(const Node& macro, const Dict& given) {
+    Dict parameters;
+    for (const std::string& name : macro.names) parameters.emplace_back(name, Value());
+    for (size_t i = 0; i < given.size(); ++i) {
+      const auto& [name, value] = given[i];
+      if (name.empty() ? i >= parameters.size() : !find(parameters, name))
+        throw Fault{"the macro " + macro.name + " does not take these arguments"};
+      set_in(parameters, name.empty() ? parameters[i].first : name, value);
+    }
+    std::vector<Dict> outer = std::exchange(scopes_, {scopes_[0], std::move(parameters)});
+    std::string before = std::exchange(out_, "");
+    run(*macro.kids[0]);
+    scopes_ = std::move(outer);
+    return text_value(std::exchange(out_, std::move(before)));
+  }
+
+  Value eval_name(const std::string& name) const {
+    for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope)
+      if (const Value* found = find(*scope, name)) return *found;
+    const bool ours = std::find(std::begin(kFunctions), std::end(kFunctions), name) != std::end(kFunctions);
+    return ours ? Value{static_cast<const Node*>(nullptr)} : Value();
+  }
+
+  Value eval(const Node& node) {
+    const Deeper deeper(*this);
+    auto kid = [&](size_t i) { return eval(*node.kids[i]); };
+    switch (node.kind) {
+      case Kind::constant: return node.value;
+      case Kind::name: return eval_name(node.name);
+      case Kind::attribute: return attribute(kid(0), node.name);
+      case Kind::item: return item(kid(0), kid(1));
+      case Kind::slice: return slice(node);
+      case Kind::list: {
+        List items;
+        for (const NodePtr& each : node.kids) items.push_back(eval(*each));
+        return list_value(std::move(items));
+      }
+      case Kind::dict: {
+        Dict items;
+        for (size_t i = 0; i < node.kids.size(); i += 2) items.emplace_back(text_of(kid(i)), kid(i + 1));
+        return dict_value(std::move(items));
+      }
+      case Kind::call: return call(node);
+      case Kind::filter: return apply_filter(node.name, kid(0), arguments(node));
+      case Kind::test: return {apply_test(node.name, kid(0), arguments(node))};
+      case Kind::method: return call_method(node.name, kid(0), arguments(node));
+      case Kind::not_: return {!kid(0).truth()};
+      case Kind::binary: return binary(node);
+      default:  // conditional
+        return kid(1).truth() ? kid(0) : node.kids[2] ? kid(2) : Value();
+    }
+  }
+
+  Value binary(const Node& node) {
+    const std::string& op = node.name;
+    const Value a = eval(*node.kids[0]);
+    if (op == "and" || op == "or") return a.truth() == (op == "and") ? eval(*node.kids[1]) : a;
+    const Value b = eval(*node.kids[1]);
+    if (op == "==") return {equal(a, b)};
+    if (op == "!=") return {!equal(a, b)};
+    if (op == "in" || op == "not in") return {contains(b, a) == (op == "in")};
+    if (op == "~") return text_value(str(a) + str(b));
+    if (op == "+" && a.text() && b.text()) return text_value(*a.text() + *b.text());
+    if (op == "+" && a.list() && b.list()) {
+      List all = *a.list();
+      all.insert(all.end(), b.list()->begin(), b.list()->end());
+      return list_value(std::move(all));
+    }
+    const int64_t x = integer_of(a), y = integer_of(b);
+    if (op == "<") return {x < y};
+    if (op == ">") return {x > y};
+    if (op == "<=") return {x <= y};
+    if (op == ">=") return {x >= y};
+    if (op == "+") return {x + y};
+    if (op == "-") return {x - y};
+    if (y <= 0) throw Fault{"% by a number that is not positive"};
+    return {(x % y + y) % y};
+  }
+
+  static bool contains(const Value& in, const Value& value) {
+    if (in.is_undefined()) return false;
+    if (in.text()) return in.text()->find(text_of(value)) != std::string::npos;
+    if (in.dict()) return value.text() && find(*in.dict(), *value.text());
+    const List& list = list_of(in);
+    return std::any_of(list.begin(), list.end(), [&](const Value& each) { return equal(each, value); });
+  }
+
+  static Value attribute(const Value& object, const std::string& name) {
+    if (object.is_undefined()) throw Fault{"." + name + " of an undefined value"};
+    const Namespace* space = object.get<Namespace>();
+    const Dict* dict = space ? &space->attributes : object.dict();
+    const Value* found = dict ? find(*dict, name) : nullptr;
+    return found ? *found : Value();
+  }
+
+  static Value item(const Value& object, const Value& key) {
+    if (key.text()) return attribute(object, *key.text());
+    if (object.is_undefined() || object.text()) throw Fault{"an item of a string or of an undefined value"};
+    auto* index = std::get_if<int64_t>(&key.as);
+    if (!object.list() || !index) return {};
+    const int64_t n = int64_t(object.list()->size()), i = *index + (*index < 0 ? n : 0);
+    return i >= 0 && i < n ? (*object.list())[size_t(i)] : Value();
+  }
+
+  // Of a list: [a:b] and [::-1]; of a text: [a:b], in code points.
+  Value slice(const Node& node) {
+    const Value object = eval(*node.kids[0]);
+    const int64_t n = std::get<int64_t>(length(object).as);
+    auto bound = [&](size_t kid, int64_t fallback) {
+      const int64_t i = node.kids[kid] ? integer_of(eval(*node.kids[kid])) : fallback;
+      return std::clamp<int64_t>(i < 0 ? i + n : i, 0, n);
+    };
+    const int64_t begin = bound(1, 0), end = std::max(begin, bound(2, n));
+    const int64_t step = node.kids[3] ? integer_of(eval(*node.kids[3])) : 1;
+    if (object.text()) {
+      if (step != 1) throw Fault{"a slice of a string with a step"};
+      const size_t from = byte_of(*object.text(), begin), to = byte_of(*object.text(), end);
+      return text_value(object.text()->substr(from, to - from));
+    }
+    List items(list_of(object).begin() + begin, list_of(object).begin() + end);
+    if (step == -1 && int64_t(items.size()) == n)
+      std::reverse(items.begin(), items.end());
+    else if (step != 1)
+      throw Fault{"this step of a slice is not supported"};
+    return list_value(std::move(items));
+  }
+
+  const int64_t now_;
+  std::vector<Dict> scopes_;  // innermost last
+  std::vector<std::shared_ptr<Namespace>> spaces_;
+  std::string out_;
+  int depth_ = 0;
 };
 
-Evaluator::~Evaluator() {
-  for (auto& space : namespaces_) space->attributes.clear();
-}
-
-Text Evaluator::render(const Node& block) { return captured(block); }
-
-void Evaluator::charge(size_t units) {
-  work_ += static_cast<int64_t>(std::min(units, size_t{1} << 40));
-  if (work_ > bounds_.work) throw Fault{"rendering takes too much time or memory"};
-}
-
-// A comparison of two dicts makes a table of one.
-void Evaluator::charge_comparison(const Value& a, const Value& b) {
-  charge(1 + std::min(weight_of(a), weight_of(b)) * (a.list() || a.dict() ? 8 : 1));
-}
-
-Value Evaluator::make_namespace(Named attributes) {
-  charge(8 + attributes.size());
-  namespaces_.push_back(std::make_shared<Namespace>(Namespace{std::move(attributes)}));
-  return namespaces_.back();
-}
-
-Text Evaluator::shown(const Value& value) {
-  if (!value.text()) charge(4 * weight_of(value));  // a character may become four
-  return str(value);
-}
-
-void Evaluator::print(const Text& text) {
-  charge(1 + weight_of(text));
-  if (out_->bytes.size() + text.bytes.size() > bounds_.output_bytes)
-    throw Fault{"the output has more than " + std::to_string(bounds_.output_bytes) + " bytes"};
-  out_->append(text);
-}
-
-Text Evaluator::captured(const Node& block) {
-  Text text;
-  Text* outer = std::exchange(out_, &text);
-  run_block(block);
-  out_ = outer;
-  return text;
-}
-
-// ---- Statements
-
-Evaluator::Flow Evaluator::run_block(const Node& block) {
-  for (const NodePtr& node : block.kids)
-    if (Flow flow = run(*node); flow != Flow::next) return flow;
-  return Flow::next;
-}
-
-Evaluator::Flow Evaluator::run(const Node& node) try {
-  const Counted counted(*this);
-  switch (node.kind) {
-    case Kind::output: print(shown(eval(*node.kids[0]))); break;
-    case Kind::set: assign(*node.kids[0], eval(*node.kids[1])); break;
-    case Kind::set_block:
-    case Kind::filter_block: {
-      const bool sets = node.kind == Kind::set_block;
-      Text text;
-      {
-        const Inside inside(*this, scope_);
-        text = captured(*node.kids[1]);
-      }
-      if (sets) {
-        assign(*node.kids[0], text_value(std::move(text)));
-      } else {
-        block_text_ = text_value(std::move(text));
-        print(shown(eval(*node.kids[0])));
-      }
-      break;
-    }
-    case Kind::if_else:
-      for (size_t i = 0; i + 1 < node.kids.size(); i += 2)
-        if (eval(*node.kids[i]).truth()) return run_block(*node.kids[i + 1]);
-      return node.kids.size() % 2 == 0 ? Flow::next : run_block(*node.kids.back());
-    case Kind::for_loop: return run_for(node);
-    case Kind::macro:
-      charge(8);
-      scope_->set(node.name, std::make_shared<const Function>(Function{&node, nullptr, {}, {}}));
-      break;
-    case Kind::scope: {
-      const Inside inside(*this, scope_);
-      return run_block(*node.kids[0]);
-    }
-    case Kind::break_loop: return Flow::break_loop;
-    case Kind::continue_loop: return Flow::continue_loop;
-    default: throw Fault{"not a statement"};
-  }
-  return Flow::next;
-} catch (Fault& fault) {
-  if (fault.line == 0) fault.line = node.line;
-  throw;
-}
-
-Evaluator::Flow Evaluator::run_for(const Node& node) {
-  const Node &target = *node.kids[0], &body = *node.kids[3];
-  std::vector<Value> items = iterate(eval(*node.kids[1]));
-  if (const Node* condition = node.kids[2].get()) {  // it sees the target but not this loop's `loop`
-    std::vector<Value> all = std::exchange(items, {});
-    for (Value& one : all) {
-      const Inside inside(*this, scope_);
-      assign(target, one);
-      if (eval(*condition).truth()) items.push_back(std::move(one));
-    }
-  }
-  const Value held = loop_value(std::move(items));
-  Loop& loop = *std::get<std::shared_ptr<Loop>>(held.as);
-  bool ended = false;  // an iteration ended without break or continue; only then is else skipped, as in Jinja
-  for (Flow flow = Flow::next; loop.index < loop.items.size() && flow != Flow::break_loop; ++loop.index) {
-    const Inside inside(*this, scope_);
-    scope_->set("loop", held);
-    assign(target, loop.items[loop.index]);
-    flow = run_block(body);
-    ended |= flow == Flow::next;
-  }
-  if (ended || !node.kids[4]) return Flow::next;
-  const Inside inside(*this, scope_);
-  return run_block(*node.kids[4]);
-}
-
-void Evaluator::assign(const Node& target, Value value) {
-  if (target.kind == Kind::tuple) {
-    std::vector<Value> values = iterate(value);
-    if (values.size() != target.kids.size())
-      throw Fault{"cannot unpack " + std::to_string(values.size()) + " values into " +
-                  std::to_string(target.kids.size())};
-    for (size_t i = 0; i < values.size(); ++i) assign(*target.kids[i], values[i]);
-  } else if (target.kind == Kind::attribute) {
-    const Value space = eval(*target.kids[0]);
-    auto* held = std::get_if<std::shared_ptr<Namespace>>(&space.as);
-    if (!held) throw Fault{"cannot set an attribute of '" + target.kids[0]->name + "', which is no namespace"};
-    charge((*held)->attributes.size() / 8);
-    for (auto& [known, old] : (*held)->attributes)
-      if (known == target.name) return void(old = std::move(value));
-    (*held)->attributes.emplace_back(target.name, std::move(value));
-  } else {
-    charge(scope_->variables.size() / 8);
-    scope_->set(target.name, std::move(value));
-  }
-}
-
-// ---- Calls
-
-Arguments Evaluator::arguments(const Node& node) {
-  Arguments given;
-  for (size_t i = 0; i < node.names.size(); ++i) {
-    Value value = eval(*node.kids[i + 1]);
-    const std::string& how = node.names[i];
-    if (how == "*")
-      for (Value& each : iterate(value)) given.positional.push_back(std::move(each));
-    else if (how.empty())
-      given.positional.push_back(std::move(value));
-    else
-      given.named.emplace_back(how, std::move(value));
-  }
-  return given;
-}
-
-// Puts named arguments in the parameters' places, and undefined values in empty ones.
-static void place(const std::vector<std::string>& parameters, const std::string& of, Arguments& given) {
-  const size_t n = given.positional.size();
-  if (n > parameters.size()) throw Fault{"too many arguments for " + of};
-  given.positional.resize(parameters.size(), Undefined{"", true});
-  for (auto& [key, value] : given.named) {
-    const auto at = std::find(parameters.begin() + long(n), parameters.end(), key);
-    if (at == parameters.end()) throw Fault{of + " takes no argument '" + key + "'"};
-    given.positional[size_t(at - parameters.begin())] = std::move(value);
-  }
-}
-
-static std::vector<std::string> words(std::string_view text) {
-  std::vector<std::string> out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find(' ', at), text.size());
-    out.emplace_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return out;
-}
-
-bool takes(const Builtin& builtin, std::string_view parameter) {
-  const std::vector<std::string> known = words(builtin.parameters);
-  return builtin.parameters == std::string_view("*") || std::find(known.begin(), known.end(), parameter) != known.end();
-}
-
-Value Evaluator::call(const Builtin& builtin, Value self, Arguments given) {
-  charge(2 + weight_of(self) / 4);
-  if (builtin.parameters != std::string_view("*"))
-    charge(given.named.size()), place(words(builtin.parameters), builtin.name, given);
-  if (builtin.of == std::string_view("text filter")) self = text_value(shown(self));
-  return builtin.run(*this, self, given);
-}
-
-Value Evaluator::call(const Value& callee, Arguments given) {
-  if (callee.is_undefined()) fail_undefined(callee);
-  const Function* function = callee.get<const Function>();
-  if (!function) throw Fault{std::string("cannot call ") + callee.type_name()};
-  if (function->builtin) return call(*function->builtin, function->self, std::move(given));
-  return call_macro(*function->macro, std::move(given));
-}
-
-Value Evaluator::call_macro(const Node& macro, Arguments given) {
-  const size_t n = macro.names.size(), first_default = n - (macro.kids.size() - 1);
-  charge(n * (n + given.named.size()) / 8);  // each is searched among the others
-  place(macro.names, "the macro '" + macro.name + "'", given);
-  const Inside inside(*this, root_);
-  for (size_t i = 0; i < n; ++i) {
-    Value& value = given.positional[i];
-    const Undefined* nothing = std::get_if<Undefined>(&value.as);
-    if (nothing && nothing->not_given)
-      value = i < first_default ? Undefined{macro.names[i]} : eval(*macro.kids[1 + i - first_default]);
-    scope_->set(macro.names[i], std::move(value));
-  }
-  return text_value(captured(*macro.kids[0]));
-}
-
-// ---- Expressions: names, operators, attributes, items, slices, iteration
-
-bool among(std::string_view words, std::string_view word) {
-  return words.find(std::string(1, ' ').append(word).append(1, ' ')) != words.npos;
-}
-
-void fail_undefined(const Value& value) { throw Fault{"'" + std::get<Undefined>(value.as).name + "' is undefined"}; }
-
-Value Evaluator::eval(const Node& node) try {
-  const Counted counted(*this);
-  return eval_kind(node);
-} catch (Fault& fault) {
-  if (fault.line == 0) fault.line = node.line;
-  throw;
-}
-
-Value Evaluator::eval_kind(const Node& node) {
-  auto kid = [&](size_t i) { return eval(*node.kids[i]); };
-  switch (node.kind) {
-    case Kind::constant: return node.value;
-    case Kind::name: {
-      for (Scope* s = scope_; s; s = s->parent) {
-        charge(s->variables.size() / 8);
-        if (Value* found = s->find(node.name)) return *found;
-      }
-      if (const Builtin* found = find_builtin("function", node.name))
-        return std::make_shared<const Function>(Function{nullptr, found, {}, {}});
-      return Undefined{node.name};
-    }
-    case Kind::attribute: return attribute(kid(0), node.name);
-    case Kind::item: {
-      const Value object = kid(0);
-      return item(object, kid(1));
-    }
-    case Kind::slice: return slice(node);
-    case Kind::list:
-    case Kind::tuple: {
-      std::vector<Value> items;
-      for (const NodePtr& each : node.kids) items.push_back(eval(*each));
-      charge(items.size());
-      return list_value(std::move(items), node.kind == Kind::tuple ? List::Form::tuple : List::Form::list);
-    }
-    case Kind::dict: {
-      std::vector<std::pair<Value, Value>> items;
-      for (size_t i = 0; i < node.kids.size(); i += 2) {
-        Value key = kid(i), value = kid(i + 1);
-        auto same = std::find_if(items.begin(), items.end(), [&](auto& x) { return equal(x.first, key); });
-        charge((items.size() + 2) * weight_of(key));
-        if (same != items.end())
-          same->second = std::move(value);
-        else
-          items.emplace_back(std::move(key), std::move(value));
-      }
-      return dict_value(std::move(items));
-    }
-    case Kind::call: {
-      const Value callee = kid(0);
-      return call(callee, arguments(node));
-    }
-    case Kind::filter:
-    case Kind::test: {
-      Value self = node.kids[0] ? kid(0) : block_text_;
-      return call(*node.builtin, std::move(self), arguments(node));
-    }
-    case Kind::not_: return !kid(0).truth();
-    case Kind::negative: return arithmetic("-", int64_t{0}, kid(0));
-    case Kind::binary: return binary(node);
-    case Kind::conditional:
-      if (kid(1).truth()) return kid(0);
-      return node.kids[2] ? kid(2) : Value(Undefined{"the inline if without else"});
-    default: throw Fault{"not an expression"};
-  }
-}
-
-Value Evaluator::binary(const Node& node) {
-  const std::string& op = node.name;
-  const Value a = eval(*node.kids[0]);
-  if (op == "and" || op == "or") return a.truth() == (op == "and") ? eval(*node.kids[1]) : a;
-  const Value b = eval(*node.kids[1]);
-  charge_comparison(a, b);
-  if (op == "==") return equal(a, b);
-  if (op == "!=") return !equal(a, b);
-  if (op == "in") return contains(b, a);
-  if (op == "not in") return !contains(b, a);
-  if (op == "~") return text_value(joined(*this, {a, b}, {}));
-  for (const Value* side : {&a, &b})
-    if (side->is_undefined()) fail_undefined(*side);
-  if (op == "<") return less(a, b);
-  if (op == ">") return less(b, a);
-  if (op == "<=") return !less(b, a);
-  if (op == ">=") return !less(a, b);
-  return arithmetic(op, a, b);
-}
-
-bool Evaluator::contains(const Value& container, const Value& value) {
-  if (container.text()) {
-    const std::string &text = container.text()->bytes, &part = text_of(value).bytes;
-    charge(1 + text.size() / 8 * (1 + part.size() / 32));
-    return text.find(part) != text.npos;
-  }
-  bool found = false;
-  for (const Value& each : iterate(container)) {
-    charge_comparison(value, each);
-    found = found || equal(value, each);
-  }
-  return found;
-}
-
-Value Evaluator::arithmetic(const std::string& op, const Value& a, const Value& b) {
-  if (op == "+" && a.text() && b.text()) {
-    const Text &x = *a.text(), &y = *b.text();
-    Text sum = y.safe && !x.safe ? escaped(x) : x;
-    sum.append(x.safe && !y.safe ? escaped(y) : y);
-    sum.safe = x.safe || y.safe;
-    charge(1 + weight_of(sum));
-    return text_value(std::move(sum));
-  }
-  if (op == "+" && a.list() && b.list() && a.list()->form == b.list()->form && a.list()->is_sequence()) {
-    std::vector<Value> items = a.list()->items;
-    items.insert(items.end(), b.list()->items.begin(), b.list()->items.end());
-    charge(2 + 2 * items.size());
-    return list_value(std::move(items), a.list()->form);
-  }
-  if (op == "*" && (a.text() || b.text())) {
-    const Text& unit = a.text() ? *a.text() : *b.text();
-    Text text;
-    for (int64_t i = (a.text() ? b : a).integer(); i > 0; --i) {
-      charge(1 + weight_of(unit));
-      text.append(unit);
-    }
-    return text_value(std::move(text));
-  }
-  if (a.real() || b.real() || !a.is_number() || !b.is_number())
-    throw Fault{"no '" + op + "' of " + a.type_name() + " and " + b.type_name()};
-  const int64_t x = a.integer(), y = b.integer();
-  int64_t out = 0;
-  bool beyond = false;
-  if (op == "+") beyond = __builtin_add_overflow(x, y, &out);
-  if (op == "-") beyond = __builtin_sub_overflow(x, y, &out);
-  if (op == "*") beyond = __builtin_mul_overflow(x, y, &out);
-  if (op == "%") {
-    if (y <= 0) throw Fault{"% by a number that is not positive is not supported"};
-    out = (x % y + y) % y;
-  }
-  if (beyond) throw Fault{"an integer beyond 64 bits"};
-  return out;
-}
-
-Value Evaluator::slice(const Node& node) {
-  auto part = [&](size_t i) { return node.kids[i] ? eval(*node.kids[i]) : Value(None()); };
-  const Value object = part(0), begin = part(1), end = part(2), stride = part(3);
-  if (object.is_undefined()) fail_undefined(object);
-  const Text* text = object.text();
-  const List* list = object.list();
-  if (list && !list->is_sequence()) throw Fault{"a slice of a view is not supported"};
-  if (!text && !list) return Undefined{"a slice"};
-  const int64_t n = int64_t(text ? count_code_points(text->bytes) : list->items.size());
-  const int64_t step = stride.is_none() ? 1 : std::clamp(stride.integer(), -n - 1, n + 1);
-  if (step == 0) throw Fault{"a slice's step may not be 0"};
-  auto bound = [&](const Value& v, int64_t fallback) {
-    if (v.is_none()) return fallback;
-    const int64_t i = v.integer();
-    return std::clamp<int64_t>(i < 0 ? i + n : i, step < 0 ? -1 : 0, step < 0 ? n - 1 : n);
-  };
-  const int64_t first = bound(begin, step < 0 ? n - 1 : 0), last = bound(end, step < 0 ? -1 : n);
-  charge(weight_of(object));
-  if (text && step == 1) {
-    const size_t from = code_point_at(text->bytes, size_t(first));
-    const size_t length = size_t(std::max<int64_t>(0, last - first));
-    return text_value(text->substr(from, from + code_point_at(std::string_view(text->bytes).substr(from), length)));
-  }
-  const std::vector<Value> all = iterate(object);
-  std::vector<Value> items;
-  for (int64_t i = first; step > 0 ? i < last : i > last; i += step) items.push_back(all[size_t(i)]);
-  if (!text) return list_value(std::move(items), list->form);
-  Text out = joined(*this, items, {});
-  out.safe = text->safe;
-  return text_value(std::move(out));
-}
-
-Value Evaluator::item(const Value& object, const Value& key) {
-  if (object.is_undefined()) fail_undefined(object);
-  const Text* name = key.text();
-  if (const Dict* dict = object.dict()) {
-    charge((dict->items.size() + 7) / 8 * weight_of(key));
-    for (const auto& [known, value] : dict->items)
-      if (equal(known, key)) return value;
-  }
-  if (name) return attribute(object, name->bytes);
-  const List* list = object.list();
-  const Text* text = object.text();
-  if (list && list->form == List::Form::view) throw Fault{"an item of a view is not supported"};
-  if ((key.is_integer() || key.is_bool()) && (text || (list && list->is_sequence()))) {
-    const int64_t n = int64_t(text ? count_code_points(text->bytes) : list->items.size());
-    const int64_t i = key.integer() + (key.integer() < 0 ? n : 0);
-    if (i >= 0 && i < n && list) return list->items[size_t(i)];
-    if (text) charge(1 + text->bytes.size() / 16);
-    if (i >= 0 && i < n) {
-      const size_t from = code_point_at(text->bytes, size_t(i));
-      return text_value(text->substr(from, from + code_point_at(std::string_view(text->bytes).substr(from), 1)));
-    }
-  }
-  return Undefined{"an item of " + std::string(object.type_name())};
-}
-
-static Value loop_attribute(const Loop& loop, std::string_view name) {
-  const int64_t i = int64_t(loop.index), n = int64_t(loop.items.size());
-  if (name == "index") return i + 1;
-  if (name == "index0") return i;
-  if (name == "revindex") return n - i;
-  if (name == "revindex0") return n - i - 1;
-  if (name == "first") return i == 0;
-  if (name == "last") return i == n - 1;
-  if (name == "length") return n;
-  if (name == "previtem") return i > 0 ? loop.items[size_t(i - 1)] : Undefined{"loop.previtem"};
-  if (name == "nextitem") return i + 1 < n ? loop.items[size_t(i + 1)] : Undefined{"loop.nextitem"};
-  throw Fault{"loop." + std::string(name) + " is not supported"};
-}
-
-Value Evaluator::attribute(const Value& object, const std::string& name) {
-  if (object.is_undefined()) fail_undefined(object);
-  if (const Loop* loop = object.get<Loop>()) return loop_attribute(*loop, name);
-  if (const Namespace* space = object.get<Namespace>()) {
-    charge(space->attributes.size() / 8);
-    for (const auto& [known, value] : space->attributes)
-      if (known == name) return value;
-    return Undefined{name};
-  }
-  if (const Builtin* method = find_method(object, name)) return method_value(*method, object);
-  if (const Dict* dict = object.dict()) {
-    charge((dict->items.size() + 7) / 8 * (1 + name.size() / 16));
-    if (const Value* found = dict->find(name)) return *found;
-  }
-  return Undefined{name};
-}
-
-std::vector<Value> Evaluator::iterate(const Value& value) {
-  std::vector<Value> items;
-  if (value.is_undefined()) return items;
-  if (const List* list = value.list()) {
-    charge(list->items.size());
-    if (list->form == List::Form::lazy && std::exchange(list->spent, true)) return items;
-    return list->items;
-  }
-  if (const Dict* dict = value.dict()) {
-    charge(dict->items.size());
-    for (const auto& [key, unused] : dict->items) items.push_back(key);
-    return items;
-  }
-  const Text* text = value.text();
-  if (!text) throw Fault{std::string("cannot iterate over ") + value.type_name()};
-  charge(4 * text->bytes.size());
-  for (size_t at = 0; at < text->bytes.size();) {
-    const size_t end = at + code_point_at(std::string_view(text->bytes).substr(at, 4), 1);
-    items.push_back(text_value(text->substr(at, end)));
-    at = end;
-  }
-  return items;
-}
-
-// ---- A template
-
-constexpr int kMaxRunDepth = 800;
-
-Template::Template() = default;
-Template::Template(Template&&) noexcept = default;
-Template& Template::operator=(Template&&) noexcept = default;
-Template::~Template() = default;
-
-static Error error_of(const Fault& fault) {
+Error error_of(const Fault& fault) {
   return invalid((fault.line > 0 ? "line " + std::to_string(fault.line) + ": " : "") + fault.what);
 }
 
+}  // namespace
+
+const Builtin* find_builtin(Kind kind, std::string_view name) {
+  static const Builtin kBuiltins[] = {
+      {Kind::filter, "default", {"default_value", "boolean"}},
+      {Kind::filter, "first"},
+      {Kind::filter, "items"},
+      {Kind::filter, "join", {"d"}},
+      {Kind::filter, "last"},
+      {Kind::filter, "length"},
+      {Kind::filter, "list"},
+      {Kind::filter, "map", {"filter", "attribute"}},
+      {Kind::filter, "reject", {"test", "value"}},
+      {Kind::filter, "rejectattr", {"attribute", "test", "value"}},
+      {Kind::filter, "safe"},
+      {Kind::filter, "select", {"test", "value"}},
+      {Kind::filter, "selectattr", {"attribute", "test", "value"}},
+      {Kind::filter, "string"},
+      {Kind::filter, "tojson", {"ensure_ascii", "indent"}},
+      {Kind::filter, "trim", {"chars"}},
+      {Kind::test, "defined"},
+      {Kind::test, "eq", {"other"}},
+      {Kind::test, "equalto", {"other"}},
+      {Kind::test, "false"},
+      {Kind::test, "iterable"},
+      {Kind::test, "mapping"},
+      {Kind::test, "none"},
+      {Kind::test, "sequence"},
+      {Kind::test, "string"},
+      {Kind::test, "true"},
+      {Kind::test, "undefined"},
+      {Kind::method, "endswith", {"suffix"}},
+      {Kind::method, "get", {"key", "default"}},
+      {Kind::method, "items"},
+      {Kind::method, "lstrip", {"chars"}},
+      {Kind::method, "rstrip", {"chars"}},
+      {Kind::method, "split", {"sep"}},
+      {Kind::method, "startswith", {"prefix"}},
+      {Kind::method, "strip", {"chars"}},
+  };
+  const auto found = std::find_if(std::begin(kBuiltins), std::end(kBuiltins),
+                                  [&](const Builtin& one) { return one.kind == kind && one.name == name; });
+  return found == std::end(kBuiltins) ? nullptr : found;
+}
+
+namespace {
+
+bool mentions_word(const Node& node, std::string_view word) {
+  if (node.name == word || (node.value.text() && *node.value.text() == word)) return true;
+  return std::any_of(node.kids.begin(), node.kids.end(), [&](auto& kid) { return kid && mentions_word(*kid, word); });
+}
+
+}  // namespace
+
+bool Template::mentions(std::string_view word) const { return mentions_word(*block_, word); }
+
 Result<Template> Template::parse(std::string_view source) try {
-  if (source.size() > kMaxBytes) return invalid("a template of more than 1 MiB");
-  std::vector<Token> tokens = lex(source);
   Template made;
-  for (const Token& token : tokens)
-    if (token.kind == Token::Kind::name || token.kind == Token::Kind::text) made.words_.push_back(token.text);
-  made.block_ = jinja::parse(std::move(tokens));
+  made.block_ = parse_nodes(source);
   return made;
 } catch (const Fault& fault) {
   return error_of(fault);
 }
 
-Result<Text> Template::render(std::vector<std::pair<std::string, Value>> variables, int64_t now_unix_s,
-                              const Limits& limits) const try {
-  Scope given{nullptr, std::move(variables)};
-  Evaluator evaluator({limits.work, limits.output_bytes, kMaxRunDepth}, given, now_unix_s);
-  return evaluator.render(*block_);
+Result<std::string> Template::render(Dict variables, int64_t now_unix_s) const try {
+  return Evaluator(std::move(variables), now_unix_s).render(*block_);
 } catch (const Fault& fault) {
   return error_of(fault);
-}
-
-bool Template::iterates_over_content() const { return jinja::iterates_over_content(*block_); }
-
-bool Template::mentions(std::string_view word) const {
-  return std::find(words_.begin(), words_.end(), word) != words_.end();
 }
 
 }  // namespace xpyd::model::jinja

@@ -103,6 +103,8 @@ Status check_model_shards(const ModelConfig& c, const KvShards& s, const std::st
   XPYD_CHECK(s.n_layers == c.n_layers && s.n_kv_heads == c.n_kv_heads);
   if (s.tp >= 1 && c.n_heads % s.tp != 0)
     return invalid(tp + " does not divide the model's " + std::to_string(c.n_heads) + " attention heads");
+  if (s.tp >= 1 && kRowParallelGroups % s.tp != 0)
+    return invalid(tp + " is not supported (expected 1, 2, 4 or 8)");
   if (Status status = check_shards(s, tp_name, pp_name); !status) return status;
   if (s.tp < s.n_kv_heads && s.n_kv_heads % s.tp != 0)
     return invalid(tp + " does not divide the model's " + std::to_string(s.n_kv_heads) + " kv heads");

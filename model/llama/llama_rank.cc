@@ -15,10 +15,6 @@ constexpr int kColumnChunk = 1024;
 
 Range range(KvRange r) { return {r.begin, r.end}; }
 int width(Range r) { return r.end - r.begin; }
-Range times(Range r, int n) { return {r.begin * n, r.end * n}; }
-Range groups_of(const KvShards& shards, int tensor_rank, int n_groups) {
-  return {tensor_rank * n_groups / shards.tp, (tensor_rank + 1) * n_groups / shards.tp};
-}
 
 // Most elements that one packed row of activations has, over all products of the rank.
 int most_stored(const Weights& weights, const RankSlice& slice) {
@@ -42,55 +38,32 @@ RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank) {
   slice.q_heads = {c.n_heads / tp * r, c.n_heads / tp * (r + 1)};
   slice.kv_heads = range(rect.heads);
   const PackedMatrix& down = weights.layers[size_t(rect.layers.begin)].down;
-  slice.groups = groups_of(shards, r, down.k_groups);
-  slice.mlp = width(slice.groups) > 0 ? down.k_range(slice.groups) : Range{0, 0};
+  slice.groups = {r * down.k_groups / tp, (r + 1) * down.k_groups / tp};
+  slice.mlp = down.k_range(slice.groups);
   slice.vocab = share(c.vocab, r, tp, 16);  // whole panels
   return slice;
 }
 
-StageExchange::StageExchange(const Weights& weights, const KvShards& shards, int stage, int max_step_tokens,
-                             bool crowded)
-    : tp_(shards.tp),
-      hidden_(weights.config.hidden),
-      n_groups_(weights.layers[size_t(shards.layers(stage).begin)].o.k_groups),
-      gathers_(n_groups_ % shards.tp != 0),
-      barrier_(shards.tp, crowded) {
-  XPYD_CHECK((n_groups_ & (n_groups_ - 1)) == 0 && n_groups_ < int(part_of_.size()) &&
-             weights.layers[size_t(shards.layers(stage).begin)].down.k_groups == n_groups_);
-  part_of_.fill(-1);
-  const int head_dim = weights.config.head_dim;
-  for (int r = 0; r < tp_; ++r) {
-    columns.push_back(times(rank_slice(weights, shards, stage * tp_ + r).q_heads, head_dim));
-    Range left = groups_of(shards, r, n_groups_);
-    while (width(left) > 0) {  // cut into the largest subtrees
-      int size = n_groups_;
-      while (left.begin % size != 0 || left.begin + size > left.end) size /= 2;
-      part_of_[size_t(left.begin)] = int(parts_.size());
-      parts_.push_back({{left.begin, left.begin + size}, r});
-      left.begin += size;
-    }
-  }
-  attended.resize(size_t(tp_));
-  part_floats_ = size_t(max_step_tokens) * size_t(hidden_);
-  if (tp_ > 1) sums_ = Buffer(2 * parts_.size() * part_floats_ * sizeof(float));
+StageExchange::StageExchange(int tp, int hidden, int max_step_tokens, bool crowded)
+    : tp_(tp), rank_floats_(size_t(max_step_tokens) * size_t(hidden)), barrier_(tp, crowded) {
+  if (tp > 1) sums_ = Buffer(2 * size_t(tp) * rank_floats_ * sizeof(float));
 }
 
 void StageExchange::add_up(const Ops& ops, int set, size_t at, int n, float* out) const {
   for (int begin = 0; begin < n; begin += kColumnChunk)
-    add_up(ops, sums_.as<const float>() + size_t(set) * parts_.size() * part_floats_, {0, n_groups_},
-           at + size_t(begin), std::min(kColumnChunk, n - begin), out + begin);
+    add_up(ops, sums_.as<const float>() + size_t(set * tp_) * rank_floats_, {0, tp_}, at + size_t(begin),
+           std::min(kColumnChunk, n - begin), out + begin);
 }
 
-void StageExchange::add_up(const Ops& ops, const float* sums, Range groups, size_t at, int n, float* out) const {
-  const int part = part_of_[size_t(groups.begin)];
-  if (part >= 0 && parts_[size_t(part)].groups.end == groups.end) {
-    std::copy_n(sums + size_t(part) * part_floats_ + at, n, out);
+void StageExchange::add_up(const Ops& ops, const float* sums, Range ranks, size_t at, int n, float* out) const {
+  if (width(ranks) == 1) {
+    std::copy_n(sums + size_t(ranks.begin) * rank_floats_ + at, n, out);
     return;
   }
-  const int middle = (groups.begin + groups.end) / 2;
+  const int middle = (ranks.begin + ranks.end) / 2;
   float right[kColumnChunk];
-  add_up(ops, sums, {groups.begin, middle}, at, n, out);
-  add_up(ops, sums, {middle, groups.end}, at, n, right);
+  add_up(ops, sums, {ranks.begin, middle}, at, n, out);
+  add_up(ops, sums, {middle, ranks.end}, at, n, right);
   ops.add(right, n, out);
 }
 
@@ -111,11 +84,10 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
       positions_(size_t(max_step_tokens)),
       place_floats_((size_t(max_step_tokens) * size_t(c_.hidden) + 15) / 16 * 16) {
   wanted_.reserve(size_t(max_step_tokens));
-  const int gathered_width = stage.gathers() ? width(first_layer().o.k_range(slice_.groups)) : 0;
   const std::pair<float**, int> parts[] = {
-      {&normed_, c_.hidden},    {&qkv_, qkv_width()},         {&q_, q_width_},
-      {&attended_, q_width_},   {&gathered_, gathered_width}, {&gate_up_, 2 * mlp_width_},
-      {&cos_, c_.head_dim / 2}, {&sin_, c_.head_dim / 2},     {&joined_, c_.n_predict * 2 * c_.hidden}};
+      {&normed_, c_.hidden},         {&qkv_, qkv_width()},     {&q_, q_width_},           {&attended_, q_width_},
+      {&gate_up_, 2 * mlp_width_},   {&cos_, c_.head_dim / 2}, {&sin_, c_.head_dim / 2},
+      {&joined_, c_.n_predict * 2 * c_.hidden}};
   // whole cache lines
   auto floats = [&](int width) { return (size_t(max_step_tokens) * size_t(width) + 15) / 16 * 16; };
   size_t total = size_t(places) * place_floats_;
@@ -127,7 +99,6 @@ LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& sha
     *part = next;
     next += floats(width);
   }
-  stage.attended[size_t(tensor_rank_)] = attended_;
 }
 
 // Calls body(row, begin, end) over the elements [0, width) of all rows; the team shares the work.
@@ -255,17 +226,11 @@ void LlamaRank::attend(int layer, const Rows& rows) {
   attention_.run(args, team_);
 }
 
-// Computes this rank's groups of x W^T. A single rank writes normed_; otherwise each part goes to the exchange.
+// Computes this rank's groups of x W^T, to normed_ or to the exchange.
 void LlamaRank::row_parallel(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride,
                              int set, int n) {
   if (stage_.tp() == 1) return gemm(w, bias, x, x_stride, normed_, c_.hidden, n);
-  const int k0 = w.k_range(slice_.groups).begin;
-  for (size_t i = 0; i < stage_.parts().size(); ++i) {
-    const StageExchange::Part& part = stage_.parts()[i];
-    if (part.tensor_rank != tensor_rank_) continue;
-    gemm(w, {}, x + (w.k_range(part.groups).begin - k0), x_stride, stage_.sums(set, i), c_.hidden, n, {0, 0},
-         part.groups);
-  }
+  gemm(w, {}, x, x_stride, stage_.sums(set, tensor_rank_), c_.hidden, n, {0, 0}, slice_.groups);
   stage_.barrier();
 }
 
@@ -281,24 +246,6 @@ void LlamaRank::add_and_norm(float* x0, const std::vector<float>& bias, int set,
     ops_.add(delta, c_.hidden, x);
     if (norm) ops_.rms_norm(x, norm->data(), c_.rms_eps, c_.hidden, delta);
   });
-}
-
-// o_proj over this rank's attention output, or over gathered columns of all ranks.
-void LlamaRank::output(const LayerWeights& layer, int n) {
-  if (!stage_.gathers()) {
-    row_parallel(layer.o, layer.o_bias, attended_, q_width_, 0, n);
-    return;
-  }
-  stage_.barrier();
-  const Range wanted = layer.o.k_range(slice_.groups);
-  for (int r = 0; r < stage_.tp(); ++r) {
-    const Range theirs = stage_.columns[size_t(r)];
-    const int begin = std::max(wanted.begin, theirs.begin), end = std::min(wanted.end, theirs.end);
-    for (int i = 0; i < n && begin < end; ++i)
-      std::copy_n(row(stage_.attended[size_t(r)], i, width(theirs)) + (begin - theirs.begin), end - begin,
-                  row(gathered_, i, width(wanted)) + (begin - wanted.begin));
-  }
-  row_parallel(layer.o, layer.o_bias, gathered_, width(wanted), 0, n);
 }
 
 // down(silu(gate(normed)) * up(normed)), to normed_ or to the exchange.
@@ -337,7 +284,7 @@ void LlamaRank::run(const StepInput& step, const float* x_in, float* x, bool obs
       rows = {int(wanted_.tokens.size()), wanted_.q_offsets, wanted_.kv_lengths, wanted_.views};
     }
     attend(i, rows);
-    output(layer, rows.n);
+    row_parallel(layer.o, layer.o_bias, attended_, q_width_, 0, rows.n);
     add_and_norm(x, layer.o_bias, 0, &layer.mlp_norm, rows.n);
     mlp(layer, rows.n);
     const bool leaves = i + 1 == end;
@@ -409,7 +356,7 @@ void LlamaRank::predict(const StepInput& step, float* x, bool observed, float* l
   append(i, rows);
   layer_written(step, i, observed);
   attend(i, rows);
-  output(layer, n);
+  row_parallel(layer.o, layer.o_bias, attended_, q_width_, 0, n);
   add_and_norm(x, layer.o_bias, 0, &layer.mlp_norm, n);
   mlp(layer, n);
   add_and_norm(x, layer.down_bias, 1, &weights_->head.norm, n);
@@ -432,7 +379,7 @@ void LlamaRank::keep_wanted(float* x) {
 
 StageRanks::StageRanks(const std::shared_ptr<const Weights>& weights, const ShardOptions& o, int stage,
                        ThreadTeam* team, int max_step_tokens, int places, const Kernels& kernels, bool crowded)
-    : exchange_(*weights, o.shards, stage, max_step_tokens, crowded) {
+    : exchange_(o.shards.tp, weights->config.hidden, max_step_tokens, crowded) {
   for (int rank = stage * o.shards.tp; rank < (stage + 1) * o.shards.tp; ++rank) {
     const auto mine = o.cpus.begin() + (o.cpus.empty() ? 0 : rank * o.threads_per_rank);
     std::vector<int> cpus(mine, o.cpus.empty() ? mine : mine + o.threads_per_rank);

@@ -3,13 +3,12 @@
 //
 // Tensor parallelism follows Megatron-LM: q, k, v, gate and up are split by columns, o and down by K. Every rank holds
 // the whole residual stream and updates it in the same way. Ranks exchange only the sums of o_proj and down_proj. K is
-// cut into groups whose sums are added in one tree (model/gemm/gemm.h), and a rank computes whole groups. So the result
-// has the bits of one rank.
+// cut into eight groups whose sums are added in one tree (model/gemm/gemm.h), and a rank computes one subtree of it. So
+// the result has the bits of one rank.
 //
 // Thread safety: the rank's own thread makes every call; the ranks of a stage run at the same time.
 #pragma once
 
-#include <array>
 #include <memory>
 #include <vector>
 
@@ -29,7 +28,7 @@ namespace xpyd::model {
 struct RankSlice {
   Range layers;             // of the model
   Range q_heads, kv_heads;  // of the model
-  Range groups;             // K-groups of o_proj and down_proj that this rank sums; may be empty
+  Range groups;             // K-groups of o_proj and down_proj that this rank sums
   Range mlp;                // columns of gate and up that those groups of down_proj read
   Range vocab;              // columns of the logits; may be empty
 };
@@ -39,34 +38,21 @@ RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank);
 // The memory and the barrier that the tensor ranks of one stage share.
 class StageExchange {
  public:
-  // The sum of neighbouring K-groups that form a subtree of the tree. One rank computes it.
-  struct Part {
-    Range groups;
-    int tensor_rank;
-  };
-  StageExchange(const Weights& weights, const KvShards& shards, int stage, int max_step_tokens, bool crowded);
+  StageExchange(int tp, int hidden, int max_step_tokens, bool crowded);
 
   int tp() const { return tp_; }
   void barrier() { barrier_.wait(); }
-  const std::vector<Part>& parts() const { return parts_; }
-  // Sums of one part, [max_step_tokens, hidden]. Two sets alternate, so a rank that writes to one has passed the
-  // barrier after which every rank has read it.
-  float* sums(int set, size_t part) { return sums_.as<float>() + (size_t(set) * parts_.size() + part) * part_floats_; }
-  // Adds all parts in the tree's order: out[0, n) receives elements [at, at + n).
+  // Sums of one rank's K-groups, [max_step_tokens, hidden]. Two sets alternate, so a rank that writes to one has passed
+  // the barrier after which every rank has read it.
+  float* sums(int set, int rank) { return sums_.as<float>() + size_t(set * tp_ + rank) * rank_floats_; }
+  // Adds the sums of all ranks in the tree's order: out[0, n) receives elements [at, at + n).
   void add_up(const Ops& ops, int set, size_t at, int n, float* out) const;
-  // True if a rank's groups of o_proj are not its own heads' columns. Ranks then read attention outputs of other ranks.
-  bool gathers() const { return gathers_; }
-  std::vector<const float*> attended;  // [tp]: attention output of each rank, [tokens, the rank's columns]
-  std::vector<Range> columns;          // [tp]: each rank's columns of n_heads * head_dim
   size_t bytes() const { return sums_.size(); }
 
  private:
-  void add_up(const Ops& ops, const float* sums, Range groups, size_t at, int n, float* out) const;
-  const int tp_, hidden_, n_groups_;
-  const bool gathers_;
-  std::vector<Part> parts_;
-  std::array<int, 65> part_of_ = {};  // by first group: index of its part, or -1
-  size_t part_floats_;
+  void add_up(const Ops& ops, const float* sums, Range ranks, size_t at, int n, float* out) const;
+  const int tp_;
+  const size_t rank_floats_;
   Buffer sums_;
   Barrier barrier_;
 };
@@ -108,7 +94,6 @@ class LlamaRank {
   float* row(float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
   const float* row(const float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
 
-  const LayerWeights& first_layer() const { return weights_->layers[size_t(slice_.layers.begin)]; }
   void embed(int32_t token, float* x) const;
   void join(const StepInput& step, float* x);
   void layer_written(const StepInput& step, int layer, bool observed);
@@ -118,7 +103,6 @@ class LlamaRank {
   void append(int layer, const Rows& rows);
   void keep_wanted(float* x);
   void attend(int layer, const Rows& rows);
-  void output(const LayerWeights& layer, int n);
   void mlp(const LayerWeights& layer, int n);
   void row_parallel(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride, int set,
                     int n);
@@ -146,7 +130,6 @@ class LlamaRank {
   float* qkv_;       // width q_width + 2 kv_width
   float* q_;         // width q_width: q after RoPE
   float* attended_;  // width q_width
-  float* gathered_;  // columns that this rank's groups of o_proj read, if gathers()
   float* gate_up_;   // width 2 mlp_width; SwiGLU's result overwrites gate
   float* joined_;    // width 2 hidden; only with a multi-token head
   float* cos_;       // width head_dim / 2

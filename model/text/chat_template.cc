@@ -14,8 +14,6 @@ constexpr size_t kMaxConfigBytes = size_t{16} << 20;
 constexpr const char* kPlain =
     "{% for message in messages %}{{ '\n' if not loop.first }}{{ message.content }}{% endfor %}";
 
-Value text(std::string_view words, bool from_client) { return jinja::text_value({words, from_client}); }
-
 // Returns a file's text; "" if there is no file.
 std::string read_optional(const std::string& path) {
   auto file = read_model_file(path, kMaxConfigBytes);
@@ -29,31 +27,55 @@ const std::string* token_text(const nlohmann::json& value) {
 }
 
 // Adds the variables of Hugging Face's special_tokens_map.
-void add_special_tokens(const nlohmann::json& config, std::vector<std::pair<std::string, Value>>& out) {
+void add_special_tokens(const nlohmann::json& config, jinja::Dict& out) {
   auto add = [&](const std::string& name, Value value) {
-    for (const auto& [known, unused] : out)
-      if (known == name) return;
-    out.emplace_back(name, std::move(value));
+    if (!jinja::find(out, name)) out.emplace_back(name, std::move(value));
   };
   for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
     if (auto* value = find_field(config, name))
-      if (auto* token = token_text(*value)) add(name, text(*token, false));
+      if (auto* token = token_text(*value)) add(name, jinja::text_value(*token));
   for (const char* name : {"additional_special_tokens", "extra_special_tokens"}) {
     const nlohmann::json* value = find_field(config, name);
     if (value == nullptr || !value->is_structured()) continue;
-    std::vector<Value> list;
+    jinja::List list;
     for (const auto& [key, each] : value->items()) {
       const std::string* token = token_text(each);
-      if (token && value->is_object()) add(key, text(*token, false));
-      if (token && value->is_array()) list.push_back(text(*token, false));
+      if (token && value->is_object()) add(key, jinja::text_value(*token));
+      if (token && value->is_array()) list.push_back(jinja::text_value(*token));
     }
     if (!list.empty()) add(name, jinja::list_value(std::move(list)));
   }
 }
 
-Value parts_of(Value words) {
-  return jinja::list_value(
-      {jinja::dict_value({{text("type", false), text("text", false)}, {text("text", false), std::move(words)}})});
+// Guards all texts of a client's value.
+Value guarded(const Tokenizer& tokenizer, const Value& value) {
+  if (auto* text = value.text()) return jinja::text_value(tokenizer.guard(*text));
+  if (auto* list = value.list()) {
+    jinja::List items;
+    for (const Value& item : *list) items.push_back(guarded(tokenizer, item));
+    return jinja::list_value(std::move(items));
+  }
+  if (auto* dict = value.dict()) {
+    jinja::Dict items;
+    for (const auto& [key, item] : *dict) items.emplace_back(tokenizer.guard(key), guarded(tokenizer, item));
+    return jinja::dict_value(std::move(items));
+  }
+  return value;
+}
+
+// A template that does not know the role "developer" gets "system".
+Value message_value(const Tokenizer& tokenizer, const ChatMessage& message, bool knows_developer) {
+  Value role = jinja::text_value(message.role == "developer" && !knows_developer ? "system" : message.role);
+  Value content = jinja::text_value(tokenizer.guard(message.content));
+  if (!message.fields.dict()) return jinja::dict_value({{"role", std::move(role)}, {"content", std::move(content)}});
+  // A message of calls only has content none, which templates test for; any other none would print as "None".
+  const bool has_calls = jinja::find(*message.fields.dict(), "tool_calls");
+  jinja::Dict items = *guarded(tokenizer, message.fields).dict();
+  for (auto& [key, value] : items) {
+    if (key == "role") value = role;
+    if (key == "content" && !(value.is_none() && has_calls)) value = content;
+  }
+  return jinja::dict_value(std::move(items));
 }
 
 }  // namespace
@@ -62,8 +84,7 @@ void ChatTemplate::set(const std::string& source, const std::string& where, bool
   auto made = jinja::Template::parse(source);
   if (!made.ok())
     throw invalid(where + ": chat template, " + made.error().message + " (--chat-template gives another template)");
-  (tool_use ? tool_use_ : default_) = std::make_unique<Source>(Source{std::move(made).value()});
-  look_at_contents(*(tool_use ? tool_use_ : default_));
+  (tool_use ? tool_use_ : default_) = std::move(made).value();
 }
 
 void ChatTemplate::read_folder(const std::string& dir, bool with_template) {
@@ -106,7 +127,7 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string
   if (chat->plain_) {
     chat->set(kPlain, "plain", false);
   } else if (wanted != "auto") {
-    auto file = read_small_file(wanted, jinja::Template::kMaxBytes);
+    auto file = read_small_file(wanted, kMaxConfigBytes);
     if (!file.ok())
       return invalid("--chat-template: expected auto, plain, none or the path of a file; " + file.error().message);
     chat->set(file.value(), wanted, false);
@@ -126,81 +147,29 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view
   return error;
 }
 
-// A content is text unless the template iterates over it. A trial tells whether such a template also reads text: a list
-// of one text part should print the same as its text alone.
-void ChatTemplate::look_at_contents(Source& source) {
-  if (!source.jinja.iterates_over_content()) return;
-  const std::string words = "what a user says";
-  auto prints = [&](bool reads_text, bool reads_parts) {
-    source.reads_text = reads_text;
-    source.reads_parts = reads_parts;
-    auto out = run(source,
-                   {{"user", words,
-                     reads_parts ? jinja::dict_value({{text("role", false), text("user", false)},
-                                                      {text("content", false), parts_of(text(words, true))}})
-                                 : Value()}},
-                   {});
-    return out.ok() ? out.value().bytes : "";
-  };
-  const std::string of_text = prints(true, false), of_parts = prints(false, true);
-  source.reads_text = of_text.find(words) != of_text.npos || of_parts.find(words) == of_parts.npos;
-  source.reads_parts = of_text == of_parts || !source.reads_text;
-}
-
-Result<jinja::Text> ChatTemplate::run(const Source& source, const std::vector<ChatMessage>& messages,
-                                      const Request& request) const try {
-  const bool knows_developer = source.jinja.mentions("developer");
-  std::vector<Value> list;
-  for (const ChatMessage& message : messages) {
-    const std::string& role = message.role == "developer" && !knows_developer ? "system" : message.role;
-    Value content = text(message.content, true);
-    if (!source.reads_text) content = parts_of(std::move(content));
-    std::vector<std::pair<Value, Value>> items;
-    // A message of calls only has content none, which templates test for; any other none would print as "None".
-    const bool has_calls = message.fields.dict() && message.fields.dict()->find("tool_calls");
-    if (message.fields.dict())
-      items = message.fields.dict()->items;
-    else
-      items = {{text("role", false), Value()}, {text("content", false), Value()}};
-    for (auto& [key, value] : items) {
-      if (key.text()->bytes == "role") value = text(role, false);
-      if (key.text()->bytes != "content" || (value.is_none() && has_calls)) continue;
-      if (!value.list() || !source.reads_parts) value = content;
-    }
-    list.push_back(jinja::dict_value(std::move(items)));
-  }
-  std::vector<std::pair<std::string, Value>> variables;  // the first of a name counts
-  variables.emplace_back("messages", jinja::list_value(std::move(list)));
-  variables.emplace_back("tools", request.tools);
-  variables.emplace_back("documents", jinja::None());
-  variables.emplace_back("add_generation_prompt", request.add_generation_prompt);
-  if (const jinja::Dict* more = request.kwargs.dict())
-    for (const auto& [name, value] : more->items) variables.emplace_back(name.text()->bytes, value);
-  variables.insert(variables.end(), special_tokens_.begin(), special_tokens_.end());
-  return source.jinja.render(std::move(variables), clock_());
-} catch (const jinja::Fault& fault) {  // the messages are too large or too deep for a value
-  return invalid("messages: " + fault.what);
-}
-
-Result<std::vector<PromptPiece>> ChatTemplate::render(const std::vector<ChatMessage>& messages,
-                                                      const Request& request) const {
+Result<std::string> ChatTemplate::render(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
+                                         const Request& request) const {
   if (messages.empty()) return invalid("messages: expected at least one message");
   const bool has_tools = request.tools.list() != nullptr;
-  auto made = run(has_tools && tool_use_ ? *tool_use_ : *default_, messages, request);
+  const jinja::Template& chosen = has_tools && tool_use_ ? *tool_use_ : *default_;
+  const bool knows_developer = chosen.mentions("developer");
+  jinja::List list;
+  for (const ChatMessage& message : messages) list.push_back(message_value(tokenizer, message, knows_developer));
+  jinja::Dict variables;  // the first of a name counts
+  variables.emplace_back("messages", jinja::list_value(std::move(list)));
+  variables.emplace_back("tools", guarded(tokenizer, request.tools));
+  variables.emplace_back("documents", Value{jinja::None()});
+  variables.emplace_back("add_generation_prompt", Value{request.add_generation_prompt});
+  if (const jinja::Dict* more = request.kwargs.dict())
+    for (const auto& [name, value] : *more) variables.emplace_back(name, guarded(tokenizer, value));
+  variables.insert(variables.end(), special_tokens_.begin(), special_tokens_.end());
+  auto made = chosen.render(std::move(variables), clock_());
   if (!made.ok()) return invalid("the model's chat template failed, " + made.error().message);
-  std::vector<PromptPiece> pieces;
-  size_t begin = 0;
-  for (const jinja::Text::Run& run : made.value().runs) {
-    pieces.push_back({made.value().bytes.substr(begin, run.end - begin), !run.from_client});
-    begin = run.end;
-  }
-  return pieces;
+  return made;
 }
 
-std::vector<int32_t> ChatTemplate::encode(const Tokenizer& tokenizer, const std::vector<PromptPiece>& pieces) const {
-  std::vector<Tokenizer::Part> parts;
-  for (const PromptPiece& piece : pieces) parts.push_back({piece.text, piece.from_template});
-  return tokenizer.encode(parts, plain_);
+std::vector<int32_t> ChatTemplate::encode(const Tokenizer& tokenizer, const std::string& prompt) const {
+  return tokenizer.encode(prompt, {.add_special_tokens = plain_, .guarded = true});
 }
 
 }  // namespace xpyd::model

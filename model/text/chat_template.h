@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,17 +22,8 @@ struct ChatMessage {
   std::string role;  // system | developer | user | assistant | tool
   std::string content;
   // The whole message, if it has more than these two: a dict with role, content (none, text or a list of text parts),
-  // tool_calls, name, ...
+  // tool_calls, name, ... The template gets `content` in place of the text or list.
   jinja::Value fields = {};
-};
-
-// A piece of the prompt. Pieces of the template's text alternate with pieces of clients' text; special tokens are
-// parsed in the template's text only. So a message's text never becomes a control token, whatever the template does to
-// it. Roles are one of five words and count as template text. If a template marks turns with plain text, a message can
-// still contain that text; such models have no better mark.
-struct PromptPiece {
-  std::string text;
-  bool from_template;
 };
 
 class ChatTemplate {
@@ -40,8 +32,8 @@ class ChatTemplate {
 
   struct Request {
     bool add_generation_prompt = true;
-    jinja::Value tools = jinja::None();  // a list
-    jinja::Value kwargs = {};            // a dict of more variables, or undefined
+    jinja::Value tools = {jinja::None()};  // a list
+    jinja::Value kwargs = {};              // a dict of more variables, or undefined
   };
 
   // Loads a template. `wanted` is "auto", "plain" or a file.
@@ -54,33 +46,29 @@ class ChatTemplate {
                                                           WallClock clock);
   static Result<std::unique_ptr<const ChatTemplate>> parse(std::string_view jinja, WallClock clock);
 
-  // Renders a chat. If the template refuses the messages (raise_exception), the Error has its words.
-  Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages, const Request& request) const;
-  Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages, bool add_generation_prompt) const {
-    return render(messages, Request{add_generation_prompt, jinja::None(), {}});
+  // Renders a chat for encode(). Each special token's text in what a client wrote has a mark inside (see
+  // Tokenizer::guard), so a message never becomes a control token. If a template marks turns with plain text, a message
+  // can still contain that text; such models have no better mark. If the template refuses the messages
+  // (raise_exception), the Error has its words.
+  Result<std::string> render(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
+                             const Request& request) const;
+  Result<std::string> render(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages) const {
+    return render(tokenizer, messages, Request());
   }
-  bool takes_tools() const { return tool_use_ || default_->jinja.mentions("tools"); }
+  bool takes_tools() const { return tool_use_ || default_->mentions("tools"); }
 
-  // Returns the ids of the whole text at once, so merges reach across pieces. BOS is where the template puts it; for
-  // "plain", the tokenizer adds its own.
-  std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::vector<PromptPiece>& pieces) const;
+  // Returns the ids of a rendered chat. BOS is where the template puts it; for "plain", the tokenizer adds its own.
+  std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::string& prompt) const;
 
  private:
   ChatTemplate() = default;
   // Both throw an Error that says what is wrong.
   void set(const std::string& text, const std::string& where, bool tool_use);
   void read_folder(const std::string& dir, bool with_template);
-  struct Source {
-    jinja::Template jinja;
-    // Forms of a message's content that the template reads: text, a list of parts, or either.
-    bool reads_text = true, reads_parts = false;
-  };
-  Result<jinja::Text> run(const Source& source, const std::vector<ChatMessage>& messages, const Request& request) const;
-  void look_at_contents(Source& source);
 
   WallClock clock_;
-  std::unique_ptr<Source> default_, tool_use_;
-  std::vector<std::pair<std::string, jinja::Value>> special_tokens_;
+  std::optional<jinja::Template> default_, tool_use_;
+  jinja::Dict special_tokens_;
   bool plain_ = false;
 };
 

@@ -5,9 +5,13 @@
 #include "base/utf8.h"
 #include "model/folder.h"
 #include "model/text/tokenizer_impl.h"
-#include "model/unicode.h"
 
 namespace xpyd::model {
+namespace {
+
+constexpr std::string_view kMark = "\xef\xb7\x90";  // U+FDD0, which is never a character
+
+}  // namespace
 
 Tokenizer::Tokenizer() : impl_(std::make_unique<Impl>()) {}
 Tokenizer::~Tokenizer() = default;
@@ -27,85 +31,49 @@ Result<std::unique_ptr<const Tokenizer>> Tokenizer::parse(std::string_view json_
 }
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
-  Part part{text, options.parse_special_tokens};
-  return encode(std::span(&part, 1), options.add_special_tokens);
-}
-
-std::vector<int32_t> Tokenizer::encode(std::span<const Part> parts, bool add_special_tokens) const {
-  if (parts.size() == 1 && is_utf8(parts[0].text))
-    return impl_->encode(parts[0].text, {{parts[0].text.size(), parts[0].parse_special_tokens}}, add_special_tokens);
-  std::string text;
-  std::vector<AddedTokens::Part> borders;
-  for (const Part& part : parts) {
-    text += replace_invalid_utf8(part.text);
-    borders.push_back({text.size(), part.parse_special_tokens});
+  const std::string valid = replace_invalid_utf8(text);
+  if (!options.guarded) return impl_->encode(valid, {}, options.add_special_tokens);
+  std::string unmarked;
+  std::vector<size_t> borders;
+  size_t begin = 0;
+  for (size_t mark; (mark = valid.find(kMark, begin)) != valid.npos; begin = mark + kMark.size()) {
+    unmarked.append(valid, begin, mark - begin);
+    borders.push_back(unmarked.size());
   }
-  return impl_->encode(text, borders, add_special_tokens);
+  unmarked.append(valid, begin);
+  return impl_->encode(unmarked, borders, options.add_special_tokens);
 }
 
-std::vector<int32_t> Tokenizer::Impl::encode(std::string_view text, const std::vector<AddedTokens::Part>& parts,
+std::string Tokenizer::guard(std::string_view text) const {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t bytes = size_t(next_code_point(text.substr(at)).bytes);
+    out += text.substr(at, bytes);
+    if (impl_->added.find(text.substr(at), true)) out += kMark;
+    at += bytes;
+  }
+  return out;
+}
+
+std::vector<int32_t> Tokenizer::Impl::encode(std::string_view text, const std::vector<size_t>& borders,
                                              bool add_special_tokens) const {
   std::vector<int32_t> ids;
   Bpe::Workspace space;
-  Matching matching(text.size());
   if (add_special_tokens) ids = prefix;
-  std::vector<AddedTokens::Piece> pieces;
-  added.split(text, parts, pieces);
-  auto part = parts.begin();
-  for (const AddedTokens::Piece& piece : pieces) {
+  Words words;
+  for (const AddedTokens::Piece& piece : added.split(text, borders)) {
     if (piece.id >= 0) {
       ids.push_back(piece.id);
       continue;
     }
-    // The parts of this piece, counted from its beginning.
-    while (part->end <= piece.begin) ++part;
-    std::vector<AddedTokens::Part> inside;
-    for (auto at = part; inside.empty() || inside.back().end < piece.end - piece.begin; ++at)
-      inside.push_back({std::min(at->end, piece.end) - piece.begin, at->parse_special});
-    encode_segment(text.substr(piece.begin, piece.end - piece.begin), inside, piece.begin == 0, matching, space, ids);
+    const auto border = std::upper_bound(borders.begin(), borders.end(), piece.begin);
+    const bool allow_special = border == borders.end() || *border >= piece.end;
+    const std::string segment = normalize(normalizer, text.substr(piece.begin, piece.end - piece.begin));
+    pre_tokenize(pre_tokenizer, segment, piece.begin == 0, words);
+    for (std::string_view word : words.views) bpe.encode(word, allow_special, space, ids);
   }
   if (add_special_tokens) ids.insert(ids.end(), suffix.begin(), suffix.end());
   return ids;
-}
-
-void Tokenizer::Impl::encode_segment(std::string_view text, const std::vector<AddedTokens::Part>& parts, bool at_start,
-                                     Matching& matching, Bpe::Workspace& space, std::vector<int32_t>& out) const {
-  const std::string_view original = text;
-  std::string normalized;
-  if (!normalizer.empty()) {
-    normalized = normalize(normalizer, text);
-    text = normalized;
-  }
-  bool parse_special = std::all_of(parts.begin(), parts.end(),
-                                   [](const AddedTokens::Part& p) { return p.parse_special; });
-  Words words;
-  auto encode_words = [&](std::string_view stretch, bool first) {
-    pre_tokenize(pre_tokenizer, stretch, first, matching, words);
-    for (std::string_view word : words.views) bpe.encode(word, parse_special, space, out);
-  };
-  if (added_normalized.empty()) return encode_words(text, at_start);
-
-  // Borders of the parts in normalized text, if it equals the parts' normalized texts in a row. Otherwise, as with a
-  // border inside a composed character, no special token is parsed.
-  std::vector<AddedTokens::Part> borders;
-  if (parts.size() > 1 && added_normalized.any_special()) {
-    std::string joined;
-    for (size_t begin = 0; const AddedTokens::Part& part : parts) {
-      joined += normalize(normalizer, original.substr(begin, part.end - begin), begin == 0);
-      borders.push_back({joined.size(), part.parse_special});
-      begin = part.end;
-    }
-    if (joined != text) borders.clear();
-  }
-  if (borders.empty()) borders = {{text.size(), parse_special}};
-  std::vector<AddedTokens::Piece> pieces;
-  added_normalized.split(text, borders, pieces);
-  for (const AddedTokens::Piece& piece : pieces) {
-    if (piece.id >= 0)
-      out.push_back(piece.id);
-    else
-      encode_words(text.substr(piece.begin, piece.end - piece.begin), at_start && piece.begin == 0);
-  }
 }
 
 std::string Tokenizer::decode(const std::vector<int32_t>& ids, bool skip_special_tokens) const {
@@ -122,7 +90,7 @@ const std::string& Tokenizer::piece(int32_t id) const {
 
 bool Tokenizer::is_special(int32_t id) const { return id >= 0 && id < vocab_size() && impl_->tokens[id].special; }
 
-bool Tokenizer::strips_leading_space() const { return impl_->decoder.strip_space || impl_->decoder.strip_first_token; }
+bool Tokenizer::strips_leading_space() const { return impl_->decoder.strip_space; }
 
 int Tokenizer::vocab_size() const { return static_cast<int>(impl_->tokens.size()); }
 
@@ -150,10 +118,6 @@ std::string Detokenizer::feed(int32_t id) {
     return "";
   }
   std::string text = end_run();
-  if (first_ && impl.decoder.strip_first_token) {
-    first_ = false;
-    return text + token.first_piece;
-  }
   return stripped(std::move(text) + token.piece);
 }
 
@@ -185,64 +149,40 @@ std::string Detokenizer::stripped(std::string text) {
 
 // ---- Added tokens
 
-void AddedTokens::add(const AddedToken& token, std::string_view pattern) {
-  uint32_t node = 0;
-  for (char c : pattern) {
-    uint64_t edge = uint64_t{node} << 8 | static_cast<uint8_t>(c);
-    auto [at, fresh] = edges_.try_emplace(edge, static_cast<uint32_t>(ends_.size()));
-    if (fresh) ends_.push_back(-1);
-    node = at->second;
+void AddedTokens::add(const AddedToken& token) {
+  tokens_.emplace(token.content, token);
+  lengths_.insert(token.content.size());
+  begins_[static_cast<uint8_t>(token.content[0])] = true;
+}
+
+const AddedToken* AddedTokens::find(std::string_view text, bool only_special) const {
+  if (!begins_[static_cast<uint8_t>(text[0])]) return nullptr;
+  for (const size_t bytes : lengths_) {
+    const auto found = bytes <= text.size() ? tokens_.find(text.substr(0, bytes)) : tokens_.end();
+    if (found != tokens_.end() && (found->second.special || !only_special)) return &found->second;
   }
-  if (ends_[node] >= 0) return;
-  ends_[node] = static_cast<int32_t>(tokens_.size());
-  begins_[static_cast<uint8_t>(pattern[0])] = true;
-  tokens_.push_back(token);
+  return nullptr;
 }
 
-int32_t AddedTokens::longest(std::string_view text, size_t at, size_t* bytes) const {
-  int32_t found = -1;
-  uint32_t node = 0;
-  for (size_t i = at; i < text.size(); ++i) {
-    auto edge = edges_.find(uint64_t{node} << 8 | static_cast<uint8_t>(text[i]));
-    if (edge == edges_.end()) break;
-    node = edge->second;
-    if (ends_[node] >= 0) found = ends_[node], *bytes = i + 1 - at;
-  }
-  return found;
-}
-
-bool AddedTokens::any_special() const {
-  return std::any_of(tokens_.begin(), tokens_.end(), [](auto& token) { return token.special; });
-}
-
-void AddedTokens::split(std::string_view text, const std::vector<Part>& parts, std::vector<Piece>& out) const {
-  out.clear();
+std::vector<AddedTokens::Piece> AddedTokens::split(std::string_view text, const std::vector<size_t>& borders) const {
+  std::vector<Piece> out;
   size_t done = 0;  // text before this is in `out`
-  auto part = parts.begin();
+  auto border = borders.begin();
   for (size_t at = 0; at < text.size();) {
-    while (part->end <= at) ++part;
-    size_t bytes = 0;
-    int32_t index = -1;
-    if (begins_[static_cast<uint8_t>(text[at])]) index = longest(text.substr(0, part->end), at, &bytes);
-    if (index < 0) {
+    while (border != borders.end() && *border <= at) ++border;
+    const size_t end = border == borders.end() ? text.size() : *border;
+    const AddedToken* token = find(text.substr(at, end - at), false);
+    if (token == nullptr) {
       ++at;
       continue;
     }
-    const AddedToken& token = tokens_[index];
-    size_t begin = at, end = at + bytes;
-    // A match that is refused below still consumes its text, as in Hugging Face's tokenizers.
-    at = end;
-    if (token.special && !part->parse_special) continue;
-    using namespace unicode;
-    const bool in_word = begin_of_run(text, begin, is_word, 1) < begin || end_of_run(text, end, is_word, 1) > end;
-    if (token.single_word && in_word) continue;
-    if (token.lstrip) begin = std::max(done, begin_of_run(text, begin, is_space));
-    if (token.rstrip) end = end_of_run(text, end, is_space);
-    if (done < begin) out.push_back({done, begin, -1});
-    out.push_back({begin, end, token.id});
-    done = end;
+    if (done < at) out.push_back({done, at, -1});
+    done = at + token->content.size();
+    out.push_back({at, done, token->id});
+    at = done;
   }
-  if (done != text.size()) out.push_back({done, text.size(), -1});
+  if (done < text.size()) out.push_back({done, text.size(), -1});
+  return out;
 }
 
 }  // namespace xpyd::model

@@ -23,22 +23,16 @@ class Tokenizer {
   ~Tokenizer();
 
   struct EncodeOptions {
-    bool add_special_tokens = true;    // BOS and others of the post-processor
-    bool parse_special_tokens = true;  // false: special tokens in the text are plain text
+    bool add_special_tokens = true;  // BOS and others of the post-processor
+    bool guarded = false;            // the text has marks of guard()
   };
   // Encodes a text in O(n log n). Invalid UTF-8 is read as U+FFFD, as Python's bytes.decode(errors='replace') does.
-  // Throws an Error, with file and field, if a regex of tokenizer.json takes more than a quarter of a second plus 1 us
-  // a byte.
+  // Throws an Error, with file and field, if a regex of tokenizer.json takes too many steps.
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options) const;
   std::vector<int32_t> encode(std::string_view text) const { return encode(text, EncodeOptions()); }
-
-  // Encodes the parts as one text, so that words and merges reach across their borders. Added tokens do not, and
-  // special tokens are parsed only in parts that allow it.
-  struct Part {
-    std::string_view text;
-    bool parse_special_tokens;
-  };
-  std::vector<int32_t> encode(std::span<const Part> parts, bool add_special_tokens) const;
+  // Puts a mark, U+FDD0, inside the text of each special token, which must be valid UTF-8. encode() drops the marks of
+  // a guarded text and finds no token across them: the special tokens here become plain text.
+  std::string guard(std::string_view text) const;
 
   // Decodes as Hugging Face's tokenizers does. Unknown ids are left out, and invalid UTF-8 becomes U+FFFD. With byte
   // fallback, a run of byte tokens that is not valid as a whole becomes one U+FFFD per token.
@@ -86,8 +80,5 @@ class Detokenizer {
   bool first_ = true;
   std::string pending_;  // byte level: at most 3 bytes; byte fallback: the run of byte tokens
 };
-
-// Tokens that end a text in Meta's folders, which name none: those that Meta's code uses and this tokenizer has.
-std::vector<int> meta_eos_tokens(const Tokenizer& tokenizer);
 
 }  // namespace xpyd::model

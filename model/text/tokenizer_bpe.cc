@@ -7,40 +7,19 @@
 namespace xpyd::model {
 namespace {
 
-size_t hash_of(uint64_t pair) {
-  pair *= 0x9e3779b97f4a7c15u;
-  return static_cast<size_t>(pair ^ pair >> 32);
-}
+uint64_t pair_of(int32_t left, int32_t right) { return uint64_t(left) << 32 | uint32_t(right); }
 
 bool later(const Bpe::Candidate& a, const Bpe::Candidate& b) { return a.order > b.order; }
 
 }  // namespace
 
-void Bpe::reserve_merges(size_t n) {
-  XPYD_CHECK(n_merges_ == 0);
-  size_t capacity = 16;
-  while (capacity < 2 * n) capacity *= 2;
-  merges_.assign(capacity, Merge());
-}
-
-Bpe::Merge& Bpe::slot(uint64_t pair) {
-  size_t mask = merges_.size() - 1;
-  size_t i = hash_of(pair) & mask;
-  while (merges_[i].pair != kEmpty && merges_[i].pair != pair) i = (i + 1) & mask;
-  return merges_[i];
-}
-
 void Bpe::add_merge(int32_t left, int32_t right, uint32_t rank, int32_t merged) {
-  Merge& merge = slot(uint64_t(left) << 32 | uint32_t(right));
-  if (merge.pair == kEmpty) ++n_merges_;
-  XPYD_CHECK(2 * n_merges_ <= merges_.size(), "reserve_merges with too few");
-  merge = {uint64_t(left) << 32 | uint32_t(right), rank, merged};
+  merges_[pair_of(left, right)] = {rank, merged};
 }
 
 const Bpe::Merge* Bpe::find(int32_t left, int32_t right) const {
-  if (n_merges_ == 0) return nullptr;
-  const Merge& merge = const_cast<Bpe*>(this)->slot(uint64_t(left) << 32 | uint32_t(right));
-  return merge.pair == kEmpty ? nullptr : &merge;
+  const auto found = merges_.find(pair_of(left, right));
+  return found == merges_.end() ? nullptr : &found->second;
 }
 
 void Bpe::symbols_of(std::string_view word, std::vector<Symbol>& symbols) const {
@@ -49,26 +28,14 @@ void Bpe::symbols_of(std::string_view word, std::vector<Symbol>& symbols) const 
     int32_t n = static_cast<int32_t>(symbols.size());
     symbols.push_back({id, n - 1, n + 1});
   };
-  if (byte_level) {
-    for (char c : word) add(byte_ids[static_cast<uint8_t>(c)]);
-  } else {
-    bool pending_unk = false;
-    while (!word.empty()) {
-      std::string_view c = word.substr(0, next_code_point(word).bytes);
-      word.remove_prefix(c.size());
-      auto known = ids.find(c);
-      if (known != ids.end()) {
-        if (pending_unk) add(unk);
-        pending_unk = false;
-        add(known->second);
-      } else if (byte_fallback) {
-        for (char byte : c) add(byte_ids[static_cast<uint8_t>(byte)]);
-      } else {
-        if (pending_unk && !fuse_unk) add(unk);
-        pending_unk = true;
-      }
-    }
-    if (pending_unk) add(unk);
+  while (!word.empty()) {
+    const std::string_view c = word.substr(0, byte_level ? 1 : size_t(next_code_point(word).bytes));
+    word.remove_prefix(c.size());
+    const auto known = byte_level ? ids.end() : ids.find(c);
+    if (known != ids.end())
+      add(known->second);
+    else
+      for (char byte : c) add(byte_ids[static_cast<uint8_t>(byte)]);
   }
   if (!symbols.empty()) symbols.back().next = -1;
 }
@@ -123,7 +90,7 @@ void Bpe::encode(std::string_view word, bool allow_special, Workspace& space, st
   symbols_of(word, space.symbols);
   merge_all(true, space);
   if (!allow_special) {
-    auto made = [&](const Symbol& s) { return s.id >= 0 && s.id != unk && special[s.id]; };
+    auto made = [&](const Symbol& s) { return s.id >= 0 && special[s.id]; };
     if (std::any_of(space.symbols.begin(), space.symbols.end(), made)) {
       symbols_of(word, space.symbols);
       merge_all(false, space);

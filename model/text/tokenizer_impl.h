@@ -3,7 +3,8 @@
 
 #include <array>
 #include <cstdint>
-#include <deque>
+#include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -21,42 +22,25 @@ struct AddedToken {
   int32_t id = -1;
   std::string content;
   bool special = false;
-  bool single_word = false;  // only if no \w is beside it
-  bool lstrip = false;       // takes the white space before it
-  bool rstrip = false;       // takes the white space after it
-  bool normalized = false;   // matches normalized text
 };
 
 class AddedTokens {
  public:
-  // Adds a token that `pattern` (not empty) finds. A second token with the same pattern is never found.
-  void add(const AddedToken& token, std::string_view pattern);
+  void add(const AddedToken& token);
 
   struct Piece {
-    size_t begin,
-        end;     // in the text; never empty, except if two strips take the same space
-    int32_t id;  // -1: text between tokens
+    size_t begin, end;  // in the text; never empty
+    int32_t id;         // -1: text between tokens
   };
-  // Consecutive parts of the text; the last one ends with it. A token never crosses a border, although its strips look
-  // across. Special tokens are found only in parts that allow them.
-  struct Part {
-    size_t end;
-    bool parse_special;
-  };
-  void split(std::string_view text, const std::vector<Part>& parts, std::vector<Piece>& out) const;
-
-  bool empty() const { return tokens_.empty(); }
-  bool any_special() const;
+  // No token crosses a border, which is an offset in the text.
+  std::vector<Piece> split(std::string_view text, const std::vector<size_t>& borders) const;
+  // Returns the longest token, or special token, at the beginning of a text, or null.
+  const AddedToken* find(std::string_view text, bool only_special) const;
 
  private:
-  // Returns the index of the token with the longest pattern at `at`, or -1.
-  int32_t longest(std::string_view text, size_t at, size_t* bytes) const;
-
-  std::vector<AddedToken> tokens_;
-  // Trie from node 0: (node << 8 | byte) -> node; and the token that ends at each node.
-  std::unordered_map<uint64_t, uint32_t> edges_;
-  std::vector<int32_t> ends_ = {-1};
-  std::array<bool, 256> begins_ = {};  // true if a pattern begins with this byte
+  std::map<std::string, AddedToken, std::less<>> tokens_;  // by content
+  std::set<size_t, std::greater<>> lengths_;               // of their contents
+  std::array<bool, 256> begins_ = {};                      // true if a content begins with this byte
 };
 
 // Byte-pair encoding of one word (Sennrich et al. 2016). Merges are in the order of Hugging Face's tokenizers: lowest
@@ -65,19 +49,14 @@ class AddedTokens {
 // Thread safety: const after building; each thread has its own Workspace.
 class Bpe {
  public:
-  // How characters outside the vocabulary are encoded.
-  bool byte_level = false;     // all symbols are bytes, so there are none
-  bool byte_fallback = false;  // as UTF-8 bytes, by byte_ids
-  int32_t unk = -1;            // -1: none
-  bool fuse_unk = false;       // a run of unknown characters is one unk
-  bool ignore_merges = false;  // a word that is a token becomes that token without merges
+  bool byte_level = false;            // symbols are bytes; else characters, and the bytes of unknown characters
+  bool ignore_merges = false;         // a word that is a token becomes that token without merges
   std::array<int32_t, 256> byte_ids;
 
   // A token's bytes as they stand in a word -> id. The caller owns the keys.
   std::unordered_map<std::string_view, int32_t> ids;
   std::vector<bool> special;  // by id
 
-  void reserve_merges(size_t n);
   // Makes the pair (left, right) merge to `merged`. A repeated pair keeps its last rank.
   void add_merge(int32_t left, int32_t right, uint32_t rank, int32_t merged);
 
@@ -101,18 +80,14 @@ class Bpe {
 
  private:
   struct Merge {
-    uint64_t pair = kEmpty;  // left << 32 | right
-    uint32_t rank = 0;
-    int32_t merged = -1;
+    uint32_t rank;
+    int32_t merged;
   };
-  static constexpr uint64_t kEmpty = ~uint64_t{0};
-  Merge& slot(uint64_t pair);
   const Merge* find(int32_t left, int32_t right) const;
   void symbols_of(std::string_view word, std::vector<Symbol>& symbols) const;
   void merge_all(bool allow_special, Workspace& space) const;
 
-  std::vector<Merge> merges_;  // open addressing, at most half full; the size is a power of two
-  size_t n_merges_ = 0;
+  std::unordered_map<uint64_t, Merge> merges_;  // by left << 32 | right
 };
 
 // Bounds on a tokenizer.json; the largest published ones use less than a third of each. With them, loading takes at
@@ -121,24 +96,20 @@ inline constexpr size_t kMaxTokenizerBytes = size_t{128} << 20;
 inline constexpr size_t kMaxTokenizerValues = size_t{4} << 20;
 inline constexpr int64_t kMaxTokenId = (int64_t{1} << 20) - 1;
 inline constexpr size_t kMaxAddedTokens = size_t{1} << 17;
-inline constexpr size_t kMaxAddedTokenBytes = 1024;
 inline constexpr size_t kMaxSteps = 16;  // of a normalizer, pre-tokenizer, decoder, post-processor
 
 struct Tokenizer::Impl {
   struct Token {
     std::string content;      // as in tokenizer.json
     std::string piece;        // its bytes in decoded text
-    std::string first_piece;  // `piece` at the beginning of a text, if Decoder::strip_first_token
     bool known = false;       // false: unused id
     bool special = false;
     bool is_byte = false;  // "<0x41>", if the decoder has byte fallback
   };
   std::vector<Token> tokens;  // by id; must not grow once by_content and bpe.ids hold views of it
   std::unordered_map<std::string_view, int32_t> by_content;
-  std::deque<std::string> keys;  // keys of bpe.ids that are no token's piece or content
 
-  AddedTokens added;             // found in the original text
-  AddedTokens added_normalized;  // found in normalized text between those
+  AddedTokens added;
   std::vector<NormalizerStep> normalizer;
   std::vector<PreTokenizerStep> pre_tokenizer;
   Bpe bpe;
@@ -148,16 +119,11 @@ struct Tokenizer::Impl {
     bool byte_level = false;  // pieces are bytes of one stream; else each is text of its own
     bool byte_fallback = false;
     bool strip_space = false;  // removes one space from the beginning of the text
-    // Metaspace's decoder: the first token loses every replacement character.
-    bool strip_first_token = false;
-    std::string replacement;
   } decoder;
 
-  std::vector<int32_t> encode(std::string_view text, const std::vector<AddedTokens::Part>& parts,
+  // `borders` are where marks of guard() were.
+  std::vector<int32_t> encode(std::string_view text, const std::vector<size_t>& borders,
                               bool add_special_tokens) const;
-  // Encodes text between added tokens. `parts` covers it.
-  void encode_segment(std::string_view text, const std::vector<AddedTokens::Part>& parts, bool at_start,
-                      Matching& matching, Bpe::Workspace& space, std::vector<int32_t>& out) const;
 };
 
 // Fills `out` from a tokenizer.json; error messages begin with `file`.

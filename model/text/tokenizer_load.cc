@@ -22,19 +22,6 @@ using nlohmann::json;
 
 // GPT-2's regex, which ByteLevel contains.
 constexpr const char* kByteLevelRegex = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-// Punctuation: ASCII's, part of which Unicode calls symbols, and Unicode's \p{P}. Characters newer than the table of
-// the crate that tokenizers uses (unicode_categories 0.1) are left out, and two that have left \p{P} are added.
-constexpr const char* kPunctuation =
-    R"((?![)"
-    R"(\x{61d}\x{9fd}\x{a76}\x{c77}\x{c84}\x{1b4e}-\x{1b4f}\x{1b7d}-\x{1b7f}\x{2e43}-\x{2e4f})"
-    R"(\x{2e52}-\x{2e5d}\x{10d6e}\x{10ead}\x{10f55}-\x{10f59}\x{10f86}-\x{10f89}\x{113d4}-\x{113d5})"
-    R"(\x{113d7}-\x{113d8}\x{1144b}-\x{1144f}\x{1145a}-\x{1145b}\x{1145d}\x{11660}-\x{1166c}\x{116b9})"
-    R"(\x{1183b}\x{11944}-\x{11946}\x{119e2}\x{11a3f}-\x{11a46}\x{11a9a}-\x{11a9c}\x{11a9e}-\x{11aa2})"
-    R"(\x{11b00}-\x{11b09}\x{11be1}\x{11c41}-\x{11c45}\x{11c70}-\x{11c71}\x{11ef7}-\x{11ef8})"
-    R"(\x{11f43}-\x{11f4f}\x{11fff}\x{12ff1}-\x{12ff2}\x{16d6d}-\x{16d6f}\x{16e97}-\x{16e9a}\x{16fe2})"
-    R"(\x{1e5ff}\x{1e95e}-\x{1e95f})"
-    R"(])[!-/:-@\[-`{-~\p{P}]|[\x{166d}\x{111c9}])";
-
 // Quotes a text for messages: JSON's escapes, shortened.
 std::string in_quotes(std::string_view text) {
   constexpr size_t kLongest = 40;
@@ -72,13 +59,11 @@ std::optional<std::string> raw_bytes(std::string_view text) {
   return raw;
 }
 
-// "<0x41>" -> 0x41, else -1. It reads two characters as Rust's from_str_radix does: "+A" is 10.
+// "<0x41>" -> 0x41, else -1.
 int byte_token(std::string_view content) {
   if (content.size() != 6 || !content.starts_with("<0x") || content[5] != '>') return -1;
-  std::string_view digits = content.substr(3, 2);
-  if (digits[0] == '+') digits.remove_prefix(1);
   unsigned value = 0;
-  return read_number(digits, value, 16) ? static_cast<int>(value) : -1;
+  return read_number(content.substr(3, 2), value, 16) ? static_cast<int>(value) : -1;
 }
 
 // Every reader throws an Error for input that it does not take.
@@ -145,47 +130,33 @@ class TokenizerLoader {
     return {std::move(from), std::move(to)};
   }
 
-  PreTokenizerStep split_by(const Step& step, std::string_view regex, SplitBehavior behavior) const {
+  PreTokenizerStep split_by(const Step& step, std::string_view regex) const {
     return {.kind = PreTokenizerStep::Kind::split,
-            .regex = std::make_shared<const Regex>(regex, file_ + ": field \"" + step.name + "\""),
-            .behavior = behavior};
-  }
-  SplitBehavior behavior(const Step& step, const std::string& name) const {
-    const auto found = find_split_behavior(name);
-    if (!found)
-      fail(step.name + ".behavior",
-           "expected Isolated, Removed, MergedWithPrevious, MergedWithNext or Contiguous, got " + in_quotes(name));
-    return *found;
+            .regex = std::make_shared<const Regex>(regex, file_ + ": field \"" + step.name + "\"")};
   }
 
   PreTokenizerStep split(const Step& step) const {
     const json& pattern = *need(get_object(step.value, "pattern", at(step.name)));
-    const bool literal = find_field(pattern, "String") != nullptr;
-    const std::string text = need(get_string(pattern, literal ? "String" : "Regex", at(step.name + ".pattern")));
-    if (text.empty()) fail(step.name + ".pattern", "is empty");
+    const std::string regex = need(get_string(pattern, "Regex", at(step.name + ".pattern")));
     JsonFields fields(step.value, at(step.name));
-    PreTokenizerStep out = split_by(step, literal ? escaped_regex(text) : text,
-                                    behavior(step, fields.string("behavior")));
-    out.invert = fields.boolean_or("invert", false);
-    return out;
+    const std::string behavior = fields.string("behavior");
+    if (behavior != "Isolated")
+      fail(step.name + ".behavior", in_quotes(behavior) + " is not supported, only \"Isolated\"");
+    if (fields.boolean_or("invert", false)) fail(step.name + ".invert", "expected false");
+    return split_by(step, regex);
   }
 
-  // Reads a Metaspace, as pre-tokenizers and decoders write it.
   PreTokenizerStep metaspace(const Step& step) const {
     JsonFields fields(step.value, at(step.name));
     PreTokenizerStep out{.kind = PreTokenizerStep::Kind::metaspace};
     out.replacement = fields.string("replacement");
     const bool add_space = fields.boolean_or("add_prefix_space", true);
     const std::string scheme = fields.string_or("prepend_scheme", add_space ? "always" : "never");
-    out.split_words = fields.boolean_or("split", true);
-    if (out.replacement.empty() || size_t(next_code_point(out.replacement).bytes) != out.replacement.size())
-      fail(step.name + ".replacement", "expected one character");
+    if (fields.boolean_or("split", true)) fail(step.name + ".split", "expected false");
     using Prepend = PreTokenizerStep::Prepend;
     if (scheme != "always" && scheme != "first" && scheme != "never")
       fail(step.name + ".prepend_scheme", "expected \"always\", \"first\" or \"never\", got " + in_quotes(scheme));
     out.prepend = scheme == "always" ? Prepend::always : scheme == "first" ? Prepend::first : Prepend::never;
-    if (!add_space && out.prepend != Prepend::never)
-      fail(step.name, "add_prefix_space and prepend_scheme contradict each other");
     return out;
   }
 
@@ -205,8 +176,7 @@ class TokenizerLoader {
       } else {
         unsupported(step, "NFC, Prepend, Replace, Sequence");
       }
-      if (next.content.size() > kMaxAddedTokenBytes || growth > 16)
-        fail(step.name, "makes text more than 16 times longer");
+      if (growth > 16) fail(step.name, "makes text more than 16 times longer");
       out_.normalizer.push_back(std::move(next));
     }
   }
@@ -221,18 +191,16 @@ class TokenizerLoader {
         const bool add_space = fields.boolean_or("add_prefix_space", true);
         const bool use_regex = fields.boolean_or("use_regex", true);
         if (add_space) out.push_back({.kind = PreTokenizerStep::Kind::add_space});
-        if (use_regex) out.push_back(split_by(step, kByteLevelRegex, SplitBehavior::isolated));
+        if (use_regex) out.push_back(split_by(step, kByteLevelRegex));
       } else if (step.type == "Split") {
         out.push_back(split(step));
       } else if (step.type == "Digits") {
-        const bool each = fields.boolean_or("individual_digits", false);
-        out.push_back(split_by(step, R"(\p{N})", each ? SplitBehavior::isolated : SplitBehavior::contiguous));
-      } else if (step.type == "Punctuation") {
-        out.push_back(split_by(step, kPunctuation, behavior(step, fields.string_or("behavior", "Isolated"))));
+        if (!fields.boolean_or("individual_digits", false)) fail(step.name + ".individual_digits", "expected true");
+        out.push_back(split_by(step, R"(\p{N})"));
       } else if (step.type == "Metaspace") {
         out.push_back(metaspace(step));
       } else {
-        unsupported(step, "ByteLevel, Digits, Metaspace, Punctuation, Sequence, Split");
+        unsupported(step, "ByteLevel, Digits, Metaspace, Sequence, Split");
       }
     }
   }
@@ -240,44 +208,22 @@ class TokenizerLoader {
   void read_decoder(const json* root) {
     Tokenizer::Impl::Decoder& out = out_.decoder;
     if (root == nullptr) fail("decoder", "is missing");
-    const std::vector<Step> steps = steps_of(root, "decoder", "decoders");
-    enum { replace, byte_fallback, fuse, strip, only } last = replace;  // allowed in this order, each once
-    for (const Step& step : steps) {
-      auto next = last;
-      if (step.type == "ByteLevel" || step.type == "Metaspace") {
-        if (steps.size() != 1) fail(step.name, step.type + " beside other steps is not supported");
-        next = only;
-        out.byte_level = step.type == "ByteLevel";
-        if (step.type == "Metaspace") {
-          const PreTokenizerStep spaces = metaspace(step);
-          out.strip_first_token = spaces.prepend != PreTokenizerStep::Prepend::never;
-          out.replacement = spaces.replacement;
-          replaces_.emplace_back(out.replacement, " ");
-        }
+    for (const Step& step : steps_of(root, "decoder", "decoders")) {
+      if (step.type == "ByteLevel") {
+        out.byte_level = true;
       } else if (step.type == "Replace") {
-        const auto [pattern, content] = replacement(step);
-        if (content.size() > 4 * pattern.size() || replaces_.size() == 2) fail(step.name, "makes text too long");
-        replaces_.emplace_back(pattern, content);
-        next = replace;
+        replaces_.push_back(replacement(step));
       } else if (step.type == "ByteFallback") {
         out.byte_fallback = true;
-        next = byte_fallback;
-      } else if (step.type == "Fuse") {
-        next = fuse;
       } else if (step.type == "Strip") {
         JsonFields fields(step.value, at(step.name));
         const std::string content = fields.string("content");
         out.strip_space = fields.integer("start", 0, 1) == 1;
         fields.integer("stop", 0, 0);
         if (content != " ") fail(step.name + ".content", "expected \" \"");
-        if (last != fuse) fail(step.name, "Strip is supported only after Fuse");
-        next = strip;
-      } else {
-        unsupported(step, "ByteFallback, ByteLevel, Fuse, Metaspace, Replace, Sequence, Strip");
+      } else if (step.type != "Fuse") {
+        unsupported(step, "ByteFallback, ByteLevel, Fuse, Replace, Sequence, Strip");
       }
-      if (next < last || (next == last && next != replace))
-        fail(step.name, "the steps' order is not supported, only Replace, ByteFallback, Fuse, Strip");
-      last = next;
     }
     if (out.byte_level != byte_level_)
       fail("decoder", "ByteLevel must be both a pre-tokenizer and the decoder, or neither");
@@ -358,7 +304,8 @@ class TokenizerLoader {
     if (list->size() > kMaxAddedTokens)
       fail("added_tokens",
            std::to_string(list->size()) + " tokens, at most " + std::to_string(kMaxAddedTokens) + " are supported");
-    std::unordered_map<std::string, int32_t> seen;
+    const auto nfc = [](const NormalizerStep& step) { return step.kind == NormalizerStep::Kind::nfc; };
+    const bool only_nfc = std::all_of(out_.normalizer.begin(), out_.normalizer.end(), nfc);
     for (size_t i = 0; i < list->size(); ++i) {
       std::string field = "added_tokens[" + std::to_string(i) + "]";
       JsonFields fields((*list)[i], at(field));
@@ -366,15 +313,13 @@ class TokenizerLoader {
       added.id = static_cast<int32_t>(fields.integer("id", 0, kMaxTokenId));
       added.content = fields.string("content");
       added.special = fields.boolean_or("special", false);
-      added.single_word = fields.boolean_or("single_word", false);
-      added.lstrip = fields.boolean_or("lstrip", false);
-      added.rstrip = fields.boolean_or("rstrip", false);
-      added.normalized = fields.boolean_or("normalized", !added.special);
+      for (const char* name : {"single_word", "lstrip", "rstrip"})
+        if (fields.boolean_or(name, false)) fail(field + "." + name, "expected false");
+      if (fields.boolean_or("normalized", !added.special) && !only_nfc)
+        fail(field + ".normalized", "expected false beside a normalizer that does more than NFC");
       if (added.content.empty()) fail(field + ".content", "is empty");
-      if (added.content.size() > kMaxAddedTokenBytes)
-        fail(field + ".content", "longer than " + std::to_string(kMaxAddedTokenBytes) + " bytes");
-      if (!seen.emplace(added.content, added.id).second)
-        fail(field + ".content", in_quotes(added.content) + " was added before");
+      if (added.special && count_code_points(added.content) == 1)
+        fail(field + ".content", "a special token of one character is not supported");
       auto in_vocab = vocab_ids_.find(added.content);
       if (in_vocab == vocab_ids_.end()) {
         token(added.id, added.content, field);
@@ -383,12 +328,7 @@ class TokenizerLoader {
                                 std::to_string(in_vocab->second) + " in model.vocab");
       }
       out_.tokens[added.id].special = added.special;
-      std::string pattern = added.normalized ? normalize(out_.normalizer, added.content) : added.content;
-      if (pattern.empty()) fail(field + ".content", "normalizes to nothing");
-      // From version 0.23 on, Hugging Face's tokenizers decodes the token to the pattern. (With skip_special_tokens it
-      // then does not recognise it as special; this one does.)
-      if (pattern != added.content) decoded_as_[added.id] = pattern;
-      (added.normalized ? out_.added_normalized : out_.added).add(added, pattern);
+      out_.added.add(added);
     }
   }
 
@@ -404,22 +344,14 @@ class TokenizerLoader {
       if (!token.known) continue;
       bpe.special[id] = token.special;
       out_.by_content.emplace(token.content, static_cast<int32_t>(id));
-      bool in_vocab = vocab_ids_.count(token.content) != 0;
-      auto other = decoded_as_.find(static_cast<int32_t>(id));
-      const std::string& text = other == decoded_as_.end() ? token.content : other->second;
+      const bool in_vocab = vocab_ids_.count(token.content) != 0;
       if (byte_level_) {
         // A token with other than byte characters decodes to itself, and no word matches it.
-        token.piece = raw_bytes(text).value_or(text);
-        auto raw = raw_bytes(token.content);
-        if (!in_vocab || !raw) continue;
-        const std::string& key = *raw == token.piece ? token.piece : out_.keys.emplace_back(*raw);
-        bpe.ids.emplace(key, static_cast<int32_t>(id));
+        const auto raw = raw_bytes(token.content);
+        token.piece = raw.value_or(token.content);
+        if (in_vocab && raw) bpe.ids.emplace(token.piece, static_cast<int32_t>(id));
       } else {
-        token.piece = text;
-        if (out_.decoder.strip_first_token) {
-          token.first_piece = text;
-          replace_all(token.first_piece, out_.decoder.replacement, "");
-        }
+        token.piece = token.content;
         for (auto& [pattern, content] : replaces_) replace_all(token.piece, pattern, content);
         int byte = out_.decoder.byte_fallback ? byte_token(token.piece) : -1;
         if (byte >= 0) {
@@ -437,48 +369,25 @@ class TokenizerLoader {
     double dropout = fields.number_or("dropout", 0, 1, 0);
     std::string prefix = fields.string_or("continuing_subword_prefix", "");
     std::string suffix = fields.string_or("end_of_word_suffix", "");
-    std::string unk = fields.string_or("unk_token", "");
-    bool has_unk = find_field(model, "unk_token") != nullptr;
-    bpe.fuse_unk = fields.boolean_or("fuse_unk", false);
-    bpe.byte_fallback = fields.boolean_or("byte_fallback", false);
+    const bool byte_fallback = fields.boolean_or("byte_fallback", false);
     bpe.ignore_merges = fields.boolean_or("ignore_merges", false);
     if (dropout != 0) fail("model.dropout", "is not supported: encoding must not be random");
     if (!prefix.empty()) fail("model.continuing_subword_prefix", "is not supported");
     if (!suffix.empty()) fail("model.end_of_word_suffix", "is not supported");
-    if (has_unk) {
-      auto id = vocab_ids_.find(unk);
-      if (id == vocab_ids_.end()) fail("model.unk_token", in_quotes(unk) + " is not in model.vocab");
-      bpe.unk = id->second;
+    if (!byte_level_ && !byte_fallback) fail("model.byte_fallback", "expected true without ByteLevel");
+    for (int b = 0; b < 256; ++b) {
+      const char byte = static_cast<char>(b);
+      char name[16];
+      std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned>(b));
+      const auto id = bpe.ids.find(byte_level_ ? std::string_view(&byte, 1) : std::string_view(name));
+      if (id == bpe.ids.end())
+        fail("model.vocab", "the token of byte " + std::to_string(b) + " is missing, so some text has no tokens");
+      bpe.byte_ids[size_t(b)] = id->second;
     }
-    bpe.byte_ids.fill(-1);
-    if (byte_level_) {
-      for (int b = 0; b < 256; ++b) {
-        char byte = static_cast<char>(b);
-        auto id = bpe.ids.find(std::string_view(&byte, 1));
-        if (id == bpe.ids.end()) fail("model.vocab", missing_byte(b));
-        bpe.byte_ids[b] = id->second;
-      }
-      bpe.byte_fallback = false;  // never needed: every byte is known
-    } else if (bpe.byte_fallback) {
-      for (int b = 0; b < 256; ++b) {
-        char name[16];
-        std::snprintf(name, sizeof name, "<0x%02X>", static_cast<unsigned>(b));
-        auto id = vocab_ids_.find(name);
-        if (id == vocab_ids_.end()) fail("model.vocab", missing_byte(b) + " (\"" + name + "\")");
-        bpe.byte_ids[b] = id->second;
-      }
-    } else if (bpe.unk < 0) {
-      fail("model", "without byte_fallback, unk_token or ByteLevel some text has no tokens");
-    }
-  }
-
-  static std::string missing_byte(int byte) {
-    return "the token of byte " + std::to_string(byte) + " is missing, so some text has no tokens";
   }
 
   void merges(const json& model) {
     const json& list = *need(get_array(model, "merges", at("model")));
-    out_.bpe.reserve_merges(list.size());
     uint32_t rank = 0;
     for (const json& merge : list) {
       std::string_view parts[2];
@@ -511,7 +420,6 @@ class TokenizerLoader {
   bool byte_level_ = false;  // words are bytes; ByteLevel's characters are not made (see Bpe::byte_level)
   std::unordered_map<std::string, int32_t> vocab_ids_;         // of model.vocab only
   std::vector<std::pair<std::string, std::string>> replaces_;  // the decoder's replacements in every token
-  std::unordered_map<int32_t, std::string> decoded_as_;        // tokens that do not decode to their content
 };
 
 }  // namespace
@@ -522,13 +430,6 @@ Status load_tokenizer(std::string_view json_text, const std::string& file, Token
   return ok();
 } catch (const Error& error) {
   return error;
-}
-
-std::vector<int> meta_eos_tokens(const Tokenizer& tokenizer) {
-  std::vector<int> tokens;
-  for (const char* name : {"</s>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"})
-    if (const int32_t token = tokenizer.token_id(name); token >= 0) tokens.push_back(token);
-  return tokens;
 }
 
 }  // namespace xpyd::model

@@ -1,18 +1,17 @@
-// Checkpoint -> Weights in two passes. The first finds every tensor and checks dtype and shape against the
-// configuration. The second allocates, and streams rows into the packed matrices, so that only a few rows are in memory
-// beside the packed bytes.
+// Checkpoint -> Weights. Each tensor is looked up when it is asked for, and its rows are streamed into the packed
+// matrices, so that only a few rows are in memory beside the packed bytes.
 #include "model/weights/weights.h"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "base/numbers.h"
 #include "base/random.h"
-#include "model/meta.h"
 #include "model/weights/safetensors.h"
 #include "model/weights/weight_source.h"
 
@@ -27,20 +26,13 @@ struct TensorSpec {
 
 std::string layer_prefix(int layer) { return "model.layers." + std::to_string(layer) + "."; }
 
-// Prefix of the multi-token head's tensors, whether or not the head is in use.
-std::string head_prefix(const ModelConfig& c) {
-  return c.predict_names->prefix ? c.predict_names->prefix : layer_prefix(c.trunk_layers());
-}
-
-// True for tensors of unused heads, and for a head's copies of the trunk's embedding or lm_head, which all heads share.
-bool is_of_heads(const ModelConfig& c, std::string_view name) {
-  if (!c.predict_names) return false;
-  if (c.predict_names->prefix) return name.starts_with(c.predict_names->prefix);
+// The layer in a tensor's name; -1: none.
+int layer_of(std::string_view name) {
   int layer = -1;
   constexpr std::string_view kLayers = "model.layers.";
-  return name.starts_with(kLayers) &&
-         read_number(name.substr(kLayers.size(), name.find('.', kLayers.size()) - kLayers.size()), layer) &&
-         layer >= c.trunk_layers();
+  if (!name.starts_with(kLayers)) return -1;
+  name.remove_prefix(kLayers.size());
+  return read_number(name.substr(0, name.find('.')), layer) ? layer : -1;
 }
 
 bool all_zero(const Checkpoint& checkpoint, std::string_view name) {
@@ -52,85 +44,61 @@ bool all_zero(const Checkpoint& checkpoint, std::string_view name) {
          std::all_of(values.begin(), values.end(), [](float x) { return x == 0; });
 }
 
-using Sources = std::map<std::string, WeightSource, std::less<>>;
-
-Result<Sources> checkpoint_sources(const Checkpoint& checkpoint, const ModelConfig& config,
-                                   const std::vector<TensorSpec>& specs, ReadErrors& errors) {
-  Sources sources;
-  std::set<std::string, std::less<>> used;
-  const bool meta = checkpoint.entry(kMetaEmbedding) != nullptr;
-  if (meta && (config.quantization.method != Quantization::Method::none || config.qkv_bias || config.qk_norm))
-    return invalid(
-        "tensor \"" + std::string(kMetaEmbedding) +
-        "\": a model with Meta's tensor names must be a Llama without quantised weights, biases or q/k norms");
-  for (const TensorSpec& spec : specs) {
-    constexpr std::string_view kWeight = ".weight";
-    const std::string name = meta ? meta_name(spec.name) : spec.name;
-    Result<WeightSource> source = spec.matrix ? matrix_source(checkpoint, config.quantization,
-                                                              name.substr(0, name.size() - kWeight.size()), spec.rows,
-                                                              spec.cols, errors, used)
-                                              : dense_source(checkpoint, name, {spec.cols}, spec.cols, errors, used);
-    if (!source) return source.error();
-    WeightSource& found = sources[spec.name] = std::move(source).value();
-    if (!meta || !meta_reorders(spec.name)) continue;
-    found.rows = [rows = found.rows, d = config.head_dim](int row, float* out) { rows(meta_row(row, d), out); };
-    found.elements = [elements = found.elements, d = config.head_dim](int row, std::byte* out) {
-      elements(meta_row(row, d), out);
-    };
-  }
-  // A tensor that no spec reads would change the model's meaning, as a bias or an adapter does.
+// A tensor of these layers that nothing read would change the model's meaning, as a bias or an adapter does.
+Status check_unused(const Checkpoint& checkpoint, const ModelConfig& config, Range layers,
+                    const std::set<std::string, std::less<>>& used) {
+  const bool whole = layers.begin == 0 && layers.end == config.n_layers;
   for (std::string_view name : checkpoint.names()) {
     if (used.count(name) || (name == "lm_head.weight" && config.tied_embeddings)) continue;
-    if (name.ends_with(".rotary_emb.inv_freq") || name == "rope.freqs")
-      continue;  // old files; follows from config.json
-    if (is_of_heads(config, name)) continue;
+    if (name.ends_with(".rotary_emb.inv_freq")) continue;  // old files; follows from config.json
+    const int layer = layer_of(name);
+    if (!whole && !(layers.begin <= layer && layer < layers.end)) continue;
+    // Unused heads, and a head's copies of the trunk's embedding or lm_head, which all heads share.
+    if (config.has_predict_head && layer >= config.trunk_layers()) continue;
     // GPTQ's tools write zero biases for matrices that have none.
     if (config.quantization.method == Quantization::Method::gptq && name.ends_with(".bias") &&
         all_zero(checkpoint, name))
       continue;
     return checkpoint.unexpected(name, config.family);
   }
-  return sources;
+  return ok();
 }
 
 // Seeded random rows for speed runs. Matrices are uniform with variance 1 / columns, so that activations keep their
 // size through the layers. Norms are about 1, biases about 0. A row depends on the seed, the tensor's name and the row
 // only.
-Sources dummy_sources(const std::vector<TensorSpec>& specs, uint64_t seed) {
-  Sources sources;
-  for (const TensorSpec& spec : specs) {
-    uint64_t name_hash = 0xcbf29ce484222325u;  // FNV-1a
-    for (char c : spec.name) name_hash = (name_hash ^ uint64_t(c)) * 0x100000001b3u;
-    const bool norm = !spec.matrix && spec.name.ends_with("weight");
-    const float centre = norm ? 1 : 0;
-    const float half_width = spec.matrix ? std::sqrt(3.0f / float(spec.cols)) : 0.1f;
-    sources[spec.name].rows = [=, cols = spec.cols](int row, float* out) {
-      Random random(Random(seed ^ name_hash ^ (uint64_t(row) << 32)).next());
-      const float scale = half_width * 0x1p-31f;
-      for (int i = 0; i < cols; i += 2) {
-        const uint64_t bits = random.next();
-        out[i] = centre + scale * float(int32_t(bits));
-        if (i + 1 < cols) out[i + 1] = centre + scale * float(int32_t(bits >> 32));
-      }
-    };
-  }
-  return sources;
+WeightSource dummy_source(const TensorSpec& spec, uint64_t seed) {
+  uint64_t name_hash = 0xcbf29ce484222325u;  // FNV-1a
+  for (char c : spec.name) name_hash = (name_hash ^ uint64_t(c)) * 0x100000001b3u;
+  const bool norm = !spec.matrix && spec.name.ends_with("weight");
+  const float centre = norm ? 1 : 0;
+  const float half_width = spec.matrix ? std::sqrt(3.0f / float(spec.cols)) : 0.1f;
+  return {.rows = [=, cols = spec.cols](int row, float* out) {
+    Random random(Random(seed ^ name_hash ^ (uint64_t(row) << 32)).next());
+    const float scale = half_width * 0x1p-31f;
+    for (int i = 0; i < cols; i += 2) {
+      const uint64_t bits = random.next();
+      out[i] = centre + scale * float(int32_t(bits));
+      if (i + 1 < cols) out[i + 1] = centre + scale * float(int32_t(bits >> 32));
+    }
+  }};
 }
 
-// Loads the tensors that build() asks for. Without sources it only lists them.
+// Loads the tensors that build() asks for.
 class WeightLoader {
  public:
-  // folder_codes: the folder has a quantisation of its own, and its dense matrices stay dense.
-  WeightLoader(Sources sources, const LoadOptions& options, Dtype matrices, bool folder_codes, ReadErrors& errors,
-               ThreadTeam& team)
-      : sources_(std::move(sources)),
+  // `checkpoint`: null for dummy weights. folder_codes: the folder has a quantisation of its own, and its dense
+  // matrices stay dense.
+  WeightLoader(const Checkpoint* checkpoint, const ModelConfig& config, const LoadOptions& options, Dtype matrices,
+               bool folder_codes, ReadErrors& errors, ThreadTeam& team)
+      : checkpoint_(checkpoint),
+        config_(config),
         options_(options),
         matrices_(matrices),
         folder_codes_(folder_codes),
         errors_(errors),
         team_(team) {}
-  bool lists() const { return sources_.empty(); }
-  const std::vector<TensorSpec>& listed() const { return listed_; }
+  const std::set<std::string, std::less<>>& used() const { return used_; }
 
   struct Part {
     std::string name;
@@ -139,19 +107,19 @@ class WeightLoader {
   // Packs the parts' rows, stacked. The function stays whole because its four ways to pack share the parts.
   PackedMatrix matrix(const std::vector<Part>& parts, int cols, int k_groups) {
     int rows = 0;
-    std::vector<std::pair<int, const WeightSource*>> starts;
+    std::vector<std::pair<int, WeightSource>> starts;
     for (const Part& part : parts) {
       starts.emplace_back(rows, source({part.name + ".weight", part.rows, cols, true}));
       rows += part.rows;
     }
-    if (lists()) return {};
-    const auto at = [&starts](int row) {
+    if (!errors_.first()) return {};
+    const auto at = [&starts](int row) -> const std::pair<int, WeightSource>& {
       return *std::prev(
           std::upper_bound(starts.begin(), starts.end(), row, [](int r, const auto& s) { return r < s.first; }));
     };
     const auto read = [&](int row, float* out) {
-      const auto [first, from] = at(row);
-      from->rows(row - first, out);
+      const auto& [first, from] = at(row);
+      from.rows(row - first, out);
     };
     const auto name_of = [&](int row) {
       for (size_t i = parts.size() - 1;; --i)
@@ -159,17 +127,17 @@ class WeightLoader {
     };
     std::vector<std::shared_ptr<CodeSource>> codes;
     for (const auto& [first, from] : starts)
-      if (from->codes) codes.push_back(from->codes);
+      if (from.codes) codes.push_back(from.codes);
     for (const auto& c : codes) errors_.keep(c->open());
     if (!errors_.first()) return {};
     const bool all = codes.size() == starts.size();
     const Dtype dtype = folder_codes_ && codes.empty() ? options_.dtype : matrices_;
     const bool as_it_is = std::all_of(starts.begin(), starts.end(),
-                                      [&](const auto& s) { return s.second->elements && s.second->dtype == dtype; });
+                                      [&](const auto& s) { return s.second.elements && s.second.dtype == dtype; });
     // Quantising again would change the folder's codes, and would quantise what the folder left dense.
     if (is_quantised(dtype) && !codes.empty() && !all)
       for (size_t i = 0; i < parts.size(); ++i)
-        if (!starts[i].second->codes)
+        if (!starts[i].second.codes)
           errors_.keep(invalid("tensor \"" + parts[i].name +
                                ".weight\": it is not quantised, but other tensors of the same fused matrix are; use "
                                "--weight-dtype f32 or bf16"));
@@ -179,8 +147,8 @@ class WeightLoader {
       packed = pack_elements(
           rows, cols, k_groups, dtype,
           [&](int row, std::byte* out) {
-            const auto [first, from] = at(row);
-            from->elements(row - first, out);
+            const auto& [first, from] = at(row);
+            from.elements(row - first, out);
           },
           team_);
     } else if (!is_quantised(dtype)) {
@@ -201,8 +169,8 @@ class WeightLoader {
       packed = pack_codes(
           rows, cols, k_groups, dtype, codes[0]->groups,
           [&](int row, QuantRow& out) {
-            const auto [first, from] = at(row);
-            from->codes->read(row - first, out);
+            const auto& [first, from] = at(row);
+            from.codes->read(row - first, out);
           },
           team_);
     } else {
@@ -225,19 +193,19 @@ class WeightLoader {
   std::vector<float> vector(const std::vector<Part>& parts) {
     std::vector<float> values;
     for (const Part& part : parts) {
-      const WeightSource* from = source({part.name, 1, part.rows, false});
-      if (!from) continue;
+      const WeightSource from = source({part.name, 1, part.rows, false});
+      if (!errors_.first()) return {};
       values.resize(values.size() + size_t(part.rows));
-      from->rows(0, values.data() + values.size() - size_t(part.rows));
+      from.rows(0, values.data() + values.size() - size_t(part.rows));
     }
     return values;
   }
   Buffer table(const std::string& name, int rows, int cols) {
-    const WeightSource* from = source({name, rows, cols, true});
-    if (!from) return {};
-    const bool f32 = options_.dtype == Dtype::f32, raw = !f32 && from->elements && from->dtype == Dtype::bf16;
+    const WeightSource from = source({name, rows, cols, true});
+    if (!errors_.first()) return {};
+    const bool f32 = options_.dtype == Dtype::f32, raw = !f32 && from.elements && from.dtype == Dtype::bf16;
     Buffer table(size_t(rows) * size_t(cols) * dtype_bytes(options_.dtype));
-    if (from->codes) errors_.keep(from->codes->open());
+    if (from.codes) errors_.keep(from.codes->open());
     if (!errors_.first()) return {};
     team_.run([&](int rank) {
       std::vector<float> values(static_cast<size_t>(cols));
@@ -245,35 +213,44 @@ class WeightLoader {
       for (int row = mine.begin; row < mine.end; ++row) {
         const size_t first = size_t(row) * size_t(cols);
         if (raw)
-          from->elements(row, reinterpret_cast<std::byte*>(table.as<bf16>() + first));
+          from.elements(row, reinterpret_cast<std::byte*>(table.as<bf16>() + first));
         else
-          from->rows(row, f32 ? table.as<float>() + first : values.data());
+          from.rows(row, f32 ? table.as<float>() + first : values.data());
         if (!f32 && !raw) std::transform(values.begin(), values.end(), table.as<bf16>() + first, to_bf16);
       }
     });
-    if (from->codes) from->codes->close();
+    if (from.codes) from.codes->close();
     return table;
   }
 
  private:
-  const WeightSource* source(TensorSpec spec) {
-    if (!lists()) return &sources_.find(spec.name)->second;
-    listed_.push_back(std::move(spec));
-    return nullptr;
+  // Finds a tensor. A failure is kept in errors_.
+  WeightSource source(const TensorSpec& spec) {
+    if (checkpoint_ == nullptr) return dummy_source(spec, options_.seed);
+    constexpr std::string_view kWeight = ".weight";
+    Result<WeightSource> found =
+        spec.matrix ? matrix_source(*checkpoint_, config_.quantization,
+                                    spec.name.substr(0, spec.name.size() - kWeight.size()), spec.rows, spec.cols,
+                                    errors_, used_)
+                    : dense_source(*checkpoint_, spec.name, {spec.cols}, spec.cols, errors_, used_);
+    if (found) return std::move(found).value();
+    errors_.keep(found.error());
+    return {};
   }
 
-  const Sources sources_;
+  const Checkpoint* const checkpoint_;
+  const ModelConfig& config_;
   const LoadOptions& options_;
   const Dtype matrices_;
   const bool folder_codes_;
   ReadErrors& errors_;
   ThreadTeam& team_;
-  std::vector<TensorSpec> listed_;
+  std::set<std::string, std::less<>> used_;  // names of tensors
 };
 
 // Asks the loader for every tensor of this configuration, by Hugging Face's names, in the layers `of`.
 std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& loader, Range of) {
-  const auto wanted = [&](int layer) { return loader.lists() || (of.begin <= layer && layer < of.end); };
+  const auto wanted = [&](int layer) { return of.begin <= layer && layer < of.end; };
   auto weights = std::make_shared<Weights>();
   weights->config = c;
   weights->dtype = dtype;
@@ -284,7 +261,7 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
   for (int i = 0; i < c.n_layers; ++i) {
     if (!wanted(i)) continue;
     LayerWeights& layer = weights->layers[size_t(i)];
-    const std::string prefix = i < c.trunk_layers() ? layer_prefix(i) : head_prefix(c) + c.predict_names->layer;
+    const std::string prefix = layer_prefix(i);
     const std::string attention = prefix + "self_attn.", mlp = prefix + "mlp.";
     layer.qkv = loader.matrix({{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
                               c.hidden, 1);
@@ -310,12 +287,12 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
   }
   if (!wanted(c.n_layers - 1)) return weights;
   if (c.n_predict) {
-    const PredictNames& names = *c.predict_names;
-    const auto norm = [&](const char* name) { return loader.vector({{head_prefix(c) + name + ".weight", c.hidden}}); };
-    weights->head.join = loader.matrix({{head_prefix(c) + names.join, c.hidden}}, 2 * c.hidden, 1);
-    weights->head.embedding_norm = norm(names.embedding_norm);
-    weights->head.hidden_norm = norm(names.hidden_norm);
-    weights->head.norm = norm(names.norm);
+    const std::string prefix = layer_prefix(c.trunk_layers());
+    const auto norm = [&](const char* name) { return loader.vector({{prefix + name + ".weight", c.hidden}}); };
+    weights->head.join = loader.matrix({{prefix + "eh_proj", c.hidden}}, 2 * c.hidden, 1);
+    weights->head.embedding_norm = norm("enorm");
+    weights->head.hidden_norm = norm("hnorm");
+    weights->head.norm = norm("shared_head.norm");
   }
   weights->final_norm = loader.vector({{"model.norm.weight", c.hidden}});
   weights->lm_head = loader.matrix({{c.tied_embeddings ? "model.embed_tokens" : "lm_head", c.vocab}}, c.hidden, 1);
@@ -382,30 +359,21 @@ Result<std::shared_ptr<const Weights>> load_weights(const std::string& dir, cons
   const Dtype matrices = matrix_dtype(config, options);
   const Range layers = options.layers.end > 0 ? options.layers : Range{0, config.n_layers};
   const bool folder_codes = !options.dummy && config.quantization.method != Quantization::Method::none;
-  ReadErrors errors;
-  WeightLoader names({}, options, matrices, folder_codes, errors, team);
-  build(config, options.dtype, names, layers);
-  auto load = [&](Sources sources) -> Result<std::shared_ptr<const Weights>> {
-    WeightLoader loader(std::move(sources), options, matrices, folder_codes, errors, team);
-    std::shared_ptr<Weights> weights = build(config, options.dtype, loader, layers);
-    if (!errors.first()) return errors.first().error();
-    return std::shared_ptr<const Weights>(std::move(weights));
-  };
-  if (options.dummy) {
-    if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status)
-      return status.error();
-    return load(dummy_sources(names.listed(), options.seed));
-  }
-  Result<Checkpoint> checkpoint = Checkpoint::open(dir);
-  if (!checkpoint) return checkpoint.error();
-  Result<Sources> sources = checkpoint_sources(checkpoint.value(), config, names.listed(), errors);
-  if (!sources) return sources.error();
   if (Status status = check_memory(config, options.dtype, matrices, options.weight_group, layers); !status)
     return status.error();
-  auto weights = load(std::move(sources).value());
-  if (!weights) return weights;
-  if (Status status = checkpoint.value().check_unchanged(); !status) return status.error();
-  return weights;
+  std::optional<Checkpoint> checkpoint;
+  if (!options.dummy) {
+    Result<Checkpoint> opened = Checkpoint::open(dir);
+    if (!opened) return opened.error();
+    checkpoint = std::move(opened).value();
+  }
+  ReadErrors errors;
+  WeightLoader loader(checkpoint ? &*checkpoint : nullptr, config, options, matrices, folder_codes, errors, team);
+  std::shared_ptr<Weights> weights = build(config, options.dtype, loader, layers);
+  if (!errors.first()) return errors.first().error();
+  if (checkpoint)
+    if (Status status = check_unused(*checkpoint, config, layers, loader.used()); !status) return status.error();
+  return std::shared_ptr<const Weights>(std::move(weights));
 }
 
 }  // namespace xpyd::model

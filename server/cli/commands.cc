@@ -179,8 +179,8 @@ int generate_main(const Options& options) {
   const std::string& prompt = options.text("prompt");
   if (options.flag("chat")) {
     if (!build.chat_template) throw invalid("--chat: the model has no chat template; --chat-template gives one");
-    request->prompt = build.chat_template->encode(*build.tokenizer,
-                                                  need(build.chat_template->render({{"user", prompt}}, true)));
+    request->prompt = build.chat_template->encode(
+        *build.tokenizer, need(build.chat_template->render(*build.tokenizer, {{"user", prompt}})));
     request->prompt_is_text_prefix = false;
   } else {
     request->prompt = build.tokenizer->encode(prompt);

@@ -1,5 +1,4 @@
-// xpyd info: a model's shape, the memory that it takes, and the copies of one KV transfer. Reads only config.json (or
-// params.json).
+// xpyd info: a model's shape, the memory that it takes, and the copies of one KV transfer. Reads only config.json.
 #include <sched.h>
 
 #include <algorithm>
@@ -112,7 +111,7 @@ json describe_model(const ModelConfig& c) {
   std::printf("  vocabulary %d, context %d tokens, sliding window %d%s\n", c.vocab, c.max_position, c.sliding_window,
               c.tied_embeddings ? ", tied embeddings" : "");
   std::printf("  parameters %ld%s\n\n", c.parameters(),
-              c.predict_names ? ", plus a multi-token prediction head (--speculate mtp)" : "");
+              c.has_predict_head ? ", plus a multi-token prediction head (--speculate mtp)" : "");
   return {{"n_layers", c.n_layers},
           {"hidden", c.hidden},
           {"intermediate", c.intermediate},

@@ -134,7 +134,7 @@ std::vector<OptionRow> make_rows() {
       {"exact", flag, "off", "", "", 0, 0,
        "matrix products do not round activations: --gemm auto then skips the faster variants that round them", kShape},
       {"load-format", choice, "auto", "", "auto|dummy", 0, 0,
-       "dummy: only config.json (or params.json) is read and the weights are seeded random numbers", kEngine,
+       "dummy: only config.json is read and the weights are seeded random numbers", kEngine,
        sets_as<is<"dummy">, &BackendOptions::load, &LoadOptions::dummy>},
       {"max-model-len", integer, "0", "tokens", "", 0, kMaxTokens,
        "longest sequence, prompt plus output; 0: the model's own context length", kShape,

@@ -287,22 +287,22 @@ void read_tool_calls(jinja::Value& calls, size_t& values_left) {
   const char* expected = "tool_calls as a list of {\"function\": {\"name\", \"arguments\"}}";
   if (calls.is_none()) return;
   if (!calls.list()) throw field_error("messages", expected);
-  std::vector<jinja::Value> list = calls.list()->items;
+  jinja::List list = *calls.list();
   for (jinja::Value& call : list) {
-    const jinja::Value* function = call.dict() ? call.dict()->find("function") : nullptr;
-    if (function == nullptr || !function->dict() || !function->dict()->find("name"))
+    const jinja::Value* function = call.dict() ? jinja::find(*call.dict(), "function") : nullptr;
+    if (function == nullptr || !function->dict() || !jinja::find(*function->dict(), "name"))
       throw field_error("messages", expected);
-    auto call_items = call.dict()->items, items = function->dict()->items;
+    jinja::Dict call_items = *call.dict(), items = *function->dict();
     for (auto& [key, value] : items) {
-      if (key.text()->bytes != "arguments" || !value.text()) continue;
-      const std::string text = value.text()->bytes.empty() ? "{}" : value.text()->bytes;
+      if (key != "arguments" || !value.text()) continue;
+      const std::string text = value.text()->empty() ? "{}" : *value.text();
       auto arguments = parse_json(text, "arguments of a tool call", {.max_values = values_left});
       if (!arguments.ok()) throw bad("messages", "messages: " + arguments.error().message);
       value = jinja::json_value(text);
       values_left -= std::min(values_left, jinja::weight_of(value));
     }
     for (auto& [key, value] : call_items)
-      if (key.text()->bytes == "function") value = jinja::dict_value(items);
+      if (key == "function") value = jinja::dict_value(items);
     call = jinja::dict_value(std::move(call_items));
   }
   calls = jinja::list_value(std::move(list));
@@ -318,9 +318,9 @@ ChatMessage read_message(const json& item, const jinja::Value& ordered, size_t& 
   const json* content = find_field(item, "content");
   ChatMessage message{std::move(role).value(), read_content(content)};
   if (item.size() == 2 && content != nullptr && content->is_string()) return message;
-  auto items = ordered.dict()->items;
+  jinja::Dict items = *ordered.dict();
   for (auto& [key, value] : items)
-    if (key.text()->bytes == "tool_calls") read_tool_calls(value, values_left);
+    if (key == "tool_calls") read_tool_calls(value, values_left);
   message.fields = jinja::dict_value(std::move(items));
   return message;
 }
@@ -338,7 +338,7 @@ void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedM
       throw field_error("tools", "a list of objects");
     else if (!none && model.chat_template != nullptr && !model.chat_template->takes_tools())
       throw bad("tools", "field \"tools\": this model's chat template does not read them");
-    if (!none) request.tools = *ordered.find("tools");
+    if (!none) request.tools = *jinja::find(ordered, "tools");
   }
   const json* kwargs = fields.find("chat_template_kwargs");
   if (kwargs == nullptr) return;
@@ -347,7 +347,7 @@ void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedM
   for (const char* name : {"messages", "tools", "documents", "add_generation_prompt"})
     if (kwargs->contains(name))
       throw field_error("chat_template_kwargs", std::string("no field \"") + name + "\" in it");
-  request.kwargs = *ordered.find("chat_template_kwargs");
+  request.kwargs = *jinja::find(ordered, "chat_template_kwargs");
 }
 
 // `list` is the conversation so far; the new messages are appended to it.
@@ -360,7 +360,7 @@ std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& orde
     throw bad("messages", "this model has no chat template; use /v1/completions");
   size_t bytes = 0;
   for (const ChatMessage& message : list) bytes += message.content.size();
-  const std::vector<jinja::Value>& as_sent = ordered.find("messages")->list()->items;
+  const jinja::List& as_sent = *jinja::find(ordered, "messages")->list();
   size_t values_left = 1 << 18;  // for the arguments of tool calls
   for (size_t i = 0; i < messages->size(); ++i) {
     list.push_back(read_message((*messages)[i], as_sent[i], values_left));
@@ -368,14 +368,13 @@ std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& orde
   }
   if (bytes > model.max_prompt_bytes)
     throw too_long("messages", "your messages are " + std::to_string(bytes) + " bytes long", model);
-  auto pieces = model.chat_template->render(list, request);
-  if (!pieces.ok()) throw bad("messages", pieces.error().message);
-  bytes = 0;
-  for (const PromptPiece& piece : pieces.value()) bytes += piece.text.size();
+  const auto prompt = model.chat_template->render(*model.tokenizer, list, request);
+  if (!prompt.ok()) throw bad("messages", prompt.error().message);
+  bytes = prompt.value().size();
   if (bytes > model.max_prompt_bytes)
     throw too_long("messages", "the prompt made from your messages is " + std::to_string(bytes) + " bytes long", model);
   std::vector<int32_t> ids = encoded("messages",
-                                     [&] { return model.chat_template->encode(*model.tokenizer, pieces.value()); });
+                                     [&] { return model.chat_template->encode(*model.tokenizer, prompt.value()); });
   if (ids.empty()) throw field_error("messages", "messages that make a prompt of at least one token");
   return ids;
 }

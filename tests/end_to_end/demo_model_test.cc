@@ -40,7 +40,7 @@ Loaded& demo() {
 
 std::vector<int32_t> demo_prompt(const std::string& question) {
   static const auto chat = ChatTemplate::load("auto", kDemoModel, [] { return int64_t{0}; }).value();
-  return chat->encode(*demo().tokenizer, chat->render({{"user", kFacts + question}}, true).value());
+  return chat->encode(*demo().tokenizer, chat->render(*demo().tokenizer, {{"user", kFacts + question}}).value());
 }
 
 struct Answer {

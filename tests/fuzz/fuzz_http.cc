@@ -80,13 +80,18 @@ class CountingExchange final : public HttpExchange {
 
 std::string tokenizer_json() {
   JsonText vocab;
-  vocab.open('{').key("<unk>").value(0);
+  vocab.open('{');
+  for (int i = 0; i < 256; ++i) {
+    char byte[16];
+    std::snprintf(byte, sizeof byte, "<0x%02X>", unsigned(i));
+    vocab.key(byte).value(96 + i);
+  }
   for (int i = 0; i < 95; ++i) {
     char c = static_cast<char>(' ' + i);
     vocab.key(std::string_view(&c, 1)).value(i + 1);
   }
   vocab.close('}');
-  return R"({"decoder":{"type":"Fuse"},"model":{"type":"BPE","unk_token":"<unk>","merges":[],)"
+  return R"({"decoder":{"type":"ByteFallback"},"model":{"type":"BPE","byte_fallback":true,"merges":[],)"
          R"("vocab":)" +
          vocab.take() + "}}";
 }
@@ -95,7 +100,7 @@ struct Fixture {
   std::unique_ptr<const Tokenizer> tokenizer;
   std::unique_ptr<const ChatTemplate> chat = ChatTemplate::parse(
                                                  "{% for m in messages %}{{ m.content }}{{ "
-                                                 "m.tool_calls }}{% endfor %}{{ tools | tojson }}",
+                                                 "m.tool_calls|default([])|tojson }}{% endfor %}{{ tools | tojson }}",
                                                  [] { return int64_t{0}; })
                                                  .value();
   RealClock clock;

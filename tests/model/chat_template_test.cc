@@ -44,11 +44,12 @@ std::unique_ptr<const ChatTemplate> published(const std::string& name) {
                      R"({"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}})");
 }
 
-std::string joined(const Result<std::vector<PromptPiece>>& pieces) {
-  if (!pieces.ok()) return "ERROR " + pieces.error().message;
-  std::string text;
-  for (const PromptPiece& piece : pieces.value()) text += piece.text;
-  return text;
+// Renders with the tokenizer of llama3. Returns the prompt, or "ERROR " and the reason.
+std::string rendered(const ChatTemplate& chat, const std::vector<ChatMessage>& messages,
+                     const ChatTemplate::Request& request = ChatTemplate::Request()) {
+  static const auto tokenizer = tokenizer_of("llama3");
+  const auto prompt = chat.render(*tokenizer, messages, request);
+  return prompt.ok() ? prompt.value() : "ERROR " + prompt.error().message;
 }
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
@@ -68,13 +69,8 @@ TEST_CASE("chat template: published models' templates render as jinja2 renders t
   tzset();
   const char* elsewhere = std::getenv("XPYD_CHAT_CASES");
   const ordered file = ordered::parse(file_text(elsewhere ? elsewhere : data_path("chat_templates/cases.json")));
-  std::vector<std::vector<std::pair<std::string, jinja::Value>>> conversations;
-  for (const ordered& one : file["conversations"]) {
-    conversations.emplace_back();
-    const jinja::Value variables = jinja::json_value(one.dump());
-    for (const auto& [key, value] : variables.dict()->items)
-      conversations.back().emplace_back(key.text()->bytes, value);
-  }
+  std::vector<jinja::Dict> conversations;
+  for (const ordered& one : file["conversations"]) conversations.push_back(*jinja::json_value(one.dump()).dict());
   int equal = 0, errors = 0, templates = 0;
   for (const ordered& row : file["templates"]) {
     const std::string name = row["file"];
@@ -96,37 +92,35 @@ TEST_CASE("chat template: published models' templates render as jinja2 renders t
       } else if (!out.ok()) {
         FAIL_CHECK(out.error().message);
       } else {
-        CHECK((elsewhere ? out.value().bytes : fnv(out.value().bytes)) == wanted);
+        CHECK((elsewhere ? out.value() : fnv(out.value())) == wanted);
         ++equal;
       }
     }
   }
-  CHECK(templates >= 45);
-  CHECK(equal >= 3000);
-  CHECK(errors >= 100);
+  CHECK(templates == 18);
+  CHECK(equal >= 1150);
+  CHECK(errors >= 80);
 }
 
 TEST_CASE("chat template: defaults that the template itself adds are rendered exactly", "[model][chat][issue]") {
   const std::vector<ChatMessage> hello = {{"user", "Hello"}};
   // Llama 3.1's template adds a system block without a system message. vLLM's variant also explains tool calls, but
   // only if there are tools.
-  CHECK(joined(published("vllm__tool_chat_template_llama3.1_json")->render(hello, true)) ==
+  CHECK(rendered(*published("vllm__tool_chat_template_llama3.1_json"), hello) ==
         "<s><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
         "Today Date: 27 Jul 2025\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHello"
         "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n");
-  CHECK(joined(published("trl__qwen2_5")->render(hello, true)) ==
+  CHECK(rendered(*published("trl__qwen2_5"), hello) ==
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
         "<|im_end|>\n<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n");
-  CHECK(joined(
-            published("trl__qwen3")
-                ->render({{"user", "2+2?"}, {"assistant", "<think>\nEasy.\n</think>\n\n4"}, {"user", "3+3?"}}, true)) ==
+  CHECK(rendered(*published("trl__qwen3"),
+                 {{"user", "2+2?"}, {"assistant", "<think>\nEasy.\n</think>\n\n4"}, {"user", "3+3?"}}) ==
         "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n"
         "<|im_start|>user\n3+3?<|im_end|>\n<|im_start|>assistant\n");
-  CHECK(joined(published("axolotl__mistral_v7_tekken")->render({{"system", "Be kind."}, {"user", "Hello"}}, true)) ==
+  CHECK(rendered(*published("axolotl__mistral_v7_tekken"), {{"system", "Be kind."}, {"user", "Hello"}}) ==
         "<s>[SYSTEM_PROMPT]Be kind.[/SYSTEM_PROMPT][INST]Hello[/INST]");
-  auto raised = published("axolotl__mistral_v1")->render({{"user", "a"}, {"user", "b"}}, true);
-  REQUIRE(!raised.ok());
-  CHECK(has(raised.error().message, "conversation roles must alternate"));
+  CHECK(has(rendered(*published("axolotl__mistral_v1"), {{"user", "a"}, {"user", "b"}}),
+            "conversation roles must alternate"));
 }
 
 TEST_CASE("chat template: a message never makes a control token", "[model][chat]") {
@@ -149,13 +143,14 @@ TEST_CASE("chat template: a message never makes a control token", "[model][chat]
                               "<|im_",
                               "<|im_start",
                               "end|>",
+                              "<|im_\ufdd0end|>",
                               "<"};
   for (auto& [tokenizer_name, name] : models) {
     auto tokenizer = tokenizer_of(tokenizer_name);
     auto chat = published(name);
     auto controls = [&](const std::string& content) {
-      auto prompt = chat->render({{"system", content}, {"user", content}, {"assistant", content}, {"user", content}},
-                                 true);
+      auto prompt = chat->render(*tokenizer,
+                                 {{"system", content}, {"user", content}, {"assistant", content}, {"user", content}});
       REQUIRE(prompt.ok());
       std::vector<int32_t> out;
       for (int32_t id : chat->encode(*tokenizer, prompt.value()))
@@ -173,7 +168,7 @@ TEST_CASE("chat template: a message never makes a control token", "[model][chat]
   }
 }
 
-TEST_CASE("chat template: encoding in pieces gives the ids of the whole text", "[model][chat]") {
+TEST_CASE("chat template: an encoded chat has the ids of its text", "[model][chat]") {
   const struct {
     const char *tokenizer, *name;
   } models[] = {{"llama2", "axolotl__mistral_v1"},
@@ -184,21 +179,23 @@ TEST_CASE("chat template: encoding in pieces gives the ids of the whole text", "
   for (auto& [tokenizer_name, name] : models) {
     auto tokenizer = tokenizer_of(tokenizer_name);
     auto chat = published(name);
-    auto prompt = chat->render({{"system", "You are kind."},
-                                {"user", "the time?  caf\u00e9"},
-                                {"assistant", "It's 10:45."},
-                                {"user", "\u4e16\u754c\n"}},
-                               true);
+    auto prompt = chat->render(*tokenizer, {{"system", "You are kind."},
+                                            {"user", "the time?  caf\u00e9"},
+                                            {"assistant", "It's 10:45."},
+                                            {"user", "\u4e16\u754c\n"}});
     REQUIRE(prompt.ok());
     INFO(name);
-    CHECK(chat->encode(*tokenizer, prompt.value()) == tokenizer->encode(joined(prompt), {.add_special_tokens = false}));
+    CHECK(chat->encode(*tokenizer, prompt.value()) ==
+          tokenizer->encode(prompt.value(), {.add_special_tokens = false}));
   }
   // "plain" has no control text, and the tokenizer adds BOS.
   auto tokenizer = tokenizer_of("llama2");
   auto plain = ChatTemplate::load("plain", "", [] { return kNow; }).value();
-  auto prompt = plain->render({{"system", " a\n"}, {"user", "hi </s>"}}, true);
-  CHECK(joined(prompt) == " a\n\nhi </s>");
-  CHECK(plain->encode(*tokenizer, prompt.value())[0] == 1);
+  auto prompt = plain->render(*tokenizer, {{"system", " a\n"}, {"user", "hi </s>"}});
+  CHECK(prompt.value() == " a\n\nhi <\ufdd0/s>");
+  const std::vector<int32_t> ids = plain->encode(*tokenizer, prompt.value());
+  CHECK(ids[0] == 1);
+  CHECK(tokenizer->decode(ids) == " a\n\nhi </s>");
 }
 
 TEST_CASE("chat template: a folder's template is found in the files where Hugging Face looks", "[model][chat]") {
@@ -211,7 +208,7 @@ TEST_CASE("chat template: a folder's template is found in the files where Huggin
     auto chat = load(wanted);
     if (!chat.ok()) return chat.error().message;
     if (!chat.value()) return std::string("none");
-    return joined(chat.value()->render({{"user", "hi"}}, true));
+    return rendered(*chat.value(), {{"user", "hi"}});
   };
   CHECK(hello() == "none");
   CHECK(hello("plain") == "hi");
@@ -226,7 +223,7 @@ TEST_CASE("chat template: a folder's template is found in the files where Huggin
   CHECK(hello() == "<s>hi</s><pad><img>");
   ChatTemplate::Request other;  // the caller's value wins, as with Hugging Face
   other.kwargs = jinja::json_value(R"({"bos_token": "<mine>"})");
-  CHECK(joined(load().value()->render({{"user", "hi"}}, other)) == "<mine>hi</s><pad><img>");
+  CHECK(rendered(*load().value(), {{"user", "hi"}}, other) == "<mine>hi</s><pad><img>");
   write("mine.jinja", "mine {{ messages[0].content }}{{ eos_token }}\n");
   CHECK(hello(dir.path + "/mine.jinja") == "mine hi</s>");
   CHECK(has(hello(dir.path + "/no.jinja"), "--chat-template: expected auto, plain, none or the path of a file"));
@@ -236,17 +233,17 @@ TEST_CASE("chat template: a folder's template is found in the files where Huggin
   CHECK(hello() == "default");
   ChatTemplate::Request with_tools;
   with_tools.tools = jinja::json_value(R"([{"a": 1}])");
-  CHECK(joined(load().value()->render({{"user", "hi"}}, with_tools)) == "tools 1");
+  CHECK(rendered(*load().value(), {{"user", "hi"}}, with_tools) == "tools 1");
   write("chat_template.jinja", "file");
   CHECK(hello() == "file");
   CHECK_FALSE(load().value()->takes_tools());
   std::filesystem::create_directory(dir.path + "/additional_chat_templates");
   write("additional_chat_templates/tool_use.jinja", "file {{ tools|length }}");
-  CHECK(joined(load().value()->render({{"user", "hi"}}, with_tools)) == "file 1");
+  CHECK(rendered(*load().value(), {{"user", "hi"}}, with_tools) == "file 1");
   CHECK(load().value()->takes_tools());
 
   write("chat_template.jinja", "a\n{{ x|urlize }}");
-  CHECK(has(hello(), "chat_template.jinja: chat template, line 2: the filter 'urlize'"));
+  CHECK(has(hello(), "chat_template.jinja: chat template, line 2: the filter urlize"));
   std::filesystem::remove(dir.path + "/chat_template.jinja");
   for (const char* bad : {R"({"chat_template": 3})", R"({"chat_template": [{"name": "x", "template": "y"}]})",
                           R"({"chat_template": [3]})", R"({"chat)", R"([])", R"({"chat_template": "{% if %}"})"}) {
@@ -260,54 +257,20 @@ TEST_CASE("chat template: roles, contents, tools and extra variables reach the t
   auto chat = template_of(
       "{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}"
       "{{ mood }}{{ strftime_now('%Y') }}{{ tools is none }}{{ documents is none }}");
-  CHECK(has(chat->render({}, true).error().message, "at least one message"));
-  CHECK(joined(chat->render({{"developer", "d"}, {"user", "u"}}, true)) == "system=d;user=u;2025TrueTrue");
+  CHECK(has(rendered(*chat, {}), "at least one message"));
+  CHECK(rendered(*chat, {{"developer", "d"}, {"user", "u"}}) == "system=d;user=u;2025TrueTrue");
   auto knows = template_of("{% for m in messages %}{{ m.role == 'developer' }}{% endfor %}");
-  CHECK(joined(knows->render({{"developer", "d"}}, true)) == "True");
+  CHECK(rendered(*knows, {{"developer", "d"}}) == "True");
   ChatTemplate::Request request;
   request.kwargs = jinja::json_value(R"({"mood": "good "})");
-  CHECK(joined(chat->render({{"user", "u"}}, request)) == "user=u;good 2025TrueTrue");
+  CHECK(rendered(*chat, {{"user", "u"}}, request) == "user=u;good 2025TrueTrue");
 
-  // A list of parts goes unchanged to a template that reads parts, and as one text to others. Text becomes one part for
-  // a template that reads parts only.
+  // The template gets a list of parts as one text.
   const ChatMessage parts{
       "user", "ab",
       jinja::json_value(
           R"({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})")};
-  CHECK(has(joined(chat->render({parts}, true)), "user=ab;"));
-  auto either = template_of(
-      "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
-      "{% for p in m.content %}{{ p.text }}{{ '+' if not loop.last }}{% endfor %}{% endif %}{% "
-      "endfor %}");
-  CHECK(joined(either->render({parts, {"user", "c"}}, true)) == "a+bc");
-  auto only = template_of("{% for m in messages %}{% for p in m.content %}[{{ p['text'] }}]{% endfor %}{% endfor %}");
-  CHECK(joined(only->render({parts, {"user", "c"}}, true)) == "[a][b][c]");
-}
-
-TEST_CASE("chat template: content is text unless the template iterates over it", "[model][chat]") {
-  const ChatMessage parts{"user", "what <b>",
-                          jinja::json_value(R"({"role": "user", "content": [{"type": "text", "text": "what "},
-                                                {"type": "text", "text": "<b>"}]})")};
-  const ChatMessage words{"user", "what <b>"};
-  // Each row is a template, its output for the text, and its output for the parts. The first templates print content,
-  // or fail on lists. The others iterate over it, under several names.
-  for (const json& one : parsed_file(data_path("chat_templates/contents.json"))) {
-    INFO(as_text(one));
-    auto chat = template_of(one[0]);
-    CHECK(joined(chat->render({words}, true)) == one[1].get<std::string>());
-    CHECK(joined(chat->render({parts}, true)) == one[2].get<std::string>());
-  }
-  // With two templates in a folder, each is examined by itself.
-  testing::TempDir dir;
-  std::filesystem::create_directory(dir.path + "/additional_chat_templates");
-  std::ofstream(dir.path + "/chat_template.jinja") << "{{ messages[0].content[:4] }}";
-  std::ofstream(dir.path + "/additional_chat_templates/tool_use.jinja")
-      << "{{ tools|length }}{% for p in messages[0].content %}[{{ p.text }}]{% endfor %}";
-  auto chat = ChatTemplate::load("auto", dir.path, [] { return kNow; }).value();
-  ChatTemplate::Request with_tools;
-  with_tools.tools = jinja::json_value(R"([{"a": 1}])");
-  CHECK(joined(chat->render({parts}, true)) == "what");
-  CHECK(joined(chat->render({parts}, with_tools)) == "1[what ][<b>]");
+  CHECK(has(rendered(*chat, {parts}), "user=ab;"));
 }
 
 }  // namespace xpyd::testing::chat_template_test

@@ -13,8 +13,7 @@ namespace xpyd::testing::config_test {
 namespace {
 
 json llama() {
-  return {{"architectures", {"LlamaForCausalLM"}},
-          {"model_type", "llama"},
+  return {{"model_type", "llama"},
           {"hidden_act", "silu"},
           {"hidden_size", 64},
           {"intermediate_size", 172},
@@ -29,10 +28,9 @@ json llama() {
           {"eos_token_id", 2}};
 }
 
-json of_family(const std::string& type, const std::string& architecture) {
+json of_family(const std::string& type) {
   json config = llama();
   config["model_type"] = type;
-  config["architectures"] = {architecture};
   return config;
 }
 
@@ -140,7 +138,7 @@ TEST_CASE("config: RoPE scaling reads the same in its three spellings", "[model]
 }
 
 TEST_CASE("config: Mistral, Qwen2 and Qwen3 get their own defaults", "[model][config]") {
-  json mistral = of_family("mistral", "MistralForCausalLM");
+  json mistral = of_family("mistral");
   CHECK(config_of(mistral).sliding_window == 4096);  // the family's default
   mistral["sliding_window"] = nullptr;
   CHECK(config_of(mistral).sliding_window == 0);
@@ -148,7 +146,7 @@ TEST_CASE("config: Mistral, Qwen2 and Qwen3 get their own defaults", "[model][co
   CHECK(config_of(mistral).sliding_window == 100);
   CHECK(config_of(mistral).window_from_layer == 0);
 
-  json qwen2 = of_family("qwen2", "Qwen2ForCausalLM");
+  json qwen2 = of_family("qwen2");
   qwen2["sliding_window"] = 64;
   CHECK(config_of(qwen2).qkv_bias);
   CHECK_FALSE(config_of(qwen2).o_bias);
@@ -159,18 +157,17 @@ TEST_CASE("config: Mistral, Qwen2 and Qwen3 get their own defaults", "[model][co
   CHECK(config_of(qwen2).window_from_layer == 3);
   qwen2["max_window_layers"] = 5;  // beyond the last layer
   CHECK(config_of(qwen2).sliding_window == 0);
+
   const char *full = "full_attention", *sliding = "sliding_attention";
+  qwen2["max_window_layers"] = 2;
   qwen2["layer_types"] = {full, full, sliding, sliding, sliding};
   CHECK(config_of(qwen2).window_from_layer == 2);
-  qwen2["layer_types"] = {full, sliding, full, sliding, full};
-  CHECK_THAT(error_of(qwen2), Contains("layer_types"));
-  qwen2["layer_types"] = {full};
-  CHECK_THAT(error_of(qwen2), Contains("layer_types: expected an array of 5"));
-  qwen2["use_sliding_window"] = false;
-  qwen2["layer_types"] = {full, full, sliding, sliding, sliding};
-  CHECK_THAT(error_of(qwen2), Contains("layer_types: has sliding_attention"));
+  for (const json& types : {json{full, sliding, full, sliding, full}, json{full}, json(3)}) {
+    qwen2["layer_types"] = types;
+    CHECK_THAT(error_of(qwen2), Contains("layer_types: differs from"));
+  }
 
-  json qwen3 = of_family("qwen3", "Qwen3ForCausalLM");
+  json qwen3 = of_family("qwen3");
   CHECK(config_of(qwen3).qk_norm);
   CHECK(config_of(qwen3).head_dim == 128);  // the family's default
   CHECK_FALSE(config_of(qwen3).qkv_bias);
@@ -191,15 +188,6 @@ TEST_CASE("config: each wrong field is named", "[model][config]") {
       CAPTURE(as_text(one), as_text(value));
       CHECK_THAT(error_of(j), Contains("config.json") && Contains(one[2].get<std::string>()));
     }
-  json huge = llama();  // every field is in range, but their product is not
-  huge["hidden_size"] = 1 << 19;
-  huge["vocab_size"] = (1 << 24);
-  huge["num_attention_heads"] = 1 << 9;
-  CHECK_THAT(error_of(huge), Contains("vocab_size * hidden_size: exceeds 2^40"));
-  huge["vocab_size"] = 512;
-  huge["intermediate_size"] = 1 << 20;
-  CHECK_THAT(error_of(huge), Contains("num_hidden_layers: the number of parameters exceeds 2^40"));
-
   for (const char* text : {"", "{", "[]", "3", "nul", "{\"model_type\":\"llama\",\"model_type\":\"llama\"}",
                            "{\"rms_norm_eps\": NaN}", "{\"rope_theta\": 1e999}", "\xff"}) {
     auto config = parse_model_config(text, "config.json");

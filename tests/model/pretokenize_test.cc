@@ -1,4 +1,4 @@
-// Tests how text is split before merges, and the Unicode properties of its characters.
+// Tests how text is normalized and split before merges.
 #include "model/text/pretokenize.h"
 
 #include "base/status.h"
@@ -12,9 +12,8 @@ namespace {
 using Strings = std::vector<std::string>;
 
 Strings words(const PreTokenizerStep& step, std::string_view text) {
-  Matching matching(text.size());
   Words out;
-  pre_tokenize({step}, text, true, matching, out);
+  pre_tokenize({step}, text, true, out);
   return {out.views.begin(), out.views.end()};
 }
 
@@ -27,58 +26,27 @@ constexpr const char* kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 }  // namespace
 
-TEST_CASE("pretokenize: Metaspace and prepended spaces split as in Hugging Face", "[model][tokenizer]") {
+TEST_CASE("pretokenize: Metaspace and prepended spaces are those of Hugging Face", "[model][tokenizer]") {
   const std::string m = "\u2581";
   PreTokenizerStep step{.kind = PreTokenizerStep::Kind::metaspace};
   step.replacement = m;
   auto run = [&](std::string_view text, bool at_start) {
-    Matching matching(text.size());
     Words out;
-    pre_tokenize({step}, text, at_start, matching, out);
+    pre_tokenize({step}, text, at_start, out);
     return Strings(out.views.begin(), out.views.end());
   };
   using Prepend = PreTokenizerStep::Prepend;
-  CHECK(run("a  b ", false) == Strings{m + "a", m, m + "b", m});
+  CHECK(run("a  b ", false) == Strings{m + "a" + m + m + "b" + m});
   CHECK(run(" a", true) == Strings{m + "a"});
   step.prepend = Prepend::first;
-  CHECK(run("a b", true) == Strings{m + "a", m + "b"});
-  CHECK(run("a b", false) == Strings{"a", m + "b"});
-  step.split_words = false;
   CHECK(run("a b", true) == Strings{m + "a" + m + "b"});
+  CHECK(run("a b", false) == Strings{"a" + m + "b"});
   step.prepend = Prepend::never;
   CHECK(run("a b", true) == Strings{"a" + m + "b"});
 
-  PreTokenizerStep space{.kind = PreTokenizerStep::Kind::add_space};
-  Words out;
-  for (auto& [text, with] : {std::pair{"a", " a"}, {" a", " a"}}) {
-    Matching matching(1);
-    pre_tokenize({space}, text, true, matching, out);
-    CHECK(Strings(out.views.begin(), out.views.end()) == Strings{with});
-  }
-}
-
-TEST_CASE("pretokenize: regexes that Oniguruma and PCRE2 read differently are rewritten or refused",
-          "[model][tokenizer]") {
-  CHECK(words(split(R"(\p{N}{1,3}+)"), "1234567a") == Strings{"1234567", "a"});  // Ruby repeats, PCRE2 is possessive
-  CHECK(words(split(R"(\v)"), "a\vb\nc") == Strings{"a", "\v", "b\nc"});         // not every vertical space
-  CHECK(words(split(R"(\s)"), "a\u180eb c") == Strings{"a\u180eb", " ", "c"});   // PCRE2's \s
-  CHECK(words(split(R"(\w+)"), "a\u0301\u203fb-") == Strings{"a\u0301\u203fb", "-"});
-  CHECK(words(split("^b$"), "a\nb\nc") == Strings{"a\n", "b", "\nc"});
-  CHECK(words(split("a{,2}b"), "aab") == Strings{"aab"});
-  CHECK(words(split(R"(\p{L})"), "-\U0002ebf0") == Strings{"-", "\U0002ebf0"});  // new in Unicode 15.1
-  CHECK(words(split(escaped_regex("a.[{b")), "xa.[{by") == Strings{"x", "a.[{b", "y"});
-  for (const json& refused : parsed_file(data_path("hostile/regexes.json"))) {
-    const std::string regex = refused[0], says = refused[1];
-    INFO(regex);
-    try {
-      split(regex);
-      FAIL_CHECK("compiled");
-    } catch (const Error& error) {
-      INFO(error.message);
-      CHECK(error.message.starts_with("T.json: "));
-      CHECK(error.message.find(says) != std::string::npos);
-    }
-  }
+  const PreTokenizerStep space{.kind = PreTokenizerStep::Kind::add_space};
+  CHECK(words(space, "a") == Strings{" a"});
+  CHECK(words(space, " a") == Strings{" a"});
 }
 
 TEST_CASE("pretokenize: a regex that takes for ever ends with an error", "[model][tokenizer]") {
@@ -86,12 +54,6 @@ TEST_CASE("pretokenize: a regex that takes for ever ends with an error", "[model
       {"(?:a+)+[bc]", std::string(100'000, 'a')},
       {"a*a*a*a*a*a*[bc]", std::string(100'000, 'a')},
       {"(?:a|a)*[bc]", std::string(5000, 'a')},
-      {"(?:a?){40}a{40}[bc]", std::string(5000, 'a')},
-      {"(?:(?=a*)a)*[bc]", std::string(100'000, 'a')},  // few steps, each as long as the text
-      {"a*(?=a*)[bc]", std::string(100'000, 'a')},
-      {R"(\s+$)", std::string(100'000, ' ') + "x"},
-      {R"(x*?(?:\s*\s*)*$)", std::string(100'000, ' ') + "x"},
-      {"(?:a?)*[bc]", std::string(100'000, 'a')},
   };
   for (auto& [regex, text] : cases) {
     INFO(regex);
@@ -118,42 +80,6 @@ TEST_CASE("pretokenize: replace_all replaces from left to right without overlap"
     replace_all(changed, "aa", "b");
     CHECK(changed == result);
   }
-}
-
-TEST_CASE("unicode: character classes are right at their edges", "[model][unicode]") {
-  struct Row {
-    uint32_t c;
-    bool letter, number, space, word;
-  };
-  const Row rows[] = {
-      {'a', 1, 0, 0, 1},     {'Z', 1, 0, 0, 1},     {'@', 0, 0, 0, 0},     {'[', 0, 0, 0, 0},
-      {'`', 0, 0, 0, 0},     {'{', 0, 0, 0, 0},     {'0', 0, 1, 0, 1},     {'9', 0, 1, 0, 1},
-      {'/', 0, 0, 0, 0},     {':', 0, 0, 0, 0},     {'_', 0, 0, 0, 1},     {8, 0, 0, 0, 0},
-      {9, 0, 0, 1, 0},       {13, 0, 0, 1, 0},      {14, 0, 0, 0, 0},      {0x1c, 0, 0, 0, 0},
-      {' ', 0, 0, 1, 0},     {0x85, 0, 0, 1, 0},    {0xa0, 0, 0, 1, 0},    {0xaa, 1, 0, 0, 1},
-      {0xb2, 0, 1, 0, 0},    {0x301, 0, 0, 0, 1},   {0x200b, 0, 0, 0, 0},  {0x200c, 0, 0, 0, 1},
-      {0x2028, 0, 0, 1, 0},  {0x2160, 0, 1, 0, 1},  {0x24b6, 0, 0, 0, 1},  {0x24ea, 0, 1, 0, 0},
-      {0x3000, 0, 0, 1, 0},  {0x3007, 0, 1, 0, 1},  {0x4e00, 1, 0, 0, 1},  {0x9fff, 1, 0, 0, 1},
-      {0xd7a3, 1, 0, 0, 1},  {0xfeff, 0, 0, 0, 0},  {0x105c0, 1, 0, 0, 1}, {0x1d7ff, 0, 1, 0, 1},
-      {0x1f600, 0, 0, 0, 0}, {0x323af, 1, 0, 0, 1}, {0x323b0, 0, 0, 0, 0}, {0x10ffff, 0, 0, 0, 0},
-  };
-  for (const Row& row : rows) {
-    INFO(row.c);
-    CHECK(unicode::is_letter(row.c) == row.letter);
-    CHECK(unicode::is_number(row.c) == row.number);
-    CHECK(unicode::is_space(row.c) == row.space);
-    CHECK(unicode::is_word(row.c) == row.word);
-  }
-  // The sizes of the classes in Unicode 16.0.
-  size_t letters = 0, numbers = 0, spaces = 0;
-  for (uint32_t c = 0; c < 0x110000; ++c) {
-    letters += unicode::is_letter(c);
-    numbers += unicode::is_number(c);
-    spaces += unicode::is_space(c);
-  }
-  CHECK(letters == 141028);
-  CHECK(numbers == 1911);
-  CHECK(spaces == 25);
 }
 
 TEST_CASE("unicode: normalization form C maps each case and is idempotent", "[model][unicode]") {
