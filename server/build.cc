@@ -320,8 +320,7 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
                    cluster.kv_scheme->name +
                    " cannot drop fetched KV: expected --allocator paged or token, or --replication side_effect");
   // Measuring peaks takes two seconds. If no policy predicts seconds, the cost model learns from steps alone.
-  if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
-                  cluster.fetch->most > 0)) {
+  if (!worker && (cluster.placement->predicts || cluster.admission->arrives || cluster.fetch->most > 0)) {
     const LoadOptions& load = build->backend_options.load;
     cluster.prior = CostPrior{{build->config, matrix_dtype(build->config, load), load.dtype, cluster.kv.shape.dtype},
                               instance_rates(build->backend_options, cluster.topology.size())};
@@ -393,9 +392,7 @@ std::shared_ptr<EventLog> open_event_log(const Options& options, const std::stri
   JsonText shown;
   shown.open('{');
   for (const auto& [name, value] : options.shown_values()) shown.add(name.c_str(), value);
-  return need(
-      EventLog::create(options.text("event-log") + suffix, options.integer("event-log-bytes"), shown.close('}').take()),
-      "--event-log: ");
+  return need(EventLog::create(options.text("event-log") + suffix, shown.close('}').take()), "--event-log: ");
 }
 
 }  // namespace xpyd::server

@@ -1,7 +1,7 @@
 // The head of an instance whose pipeline stages are processes (stage.h). To its engine it is a Model, as
 // model/llama/pipeline.h is for stages that are threads. It sends each wave to all stages at once and computes nothing.
 // Activations go from stage to stage, and logits from the last stage to the head. The KV of a rank is memory of its
-// stage's process. On one host the head maps it too, so block copies, checksums and the instance's transport work on it
+// stage's process. On one host the head maps it too, so block copies and the instance's transport work on it
 // as on local memory.
 //
 // A stage that ends, is silent, or cannot go on ends the whole instance. `broken` is then called once. It must keep
@@ -52,7 +52,6 @@ struct HeadOptions {
   int32_t instance = 0;
   int window = 0;  // ShardOptions::window: most waves in flight
   int step_tokens = 0, max_logits = 0;
-  bool checksum = false;
   const TransportRow* transport = nullptr;
   std::string transport_host;
 };

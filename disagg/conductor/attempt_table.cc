@@ -63,7 +63,11 @@ bool AttemptTable::forget(AttemptId number) {
     cluster_.board().decodes(*member, -attempt.count, -attempt.context);
     member->load.ended_s = now;
     member->decoding.erase(number);
-    if (attempt.left == 0 && !attempt.prompting) member->decodes.ended(now - attempt.joins_s);
+    if (attempt.left == 0 && !attempt.prompting) {
+      constexpr double kNew = 1.0 / 32;  // weight of the newest one
+      const double lasted_s = now - attempt.joins_s;
+      member->decode_s += (member->decode_s == 0 ? 1 : kNew) * (lasted_s - member->decode_s);
+    }
   }
   attempts_.erase(found);
   return freed;

@@ -117,16 +117,13 @@ Status Conductor::take_in(std::shared_ptr<const Request> request, std::shared_pt
                    std::to_string(capacity_blocks));
   const uint64_t id = request->id;
   const int n = request->n;
-  const bool full = !requests_.has_room(*request);
   Entry& entry = requests_.add(std::move(request), std::move(sink));
-  if (!full && start(id, 0, n, out)) {
-    requests_.wait(entry);
+  if (start(id, 0, n, out)) {
     requests_.forget_if_over(entry);  // the request may have been refused
     return ok();
   }
   requests_.erase(id);
-  return Error{ErrorCode::unavailable,
-               full ? "the queue is full (--max-queue-bytes)" : "there is no instance that can take the request"};
+  return Error{ErrorCode::unavailable, "there is no instance that can take the request"};
 }
 
 // Places choices [first, first + count) of a request. Returns false if no instance can take them.

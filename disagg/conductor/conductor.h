@@ -47,8 +47,7 @@ class Conductor final : public Service {
   void tick();  // at least every quarter of a lease: removes silent instances, retries
 
   // See Service. Errors: invalid_argument for a request that exceeds the context or the smallest instance; unavailable
-  // if the queue is full, no instance is there, or the conductor drains. A refusal by --admission is an event, not an
-  // error.
+  // if no instance is there, or the conductor drains. A refusal by --admission is an event, not an error.
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override;
   ServiceStats stats() const override;

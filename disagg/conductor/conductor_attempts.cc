@@ -28,7 +28,6 @@ void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
     requests_.mark(entry, &RequestTrace::prompt_done);
     if (!refused_late(message.attempt, out)) attempt->joins_s = now;
   } else if (attempts_.begin_prompt(*attempt)) {
-    requests_.begin(entry);
     requests_.mark(entry, &RequestTrace::started);
     jobs_.dispatch();
   }

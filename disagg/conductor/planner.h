@@ -37,7 +37,6 @@ struct AttemptPlan {
   // Set by choose().
   ClusterView seen;
   Placement placed;
-  std::optional<DisaggOrder> ordered;  // set if choose() has asked the order policy already
   // Set by decide_fetch().
   Scoreboard::Fetch fetch;
   bool fetches = false;
@@ -67,13 +66,8 @@ class Planner {
   Refusal refuses_late(const Attempt& attempt);
 
  private:
-  void choose_append(AttemptPlan& plan);
-  DisaggOrder order_at(AttemptPlan& plan, int decode);
-  void add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
-                 const KvShape& shape) const;
   void count_reads(AttemptPlan& plan);
   ClusterAdmission look_at(const RequestTable::Entry& entry, InstanceId decode, double ttft_s);
-  void foresee(const Member& member);
   InstanceId id_of(int instance) const { return cluster_.board().ids()[size_t(instance)]; }
 
   ConductorContext& context_;

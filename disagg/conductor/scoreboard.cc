@@ -8,23 +8,6 @@
 
 namespace xpyd::disagg {
 
-void DecodeTimes::ended(double seconds) {
-  if (last_.size() < kMost) last_.push_back(0);
-  last_[next_++ % kMost] = float(seconds);
-}
-
-double DecodeTimes::mean() const {
-  return last_.empty() ? 0 : std::accumulate(last_.begin(), last_.end(), 0.0) / double(last_.size());
-}
-
-double DecodeTimes::quantile(double q) const {
-  if (last_.empty()) return 0;
-  std::vector<float> sorted = last_;
-  const auto at = sorted.begin() + long(std::min(double(sorted.size() - 1), q * double(sorted.size())));
-  std::nth_element(sorted.begin(), at, sorted.end());
-  return *at;
-}
-
 void Scoreboard::joined(Member& member) {
   member.in_directory = directory_.joined(member.info.capacity_blocks, member.info.tier_blocks);
   member.row = rows_.size();
@@ -66,8 +49,6 @@ void Scoreboard::placed(Member& member, const PlacedPrompt& prompt, double now_s
   load.queued_tokens += prompt.tokens;
   load.queued.add(prompt.work);
   load.prompting.add(prompt.work);
-  member.recent.emplace_back(now_s, prompt.tokens);
-  member.recent_tokens += prompt.tokens;
   rows_[member.row].stale = true;
 }
 
@@ -99,7 +80,7 @@ ClusterView Scoreboard::look(PromptHashes& prompt, double now_s) {
     Row& row = rows_[i];
     InstanceView& view = views_[i];
     const uint64_t version = row.version ? row.version->load(std::memory_order_acquire) : row.seen + 1;
-    if (row.stale || version != row.seen || now_s >= row.until_s) {
+    if (row.stale || version != row.seen) {
       row.seen = version;
       refresh(row, view, now_s);
     }
@@ -143,8 +124,6 @@ const StepCost::Terms& Scoreboard::like_others(Role role, const InstanceStats& s
 void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
   Member& member = *row.member;
   const PlacedLoad& load = member.load;
-  for (; !member.recent.empty() && member.recent.front().first < now_s - kRecentSeconds; member.recent.pop_front())
-    member.recent_tokens -= member.recent.front().second;
   const InstanceStats stats = member.probe->stats();
   const KvStats kv = member.probe->kv();
   if (row.steps != stats.steps) {
@@ -153,7 +132,6 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
     row.confirmed_s = busy ? now_s : std::max({row.confirmed_s, load.moved_s, load.ended_s});
   }
   row.stale = false;
-  row.until_s = member.recent.empty() ? kNever : member.recent.front().first + kRecentSeconds;
   row.terms = like_others(view.role = member.info.role, stats);
   view = {.role = member.info.role,
           .queued = load.queued_requests,
@@ -163,7 +141,6 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
           .available_tokens = int64_t(kv.available()) * row.block_tokens,
           .capacity_tokens = int64_t(member.info.capacity_blocks) * row.block_tokens,
           .indexed_tokens = int64_t(kv.cached) * row.block_tokens,
-          .recent_tokens = member.recent_tokens,
           .fetch_s = kNever,
           .fetched_prefill_s = kNever};
   row.queued_s = seconds(row.terms, among_decodes(load.queued, view));

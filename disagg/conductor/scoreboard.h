@@ -5,7 +5,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <set>
@@ -55,32 +54,17 @@ struct PlacedLoad {
   double ended_s = 0;                                         // Clock: when a decode last ended
 };
 
-// The durations of an instance's last decodes, in seconds.
-class DecodeTimes {
- public:
-  void ended(double seconds);
-  double mean() const;  // 0: none has ended
-  double quantile(double q) const;
-
- private:
-  static constexpr size_t kMost = 256;
-  std::vector<float> last_;
-  size_t next_ = 0;
-};
-
 // One instance as the conductor knows it.
 struct Member {
   InstanceInfo info;
   std::shared_ptr<InstanceProbe> probe;
   PlacedLoad load;
   std::set<AttemptId> decoding;  // placed here to decode, not ended
-  DecodeTimes decodes;
-  size_t row = 0;         // index into the scoreboard's rows
-  int in_directory = -1;  // its number in the cache directory
+  double decode_s = 0;           // moving mean of the duration of its decodes; 0: none has ended
+  size_t row = 0;                // index into the scoreboard's rows
+  int in_directory = -1;         // its number in the cache directory
   bool draining = false;
-  double heard_s = 0;                                  // Clock
-  std::deque<std::pair<double, int64_t>> recent = {};  // prompts placed lately: Clock, uncached tokens
-  int64_t recent_tokens = 0;                           // sum of these tokens
+  double heard_s = 0;  // Clock
 };
 
 // look() reads one row for each instance. The part of a row that depends on neither time nor prompt is recomputed only
@@ -134,15 +118,13 @@ class Scoreboard {
   void decodes(Member& member, int sequences, int64_t tokens);  // adds to the load
 
  private:
-  static constexpr double kRecentSeconds = 180;  // Preble's window
-  static constexpr int kKnown = 32;              // steps after which a fitted cost is trusted
+  static constexpr int kKnown = 32;  // steps after which a fitted cost is trusted
   static constexpr size_t kMostHolders = 4;
   struct Row {
     Member* member;
     const std::atomic<uint64_t>* version;
     uint64_t seen = 0;
     bool stale = true;
-    double until_s = 0;      // Clock: the row is stale from then on
     int64_t steps = 0;       // steps that it has reported, and
     double confirmed_s = 0;  // Clock: when the last of these was seen, or later
     int in_directory, block_tokens;

@@ -63,10 +63,9 @@ struct InstanceParts {
   MessageBus& bus;
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
-  DisaggOrder order = DisaggOrder::push;  // the order of all prompts whose KV changes hands (kv_room.h)
+  DisaggOrder order = DisaggOrder::push;               // the order of all prompts whose KV changes hands (kv_room.h)
   std::optional<KvShards> post_by_stage = {};          // if set, a transfer carries the layers of one stage only
   double lease_s = 0;                                  // how long KV is held for a silent peer; 0: for ever
-  bool checksum = false;                               // KV that crosses has checksums
   handover::Visits* visits = nullptr;                  // for tests
   std::function<void(const Moved& moved)> moved = {};  // called after each hand-over; may be null
   TransportRate rate = {};                             // of this instance's transfers

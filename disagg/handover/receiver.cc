@@ -22,7 +22,7 @@ void Receiver::on(Incoming& in, Event event, With with) {
       return parts_.tell(kConductor, PrefillJob{in.attempt, in.request, in.choices[0], parts_.self});
     case Action::accept: return accept(in, *with.delivered);
     case Action::give_back: return give_back(with.from, in.attempt, with.delivered->handover);
-    case Action::adopt: return adopt(in, parts_.transport.zero_copy() || is_whole(in));
+    case Action::adopt: return adopt(in, true);
     case Action::recompute: return adopt(in, false);
     case Action::drop: break;
     case Action::end: end(in); break;
@@ -142,7 +142,6 @@ void Receiver::accept(Incoming& in, KvDelivered& delivered) {
   if (parts_.order == DisaggOrder::push) in.choices = std::move(delivered.choices);
   in.deadline_s = parts_.new_deadline();
   in.posts = delivered.posts;
-  in.checksums = std::move(delivered.checksums);
   in.handover = std::move(delivered.handover);
 }
 

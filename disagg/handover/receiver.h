@@ -21,7 +21,7 @@ namespace xpyd::disagg::handover {
 
 // Cumulative counters.
 struct ReceiverStats {
-  int64_t refused_kv = 0;  // deliveries with missing, late or changed KV; computed again here
+  int64_t refused_kv = 0;  // deliveries with missing or late KV; computed again here
   int64_t expired = 0;     // attempts given up because the peer was silent
 };
 
@@ -87,7 +87,6 @@ class Receiver {
     double read_s = 0;  // pull: Clock, start of the read
     size_t read_bytes = 0;
     int posts = 0;  // transfers that must arrive
-    std::vector<uint64_t> checksums;
     std::optional<KvHandover> handover;
     double deadline_s = 0;  // Clock: then the peer counts as silent
   };
@@ -121,7 +120,6 @@ class Receiver {
   void read(Incoming& in);
   void look(Incoming& in);
   bool all_arrived(const Incoming& in) const;
-  bool is_whole(const Incoming& in) const;
   void adopt(Incoming& in, bool whole);
   void give_back(InstanceId from, AttemptId attempt, std::optional<KvHandover>& handover);
   bool close(Place& place);

@@ -176,7 +176,6 @@ void Sender::offer(Outgoing& out) {
   if (!registration) return on(out, Event::no_registration, {AttemptFailure::refused, registration.error().message});
   out.registration = registration.value();
   KvPlace source = place_of(parts_.memory, out.kv, out.registration, 0);
-  if (parts_.checksum) source.checksums = kv_checksums(parts_.memory, out.kv, 0, first.given);
   KvOffered offered{out.attempt, first.request, {}, std::move(source)};
   for (const SequencePtr& choice : out.choices) offered.choices.push_back(state_of(*choice));
   out.deadline_s = parts_.new_deadline();
@@ -197,8 +196,6 @@ void Sender::deliver(Outgoing& out) {
       out.deadline_s = parts_.new_deadline();
       on(out, Event::lends);
     }
-  } else if (parts_.checksum) {
-    delivered.checksums = kv_checksums(parts_.memory, out.kv, out.destination.cached_tokens, out.choices[0]->given);
   }
   out.choices.clear();
   ++parts_.posted.transfers;

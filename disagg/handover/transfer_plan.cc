@@ -1,8 +1,5 @@
 #include "disagg/handover/transfer_plan.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <string>
 
@@ -150,42 +147,6 @@ void Peers::plan_write(KvHandle kv, PeerId peer, const KvPlace& place, const KvR
 void Peers::plan_read(PeerId peer, const KvPlace& place, KvHandle kv, const KvRegion& region,
                       TransferPlan& plan) const {
   plan_sharded_transfer(known_.at(peer).from, views(peer, place), views_of(memory_, kv), region, plan);
-}
-
-// ---- Checksums.
-
-std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards, int token_begin,
-                                   int token_end, int replica) {
-  std::vector<uint64_t> sums;
-  XXH3_state_t state;
-  for (int begin = token_begin; begin < token_end; begin += kChecksumTokens) {
-    XXH3_64bits_reset(&state);
-    const int end = std::min(begin + kChecksumTokens, token_end);
-    for (int stage = 0; stage < shards.pp; ++stage) {
-      const int n_layers = shards.layers(stage).size();
-      for (int plane = 0; plane < 2 * n_layers; ++plane)
-        for (int token = begin; token < end; ++token)
-          for (int rank = replica; rank < shards.tp; rank += shards.replicas()) {
-            const KvView& view = views[size_t(stage * shards.tp + rank)];
-            XXH3_64bits_update(&state, view.row(plane / 2, plane % 2, token, 0),
-                               size_t(shards.heads(rank).size()) * view.layout->shape.row_bytes());
-          }
-    }
-    sums.push_back(XXH3_64bits_digest(&state));
-  }
-  return sums;
-}
-
-std::vector<uint64_t> kv_checksums(const KvMemory& memory, KvHandle kv, int token_begin, int token_end) {
-  return kv_checksums(views_of(memory, kv), shards_of(memory), token_begin, token_end);
-}
-
-bool checksums_are(const KvMemory& memory, KvHandle kv, int token_begin, int token_end,
-                   const std::vector<uint64_t>& expected) {
-  const KvShards shards = shards_of(memory);
-  for (int replica = 0; replica < shards.replicas(); ++replica)
-    if (kv_checksums(views_of(memory, kv), shards, token_begin, token_end, replica) != expected) return false;
-  return true;
 }
 
 }  // namespace xpyd::disagg

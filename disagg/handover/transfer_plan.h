@@ -7,8 +7,6 @@
 // (tp > kv heads; MLA has one head).
 //
 // The plan follows from the two shapes, so both sides compute it, and a request sends only block ids (KvPlace).
-// Checksums are end to end: the sender computes them from its memory and the receiver from its own, whatever the
-// layouts, block sizes, ranks and transport.
 //
 // Thread safety: functions and plain values. Peers: the instance's thread.
 #pragma once
@@ -54,18 +52,6 @@ KvPlace place_of(const KvMemory& memory, KvHandle kv, const RemoteKey& registrat
 // Returns the bytes of tokens [token_begin, token_end) in all layers of every rank, in as few pieces as the layout
 // allows. A registration covers them.
 std::vector<MemoryRange> rows_of(const KvMemory& memory, KvHandle kv, int token_begin, int token_end);
-
-inline constexpr int kChecksumTokens = 64;
-
-// Returns the XXH3-64 of the rows [layer][K|V][token][head] of each kChecksumTokens tokens from token_begin on.
-// `views`: one for each rank of `shards`. If several ranks hold the same head, the `replica`th is read. Requires: the
-// CPU can read the KV.
-std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards, int token_begin,
-                                   int token_end, int replica = 0);
-std::vector<uint64_t> kv_checksums(const KvMemory& memory, KvHandle kv, int token_begin, int token_end);
-// Compares with the checksums of the KV here, for every copy of a head.
-bool checksums_are(const KvMemory& memory, KvHandle kv, int token_begin, int token_end,
-                   const std::vector<uint64_t>& expected);
 
 // Returns the shape of a memory on one rank or several.
 KvShards shards_of(const KvMemory& memory);

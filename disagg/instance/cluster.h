@@ -51,7 +51,6 @@ struct ClusterOptions : ConductorOptions {
   std::optional<FaultOptions> faults;        // faults injected into the transport
   std::string transport_host = "127.0.0.1";  // address at which transports listen
   std::vector<std::string> nics;             // rdma: see TransportOptions
-  bool kv_checksum = false;                  // checksums over all KV that crosses
   int max_batch = 64;                        // sequences of an instance's batch
   int vocab = INT_MAX;                       // number of token ids
   bool ahead = true;                         // plan a step while the model computes the one before

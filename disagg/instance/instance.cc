@@ -22,7 +22,6 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
              .order = options_.order,
              .post_by_stage = options_.post_by_stage ? std::optional(shards_of(*memory_)) : std::nullopt,
              .lease_s = options_.lease_s,
-             .checksum = options_.checksum,
              .visits = options_.visits},
       leases_(options_.lease_s, clock),
       sender_(parts_, leases_, options_.stream_kv),

@@ -1,11 +1,11 @@
 // The reader's side of a fetch (README.md): before a prompt is computed here, the part of its prefix that others have
 // is read from them into blocks of this instance. Blocks for the whole part are reserved first. Then each holder is
-// asked for its share of the tokens, and read when it has answered. The KV that arrived is compared with its checksums
-// and used up to the first gap. KV that fails or is late is computed.
+// asked for its share of the tokens, and read when it has answered. The KV that arrived is used up to
+// the first gap. KV that fails or is late is computed.
 //
 // Layer by layer (Mooncake, section 3.3): each layer is a read of its own, and the prompt starts when the first one is
-// there. Each layer of its first step waits for that layer's KV. The prompt waits for all layers if checksums are on,
-// because they cover all layers, or if other threads compute.
+// there. Each layer of its first step waits for that layer's KV. The prompt waits for all layers if other threads
+// compute.
 //
 // Thread safety: the instance's thread.
 #pragma once

@@ -140,14 +140,14 @@ XPYD_MESSAGE(Request, id, prompt, sampling, max_tokens, min_tokens, n, prompt_lo
 XPYD_MESSAGE(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s, scheduled_s,
              hidden_tokens, hidden)
 XPYD_MESSAGE(Sampled, chosen, top, nan_logits, rank)
-XPYD_MESSAGE(TokenEvent, request_id, choice, token, text, finish, stop_text, stop_token, error, retry_s, has_logprobs,
-             sampled, prompt_logprobs, cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s)
+XPYD_MESSAGE(TokenEvent, request_id, choice, token, text, finish, stop_text, stop_token, error, has_logprobs, sampled,
+             prompt_logprobs, cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s)
 XPYD_MESSAGE(KvShape, n_layers, n_kv_heads, head_dim, dtype)
 XPYD_MESSAGE(KvLayout, shape, order, block_tokens, n_blocks)
 XPYD_MESSAGE(KvShards, n_layers, n_kv_heads, tp, pp, long_stage, stage_layers)
 XPYD_MESSAGE(InstanceInfo, id, name, role, layout, shards, stages, capacity_blocks, block_tokens, tier_blocks,
              max_batch, address, control)
-XPYD_MESSAGE(KvPlace, registration, blocks, slot, cached_tokens, checksums)
+XPYD_MESSAGE(KvPlace, registration, blocks, slot, cached_tokens)
 XPYD_MESSAGE(KvHandover, blocks, tokens, generations, giver)
 XPYD_MESSAGE(OffloadStats, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,
              copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions,
@@ -178,7 +178,7 @@ XPYD_MESSAGE(Report, stats)
 XPYD_MESSAGE(PrefillJob, attempt, request, state, decode)
 XPYD_MESSAGE(ReserveKv, attempt, request, state)
 XPYD_MESSAGE(KvReserved, attempt, destination)
-XPYD_MESSAGE(KvDelivered, attempt, choices, kv_arrived, posts, checksums, handover)
+XPYD_MESSAGE(KvDelivered, attempt, choices, kv_arrived, posts, handover)
 XPYD_MESSAGE(ReservationCancelled, attempt)
 XPYD_MESSAGE(KvOffered, attempt, request, choices, source)
 XPYD_MESSAGE(KvTaken, attempt)

@@ -21,7 +21,6 @@ class FaultTransport final : public ForwardingTransport {
         faults_(faults),
         clock_(*options.clock),
         random_(faults.seed * 0x9e3779b97f4a7c15u + uint64_t(options.self)) {}
-  ~FaultTransport() override { end(); }  // the inner transport's threads may still read Transfer::changed
 
   void disconnect(PeerId peer) override {
     for (auto& [id, post] : posts_)
@@ -49,15 +48,7 @@ class FaultTransport final : public ForwardingTransport {
     post.dropped = happens(faults_.drop);
     if (const double late = random_.exponential() * faults_.delay_s; late > 0) post.due_s += late, ++counts_.delayed;
     if (happens(faults_.reorder)) post.behind = true, ++counts_.reordered;
-    const bool truncate = happens(faults_.truncate), corrupt = happens(faults_.corrupt);
-    const double cut = random_.uniform(), place = random_.uniform();
-    post.bit = random_.below(8);
     counts_.dropped += post.dropped;
-    if (plan.bytes > 0 && truncate) shorten(post.plan, size_t(cut * double(plan.bytes)));
-    if (post.plan.bytes > 0 && corrupt) {
-      ++counts_.corrupted;
-      post.corrupt_at = int64_t(place * double(post.plan.bytes));
-    }
     pump(id);
     return id;
   }
@@ -77,7 +68,6 @@ class FaultTransport final : public ForwardingTransport {
       if (post.lost || late || (post.dropped && deadline_s <= 0)) state = TransferState::failed;
     }
     if (state == TransferState::in_flight) return state;
-    if (state == TransferState::done && post.corrupt_at >= 0 && post.transfer.op == KvOp::read) flip_read(post);
     stats_failed_ += state == TransferState::failed;
     posts_.erase(at);
     return state;
@@ -106,49 +96,11 @@ class FaultTransport final : public ForwardingTransport {
     TransferPlan plan;
     double due_s = 0;
     bool dropped = false, behind = false;
-    bool lost = false;        // cancelled, or its peer disconnected, before it began
-    int64_t corrupt_at = -1;  // byte of the plan
-    uint64_t bit = 0;
-    std::vector<std::byte> changed;   // sent instead of one copy of the plan
+    bool lost = false;                // cancelled, or its peer disconnected, before it began
     std::optional<TransferId> inner;  // set once it has begun
   };
 
-  void shorten(TransferPlan& plan, size_t bytes) {
-    ++counts_.truncated;
-    plan.bytes = bytes;
-    for (size_t i = 0; i < plan.copies.size(); ++i) {
-      plan.copies[i].bytes = std::min(plan.copies[i].bytes, bytes);
-      bytes -= plan.copies[i].bytes;
-    }
-    std::erase_if(plan.copies, [](const Copy& copy) { return copy.bytes == 0; });
-  }
-
-  // Returns the copy of the plan that holds byte `at`. `at` becomes an offset into that copy.
-  static Copy& piece_of(TransferPlan& plan, int64_t& at) {
-    for (Copy& copy : plan.copies) {
-      if (at < int64_t(copy.bytes)) return copy;
-      at -= int64_t(copy.bytes);
-    }
-    XPYD_CHECK(false, "a byte beyond the plan");
-    return plan.copies.front();
-  }
-
-  void flip_read(Transfer& post) {
-    int64_t at = post.corrupt_at;
-    Copy& copy = piece_of(post.plan, at);
-    copy.destination[at] ^= std::byte(1u << post.bit);
-  }
-
-  void begin(Transfer& post) {
-    if (post.corrupt_at >= 0 && post.transfer.op == KvOp::write) {
-      int64_t at = post.corrupt_at;
-      Copy& copy = piece_of(post.plan, at);
-      post.changed.assign(copy.source, copy.source + copy.bytes);
-      post.changed[size_t(at)] ^= std::byte(1u << post.bit);
-      copy.source = post.changed.data();
-    }
-    post.inner = inner().post(post.transfer, post.plan);
-  }
+  void begin(Transfer& post) { post.inner = inner().post(post.transfer, post.plan); }
 
   // Begins the transfers that are due. `newest`: a new transfer, for which reordered ones may have waited.
   void pump(TransferId newest = 0) {
@@ -175,8 +127,9 @@ class FaultTransport final : public ForwardingTransport {
 };
 
 constexpr const char* kExpected =
-    "expected fault:TRANSPORT,KEY=VALUE,... with drop, reorder, truncate, corrupt (probabilities from 0 to 1), delay "
-    "(such as 2ms; units s, ms, us) or seed (a whole number)";
+    "expected fault:TRANSPORT,KEY=VALUE,... with drop, reorder (probabilities from 0 to 1), delay (such as 2ms; units "
+    "s, "
+    "ms, us) or seed (a whole number)";
 
 bool parse_number(std::string_view text, double& value, std::string_view& rest) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -197,10 +150,7 @@ std::string parse_item(std::string_view item, FaultOptions& faults) {
     faults.delay_s = number * scale;
     return "";
   }
-  const std::pair<std::string_view, double*> probabilities[] = {{"drop", &faults.drop},
-                                                                {"reorder", &faults.reorder},
-                                                                {"truncate", &faults.truncate},
-                                                                {"corrupt", &faults.corrupt}};
+  const std::pair<std::string_view, double*> probabilities[] = {{"drop", &faults.drop}, {"reorder", &faults.reorder}};
   for (const auto& [name, place] : probabilities) {
     if (key != name) continue;
     if (!parse_number(value, number, unit) || !unit.empty() || !(number <= 1))
@@ -224,11 +174,6 @@ const FaultCounts* fault_counts(const KvTransport& transport) {
 }
 
 Result<std::unique_ptr<KvTransport>> TransportChoice::make(const TransportOptions& options) const {
-  if (faults && faults->corrupt > 0 &&
-      (std::string_view(row->name) == "rdma" || dynamic_cast<VendorQueue*>(options.queue)))
-    return invalid("--transport fault:" + std::string(row->name) +
-                   ": corrupt would send bytes of host memory outside of the KV memory; expected another transport "
-                   "than rdma, and KV in host memory");
   auto made = row->make(options);
   if (!made.ok() || !faults) return made;
   return make_fault_transport(std::move(made).value(), *faults, options);

@@ -1,16 +1,12 @@
-// The fault transport makes any other transport worse on purpose: transfers are late, out of order, lost, cut short or
-// changed. The seed and the order of the transfers alone decide what happens to which transfer, so a run under a
-// virtual clock repeats itself.
+// The fault transport makes any other transport worse on purpose: transfers are late, out of order or lost. The seed
+// and the order of the transfers alone decide what happens to which transfer, so a run under a virtual clock repeats
+// itself.
 //
 //   drop       the transfer is lost: it stays in flight until its deadline, then it fails (without one: at once)
 //   delay      it begins later, by an exponentially distributed time with this mean
 //   reorder    it begins after the next transfer, or after a millisecond
-//   truncate   its last bytes are missing, and it is reported as done
-//   corrupt    one of its bits is flipped, and it is reported as done
 //
-// transport.h allows the first three. The last two break its promises, and checksums must catch them. `corrupt` reads
-// the bytes on the CPU and sends a copy from outside the regions. So TransportChoice::make refuses it if the transport
-// can send only from its regions (rdma) or if the KV is a device's.
+// transport.h allows all three.
 #pragma once
 
 #include <memory>
@@ -23,12 +19,12 @@ namespace xpyd::disagg {
 
 struct FaultOptions {
   uint64_t seed = 0;
-  double drop = 0, reorder = 0, truncate = 0, corrupt = 0;  // probabilities
-  double delay_s = 0;                                       // mean
+  double drop = 0, reorder = 0;  // probabilities
+  double delay_s = 0;            // mean
 };
 
 struct FaultCounts {
-  int64_t dropped = 0, delayed = 0, reordered = 0, truncated = 0, corrupted = 0;
+  int64_t dropped = 0, delayed = 0, reordered = 0;
 };
 
 std::unique_ptr<KvTransport> make_fault_transport(std::unique_ptr<KvTransport> inner, const FaultOptions& faults,

@@ -84,8 +84,7 @@ std::vector<double> route(int n_requests, bool bytes) {
   Last bus;
   Conductor conductor({.placement = find_placement_policy("prefix_aware"),
                        .disagg = find_disagg_policy("prefill_first"),
-                       .max_model_len = 2 * kTokens,
-                       .max_queue_bytes = int64_t{1} << 50},
+                       .max_model_len = 2 * kTokens},
                       clock, bus);
   const auto hear = [&](InstanceId from, Message message) {
     if (bytes) {  // what the receiving channel would decode

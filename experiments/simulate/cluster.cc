@@ -180,8 +180,6 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
   ConductorOptions conductor = options.conductor;
   conductor.kv_bytes_scale = bytes_scale_;
   if (options.fetch) conductor.fetch_s_per_token = options.model.kv_token_bytes() / options.hardware.link_bytes_per_s;
-  if (conductor.admission_options.decode == DecodeSeconds::oracle)
-    conductor.answer_tokens = [](const Request& request) { return request.max_tokens; };
   routers_ = std::make_unique<Routers>(options.routers, conductor, timeline_, *this);
 }
 

@@ -203,7 +203,7 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
   if (!over_) {
     if (event.finish == FinishReason::refused) {
       api_.metrics_.rejected(RejectReason::objective);
-      fail({.status = 429, .message = event.error, .code = "objective_missed", .retry_s = event.retry_s});
+      fail({.status = 429, .message = event.error, .code = "objective_missed"});
     } else if (event.finish == FinishReason::error || event.finish == FinishReason::timeout) {
       fail(event.finish == FinishReason::timeout
                ? kTookTooLong

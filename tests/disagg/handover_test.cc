@@ -249,7 +249,6 @@ struct Side {
                                                           .n_layers = model->config().n_layers,
                                                           .order = order,
                                                           .lease_s = kLease,
-                                                          .checksum = random.uniform() < 0.5,
                                                           .visits = &visits});
     attempts = std::make_unique<Attempts>(*parts);
     engine = std::make_unique<Engine>(

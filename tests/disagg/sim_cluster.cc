@@ -74,7 +74,6 @@ SimCluster::NodePtr SimCluster::add(Role role) {
                            .stream_kv = o.stream_kv,
                            .reserve_blocks = o.conductor.reserve_blocks,
                            .lease_s = o.lease_s,
-                           .checksum = o.checksum,
                            .cache_log = node->log,
                            .log = o.conductor.log};
   instance.engine = {.policy = find_batch_policy("chunked"),

@@ -47,8 +47,11 @@ size_t known(Bed& bed, Role role) {
 // Each transport carries the first order, and each order uses some transport.
 TEST_CASE("processes: every order and every transport give the answers of one instance", "[processes]") {
   NEEDS_PROGRAM();
-  const Words orders[] = {{"--disagg", "prefill_first"},    {"--kv-transfer", "pull"},   {"--disagg", "decode_first"},
-                          {"--disagg", "conditional_cost"}, {"--disagg", "append_cost"}, {"--reservation", "escrow"}};
+  const Words orders[] = {{"--disagg", "prefill_first"},
+                          {"--kv-transfer", "pull"},
+                          {"--disagg", "decode_first"},
+                          {"--disagg", "conditional_threshold"},
+                          {"--reservation", "escrow"}};
   const std::vector<std::string> all = transport_names();
   for (size_t w = 0; w < all.size(); ++w)
     for (size_t i = 0; i < std::size(orders); ++i) {
@@ -57,7 +60,7 @@ TEST_CASE("processes: every order and every transport give the answers of one in
       const Words& order = orders[i];
       if (find_transport(transport)->shared_pool && order[1] == "pull") continue;  // refused
       INFO(transport << " " << order[0] << " " << order[1]);
-      Words words = {"--transport", transport, "--kv-checksum", "on"};
+      Words words = {"--transport", transport};
       words.insert(words.end(), order.begin(), order.end());
       Bed bed(words);
       bed.start("prefill");
@@ -81,7 +84,7 @@ TEST_CASE("processes: over every transport a killed worker is replaced, and noth
   NEEDS_PROGRAM();
   for (const std::string& transport : transport_names()) {
     INFO(transport);
-    Bed bed({"--transport", transport, "--kv-checksum", "on"}, kLongLease, "2P2D");
+    Bed bed({"--transport", transport}, kLongLease, "2P2D");
     const char* roles[] = {"prefill", "prefill", "decode", "decode"};
     std::vector<size_t> alive;
     for (const char* role : roles) alive.push_back(bed.start(role));
@@ -139,8 +142,7 @@ TEST_CASE("processes: prefixes are fetched from other workers, also with int8 KV
     const Words& memory = memories[m];
     const std::string& transport = copying[m % copying.size()];
     INFO(transport << " " << memory[0]);
-    Words words = {"--transport", transport, "--kv-checksum", "on",
-                   "--kv-fetch",  "always",  "--placement",   "round_robin"};
+    Words words = {"--transport", transport, "--kv-fetch", "always", "--placement", "round_robin"};
     words.insert(words.end(), memory.begin(), memory.end());
     Bed bed(words, kLongLease, "2P1D");
     for (const char* role : {"prefill", "prefill", "decode"}) bed.start(role);
@@ -208,8 +210,7 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
       if (stages && find_transport(transport)->shared_pool) continue;  // it carries no activations
       reserve_blocks = !reserve_blocks;
       const double lease = stages ? kLongLease : patient ? std::atof(patient) : kLease;
-      Words words = {"--transport", transport,       "--kv-checksum",
-                     "on",          "--reservation", reserve_blocks ? "escrow" : "off"};
+      Words words = {"--transport", transport, "--reservation", reserve_blocks ? "escrow" : "off"};
       if (stages) words.insert(words.end(), {"--ranks", "processes", "--prefill-pp", "2", "--decode-pp", "2"});
       INFO(transport << " " << reserve_blocks << " " << stages);
       Bed bed(words, lease, "2P2D");

@@ -34,9 +34,8 @@ TEST_CASE("ranks: stages in separate processes have the bits of one process", "[
         Case{"2", "1", "0", "tcp", "1P1D"}, Case{"2", "2", "2", "shm", "1P1D"}}) {
     INFO(c.topology << " pp " << c.pp << " tp " << c.tp << " window " << c.window << " over " << c.transport);
     const bool split = c.topology == std::string("1P1D");
-    Words words = {"--ranks",           "processes", "--prefill-pp", c.pp,        "--prefill-tp",  c.tp,
-                   "--pipeline-window", c.window,    "--transport",  c.transport, "--kv-checksum", "on",
-                   "--chunk-tokens",    "48"};
+    Words words = {"--ranks",           "processes", "--prefill-pp", c.pp,        "--prefill-tp",   c.tp,
+                   "--pipeline-window", c.window,    "--transport",  c.transport, "--chunk-tokens", "48"};
     if (split) words.insert(words.end(), {"--decode-pp", "2"});
     Bed bed(words, kLongLease, c.topology);
     const size_t first = bed.start(split ? "prefill" : "colocated");
@@ -77,30 +76,15 @@ TEST_CASE("ranks: a killed stage ends its instance and loses no request", "[proc
   CHECK(bed.cluster().stats().conductor.left == lives - 2);
 }
 
-TEST_CASE("ranks: activations that are corrupted on their way are detected", "[processes][rank-processes]") {
-  NEEDS_PROGRAM();
-  Bed bed({"--ranks", "processes", "--prefill-pp", "2", "--transport", "fault:tcp,seed=5,corrupt=0.02", "--kv-checksum",
-           "on"},
-          kLongLease, "1C");
-  const size_t head = bed.start("colocated");
-  REQUIRE(bed.cluster().wait_members(1, 60));
-  for (int i = 0; i < 10; ++i) bed.ask(60 + 20 * i, i % 3, 20);
-  bed.check_answers();
-  CHECK(bed.cluster().stats().conductor.left > 0);
-  const std::string said = read_all(bed.log(head));
-  INFO(said);
-  CHECK((has(said, "the previous stage sent wrong activations") || has(said, "the last stage sent wrong logits")));
-}
-
 // The head does not map the stages' memory, so the stages themselves copy blocks and send KV.
 TEST_CASE("ranks: remote stages join their head, and restarted ones join again", "[processes][rank-processes]") {
   NEEDS_PROGRAM();
   for (const auto& [topology, grain, tp] :
        {std::tuple{"1C", "layer", "1"}, std::tuple{"1P1D", "layer", "2"}, std::tuple{"1P1D", "request", "1"}}) {
     INFO(topology << " by " << grain << " tp " << tp);
-    Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--prefill-tp", tp, "--stream-kv", grain, "--chunk-tokens",
-             "48", "--kv-checksum", "on"},
-            kLongLease, topology);
+    Bed bed(
+        {"--transport", "tcp", "--prefill-pp", "2", "--prefill-tp", tp, "--stream-kv", grain, "--chunk-tokens", "48"},
+        kLongLease, topology);
     const bool split = topology == std::string("1P1D");
     const std::string ranks = "unix:" + bed.folder() + "/ranks";
     bed.start(split ? "prefill" : "colocated", {"--ranks", "remote", "--rank-bind", ranks});
@@ -175,7 +159,7 @@ TEST_CASE("ranks: with stages on two hosts, a pulled cable loses no request", "[
   const std::string key = dir.path + "/key", head = "10.77.0.1:7001";
   std::ofstream(key) << "a key of this test alone";
   std::filesystem::permissions(key, std::filesystem::perms::owner_read);
-  Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--cluster-key-file", key, "--kv-checksum", "on"});
+  Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--cluster-key-file", key});
   const auto on = [](const std::string& host) { return Words{"ip", "netns", "exec", host}; };
   const Words a = {"--peer-bind", "10.77.0.1:0"}, b = {"--peer-bind", "10.77.0.2:0"};
   bed.start("prefill", {"--ranks", "remote", "--rank-bind", head, a[0], a[1]}, on(hosts.a));

@@ -194,9 +194,9 @@ TEST_CASE("serve: SIGTERM ends a start at once, even if its workers never join",
     CHECK(held->files_left() == 0);
   }
   TempDir cache;  // no peak is cached there, so it measures this machine, and has made nothing yet
-  Server server(of_processes({"--topology", "1P1D", "--disagg", "conditional_cost"}),
+  Server server(of_processes({"--topology", "1P1D", "--placement", "mooncake"}),
                 {.environment = {{"XDG_CACHE_HOME", fs::absolute(cache.path).string()}}});
-  REQUIRE(server.said("--disagg"));
+  REQUIRE(server.said("--placement"));
   CHECK(server.end(SIGTERM) == 128 + SIGTERM);
   CHECK(server.files_left() == 0);
 }

@@ -355,7 +355,6 @@ std::string Sim::run() {
   options.conductor.max_tries = options.conductor.max_crashes = 200;
   options.kv.max_sequence_tokens = kContext;
   options.kv.pool_bytes = kContext * 5 / 4 * kv_shape(checksum_config(), Dtype::f32).token_bytes();  // preempts
-  options.conductor.max_queue_bytes = 1 << 30;
   open(std::move(options));
   for (Role role : {Role::prefill, Role::prefill, Role::decode, Role::decode}) children_.push_back({.role = role});
   talkers_.resize(6);
