@@ -130,7 +130,6 @@ struct AttemptProgress {
 };
 struct AttemptFailed {  // this instance has given the attempt up
   AttemptId attempt = 0;
-  AttemptFailure reason = AttemptFailure::given_up;
   std::string why;
 };
 // With leases only: after a step that begins or ends a choice, when the instance becomes idle, and with each renewal.

@@ -80,30 +80,17 @@ struct InstanceStats {
 };
 
 // Why an attempt to serve a request's choices failed.
-enum class AttemptFailure : uint8_t {
-  instance_gone,    // the instance's connection to the conductor ended
-  instance_silent,  // the conductor heard nothing from the instance for a lease
-  peer_silent,      // P or D heard nothing from the other, or about the attempt, for a lease
-  peer_unknown,     // P or D is not connected to the other
-  connection_lost,  // the connection between P and D broke
-  given_up,         // the peer has given the attempt up
-  refused,          // a message or a reservation did not fit
-};
-inline constexpr int kAttemptFailures = int(AttemptFailure::refused) + 1;
-const char* failure_name(AttemptFailure why);
-
 // The conductor. Cumulative, except prefill_jobs.
 struct ConductorStats {
   int64_t attempts = 0, failed_attempts = 0, replaced_choices = 0;
-  std::array<int64_t, kAttemptFailures> failed_by = {};  // failed_attempts by AttemptFailure
-  int64_t late_tokens = 0;                               // dropped, because their attempt had been given up
-  int64_t joined = 0, left = 0;                          // instances
-  int prefill_jobs = 0;                                  // now in the global prefill queue
-  int64_t refused_early = 0, refused_late = 0;           // requests, on arrival; after their prompt was computed
-  std::array<int64_t, kRefusals> refused_by = {};        // both, by Refusal::Why
-  double wasted_prefill_s = 0;                           // predicted prefill time of those refused late
-  PredictionError ttft_error, tbt_error;  // of predictions at placement; TBT: the mean of a choice's gaps
-  int64_t ended = 0, kept = 0;            // choices that ended by stop or length; of these, within both objectives
+  int64_t late_tokens = 0;                         // dropped, because their attempt had been given up
+  int64_t joined = 0, left = 0;                    // instances
+  int prefill_jobs = 0;                            // now in the global prefill queue
+  int64_t refused_early = 0, refused_late = 0;     // requests, on arrival; after their prompt was computed
+  std::array<int64_t, kRefusals> refused_by = {};  // both, by Refusal::Why
+  double wasted_prefill_s = 0;                     // predicted prefill time of those refused late
+  PredictionError ttft_error, tbt_error;           // of predictions at placement; TBT: the mean of a choice's gaps
+  int64_t ended = 0, kept = 0;  // choices that ended by stop or length; of these, within both objectives
 };
 
 // One KV pool that several processes share, counted by the process that made it.

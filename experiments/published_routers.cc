@@ -139,19 +139,16 @@ Placement eldr(const ClusterView& view, const PlacementOptions&) {
 }
 
 constexpr PlacementPolicy kRouters[] = {
-    {"least_tokens", least_tokens, false, "", "queued tokens and KV held; Dynamo's load-only router"},
-    {"dynamo_0_1", dynamo_0_1, false, "match 2, memory 1, waiting 1", "Dynamo 0.1, KV-aware router; ties at random"},
-    {"sglang", sglang, false, "cache .3, balance 64 and 1.5",
-     "SGLang router, cache_aware, defaults of its command line"},
-    {"sglang_library", sglang_library, false, "cache .5, balance 32 and 1.0001",
-     "SGLang router, cache_aware, defaults of its library"},
-    {"llm_d", llm_d, false, "prefix 10, queue 1 (of 128), memory 1", "llm-d inference scheduler, precise prefix"},
-    {"llm_d_latency", llm_d_latency, true, "TTFT .8, TPOT .2, affinity .8, 5 s; no exploration",
-     "llm-d, predicted latency"},
-    {"aibrix", aibrix, false, "gap 8, mean + 1 deviation", "AIBrix, prefix-cache router"},
-    {"production_stack", production_stack, false, "beta 1", "vLLM production-stack, load-aware prefix router"},
-    {"polyserve", polyserve, true, "TTFT 5 s, TPOT 40 ms, or the request's if stricter", "PolyServe (2025)"},
-    {"eldr", eldr, false, "band .1", "ELDR (2026): least loaded near the best match"},
+    {"least_tokens", least_tokens, false, "queued tokens and KV held; Dynamo's load-only router"},
+    {"dynamo_0_1", dynamo_0_1, false, "Dynamo 0.1, KV-aware router; ties at random"},
+    {"sglang", sglang, false, "SGLang router, cache_aware, defaults of its command line"},
+    {"sglang_library", sglang_library, false, "SGLang router, cache_aware, defaults of its library"},
+    {"llm_d", llm_d, false, "llm-d inference scheduler, precise prefix"},
+    {"llm_d_latency", llm_d_latency, true, "llm-d, predicted latency"},
+    {"aibrix", aibrix, false, "AIBrix, prefix-cache router"},
+    {"production_stack", production_stack, false, "vLLM production-stack, load-aware prefix router"},
+    {"polyserve", polyserve, true, "PolyServe (2025)"},
+    {"eldr", eldr, false, "ELDR (2026): least loaded near the best match"},
 };
 
 }  // namespace

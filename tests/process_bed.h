@@ -88,7 +88,7 @@ class Bed {
       cluster.key = ClusterKey::from_file(file).value();
     cluster.conductor.lease_s = lease_s;
     // A busy machine may make instances look silent any number of times.
-    cluster.conductor.max_tries = cluster.conductor.max_crashes = 1000;
+    cluster.conductor.max_tries = 1000;
     cluster.conductor.patience_s = 120;
     cluster.pool = pool_ = make_handoff_pool(build_->options).value();
     cluster_ = ProcessCluster::create(std::move(cluster), build_->clock).value();

@@ -107,7 +107,6 @@ class RemotePipeline final : public Model {
     std::string address;                   // of its transport; empty: the stage is not ready
     std::vector<RemoteKey> registrations;  // [places]
     bool connected = false;
-    uint32_t next_done = 0;  // the wave that it ends next; only the channels' I/O thread uses it
   };
 
   RemotePipeline(HeadOptions options, const PoolPlan& plan, Clock& clock);
@@ -117,9 +116,8 @@ class RemotePipeline final : public Model {
   ChannelEvents on_open(const ChannelPtr& channel);
   Status on_frame(int stage, uint16_t type, std::string_view bytes);
   Status on_ready(int stage, const Ready& ready);
-  Status on_progress(int stage, const Progress& made);
+  void on_progress(int stage, const Progress& made);
   void break_up(const std::string& why);
-  bool is_under_way(int stage, uint32_t wave) const;
   bool is_broken() const { return broken_.load(std::memory_order_acquire); }
   UnderWay& wave_of(uint32_t number) { return waves_[number % places_]; }
   const UnderWay& wave_of(uint32_t number) const { return waves_[number % places_]; }
@@ -147,7 +145,6 @@ class RemotePipeline final : public Model {
 
   WaitWord news_;                      // wakes the engine's thread
   uint32_t begun_ = 0, first_ = 0;     // numbers of waves; only the engine's thread uses them
-  std::atomic<uint32_t> said_{0};      // waves that were sent to the stages
   uint32_t seen_ = 0;                  // value of news_ at the last wait()
   std::vector<double> stage_seconds_;  // [pp]
   std::unique_ptr<Processes> processes_;

@@ -61,7 +61,6 @@ bool AttemptTable::forget(AttemptId number) {
   uncharge_prompt(attempt);
   if (Member* member = cluster_.find(attempt.decode)) {
     cluster_.board().decodes(*member, -attempt.count, -attempt.context);
-    member->load.ended_s = now;
     member->decoding.erase(number);
     if (attempt.left == 0 && !attempt.prompting) {
       constexpr double kNew = 1.0 / 32;  // weight of the newest one
@@ -105,34 +104,6 @@ std::vector<AttemptId> AttemptTable::hit_by_end_of(InstanceId id) const {
     if (a.decode == id || (a.prefill == id && !handed_over(a))) hit.push_back(number);
   std::ranges::sort(hit);
   return hit;
-}
-
-// Returns whether the instance may be computing the attempt: its prompt has begun there, or its KV has been sent there.
-bool AttemptTable::computes(InstanceId id, const Attempt& a) const {
-  if (id == a.prefill) return !a.queued;
-  return a.prefill >= 0 && !a.prompting;
-}
-
-void AttemptTable::blame(InstanceId id, const std::vector<AttemptId>& attempts) {
-  std::vector<uint64_t> often;
-  for (AttemptId number : attempts) {
-    const Attempt& attempt = attempts_.at(number);
-    if (attempts.size() > 1 && !computes(id, attempt)) continue;  // a single attempt may be the cause on arrival
-    RequestTable::Entry& entry = requests_.at(attempt.request);
-    for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
-      if (RequestTable::Choice& choice = entry.choices[size_t(c)];
-          !choice.ended && ++choice.crashes >= context_.options.max_crashes)
-        often.push_back(attempt.request);
-  }
-  if (!often.empty() && std::ranges::count(often, often[0]) == long(often.size())) requests_.at(often[0]).poison = true;
-}
-
-bool AttemptTable::suspect(uint64_t request, int choice) const {
-  return requests_.at(request).choices[size_t(choice)].crashes >= context_.options.max_crashes;
-}
-
-bool AttemptTable::suspect_runs() const {
-  return std::ranges::any_of(attempts_, [this](const auto& a) { return suspect(a.second.request, a.second.first); });
 }
 
 }  // namespace xpyd::disagg

@@ -39,13 +39,9 @@ struct ConductorOptions {
   Objectives objectives = {};  // of requests that have none of their own; 0: none
   bool zero_copy = false;      // the transport shares one pool, so nothing can be pulled
   int max_model_len = 0;       // tokens: prompt and output together
-  int prefill_window = 1;      // decode_first: prompts not yet started that a prefill instance may have
-  int max_tries = 16;          // attempts for each choice of a request
-  // A choice whose instances end max_crashes times in a row before it has got more than crash_tokens new tokens is
-  // taken as their cause. The bound is above 0 because an attempt can bring one or two tokens before its instance ends.
-  int max_crashes = 2, crash_tokens = 4;
-  double patience_s = 30;  // how long a request waits for an instance to place it on
-  double lease_s = 0;      // an instance that is silent for this long is removed; 0: never
+  int max_tries = 4;           // attempts for each choice of a request
+  double patience_s = 30;      // how long a request waits for an instance to place it on
+  double lease_s = 0;          // an instance that is silent for this long is removed; 0: never
   uint64_t seed = 0;
   int step_tokens = 512;  // token budget of one engine step
   StreamKv stream_kv = StreamKv::layer;

@@ -61,14 +61,13 @@ Placement dynamo(const ClusterView& view, const PlacementOptions&) {
 }
 
 constexpr PlacementPolicy kPlacements[] = {
-    {"random", random, false, "", "the baseline of Mooncake (FAST '25) section 5"},
-    {"round_robin", round_robin, false, "", "vLLM's proxy examples"},
-    {"least_loaded", least_loaded, false, "", "shortest queue; DistServe (OSDI '24) section 4.3"},
-    {"prefix_aware", prefix_aware, false, "", "Mooncake (FAST '25) Algorithm 1 without transfer terms"},
-    {"mooncake", mooncake, true, "threshold --fetch-threshold (not published)", "Mooncake (FAST '25) Algorithm 1"},
-    {"lmetric", lmetric, false, "", "LMetric (OSDI '26): (queued + uncached tokens) x (requests + 1)"},
-    {"dynamo", dynamo, false, "credit 1, .75 host, .25 disk; no decay; temperature 0",
-     "Dynamo 1.x, kv-router selector"},
+    {"random", random, false, "the baseline of Mooncake (FAST '25) section 5"},
+    {"round_robin", round_robin, false, "vLLM's proxy examples"},
+    {"least_loaded", least_loaded, false, "shortest queue; DistServe (OSDI '24) section 4.3"},
+    {"prefix_aware", prefix_aware, false, "Mooncake (FAST '25) Algorithm 1 without transfer terms"},
+    {"mooncake", mooncake, true, "Mooncake (FAST '25) Algorithm 1"},
+    {"lmetric", lmetric, false, "LMetric (OSDI '26): (queued + uncached tokens) x (requests + 1)"},
+    {"dynamo", dynamo, false, "Dynamo 1.x, kv-router selector"},
 };
 
 }  // namespace

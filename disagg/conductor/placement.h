@@ -72,8 +72,7 @@ struct PlacementOptions {
 struct PlacementPolicy {
   const char* name;
   Placement (*place)(const ClusterView& view, const PlacementOptions& options);
-  bool predicts;          // reads the predictions in seconds
-  const char* constants;  // as published; "": none
+  bool predicts;  // reads the predictions in seconds
   const char* source;
 };
 

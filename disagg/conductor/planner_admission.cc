@@ -7,12 +7,8 @@ namespace xpyd::disagg {
 Refusal Planner::refuses(const AttemptPlan& plan) {
   const ConductorOptions& options = context_.options;
   if (plan.entry.tries > 0 || !options.admission->arrives) return {};
-  const InstanceView& p = plan.at_prefill();
   const Member& prefill = cluster_.at(plan.attempt.prefill);
-  ClusterAdmission asked = look_at(plan.entry, plan.attempt.decode, 0);
-  asked.ttft_s = cluster_.board().ttft_s(prefill, int(plan.tokens.size()), plan.held_tokens(),
-                                         p.queue_s + plan.attempt.prompt_s, asked.now_s);
-  if (plan.fetches) asked.ttft_s += plan.fetch_s;
+  ClusterAdmission asked = look_at(plan.entry, plan.attempt.decode, plan.ttft_s);
   asked.idle = prefill.load.prompting.steps == 0 && plan.prefill_jobs == 0;
   const Refusal refusal = options.admission->arrives(asked, options.admission_options);
   if (options.log)
@@ -44,7 +40,7 @@ ClusterAdmission Planner::look_at(const RequestTable::Entry& entry, InstanceId d
                         .max_tokens = request.max_tokens,
                         .capacity_tokens = int64_t(member.info.capacity_blocks) * member.info.block_tokens,
                         .mean_s = member.decode_s};
-  decode_cost_ = cluster_.board().cost_now(member, view.now_s);
+  decode_cost_ = cluster_.board().cost(member.probe->stats());
   view.cost = &decode_cost_;
   if (member.info.role == Role::prefill) return view;  // a one-token request does not decode
   decoding_.clear();

@@ -40,7 +40,6 @@ void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEven
     choice.times.token(context_.clock.now());
     if (choice.output.empty()) totals.ttft_error.add(choice.ttft_s, choice.times.first_s - entry.request->arrival_s);
     choice.output.push_back(event.token);
-    if (choice.output.size() > choice.placed + size_t(context_.options.crash_tokens)) choice.crashes = 0;
     choice.logits_hash = event.logits_hash;
   }
   // A choice that was placed anew reports the values of its first placement.

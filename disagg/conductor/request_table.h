@@ -34,8 +34,6 @@ class RequestTable {
     std::map<int, TokenEvent> early;  // by index: tokens that arrived before their predecessors
     int cached_tokens = -1;
     double scheduled_s = 0;
-    int crashes = 0;    // instances in a row that ended while they computed it
-    size_t placed = 0;  // length of `output` when the attempt began
     TokenTimes times;
     double ttft_s = 0, tbt_s = 0;  // predicted at the first placement
   };
@@ -46,8 +44,7 @@ class RequestTable {
     int left = 0;
     int tries = 0;
     bool aborted = false;
-    bool poison = false;  // instances that compute it end
-    RequestTrace trace;   // the part that trace_of() cannot derive
+    RequestTrace trace;  // the part that trace_of() cannot derive
   };
 
   explicit RequestTable(ConductorContext& context) : context_(context) {}

@@ -49,7 +49,6 @@ class Receiver {
 
   // Returns whether transfers are still arriving. Only polling the transport tells when they have arrived.
   bool counts() const { return !finished_prefills_.empty(); }
-  bool has(AttemptId attempt) const { return incoming_.contains(attempt); }
   bool empty() const { return incoming_.empty() && quarantine_.empty(); }
   // Returns the number of attempts in any state.
   int expected() const { return int(incoming_.size()); }
@@ -92,7 +91,6 @@ class Receiver {
   };
   // The data of an event.
   struct With {
-    AttemptFailure reason = AttemptFailure::given_up;
     std::string why;
     InstanceId from = -1;              // claimed, delivered
     KvDelivered* delivered = nullptr;  // delivered
@@ -107,7 +105,6 @@ class Receiver {
 
   bool request_over(const Incoming& in) const;
   bool is_late(const Incoming& in) const;
-  bool fits(const Incoming& in, const std::vector<ChoiceState>& choices) const;
   void accept(Incoming& in, KvDelivered& delivered);
   void end(Incoming& in);
   // Room, and the KV that arrives there (receiver_kv.cc). In decode_first the last prompt token is computed here, and

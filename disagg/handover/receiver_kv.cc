@@ -41,7 +41,7 @@ void Receiver::announce(Incoming& in) {
         in.from, KvOp::write, rows_of(parts_.memory, place.kv, place.cached_tokens, int(in.tokens.size())));
     if (!registration)
       return on(in, Event::no_registration,
-                {AttemptFailure::refused, "no memory could be registered for its KV: " + registration.error().message});
+                {"no memory could be registered for its KV: " + registration.error().message});
     place.registration = registration.value();
     answer.destination = place_of(parts_.memory, place.kv, place.registration, place.cached_tokens);
   }

@@ -94,40 +94,14 @@ KvShards shards_of(const KvMemory& memory) {
   return {.n_layers = shape.n_layers, .n_kv_heads = shape.n_kv_heads};
 }
 
-Status Peers::add(PeerId peer, const KvLayout& layout, const KvShards& shards) {
+void Peers::add(PeerId peer, const KvLayout& layout, const KvShards& shards) {
   const KvShards own = shards_of(memory_);
-  const KvShape &shape = layout.shape, &mine = memory_.layout().shape;
-  if (Status status = check_shards(shards, "its tp", "its pp"); !status) return status;
-  auto text = [](const KvShape& s) {
-    return std::to_string(s.n_layers) + " layers, " + std::to_string(s.n_kv_heads) + " heads of " +
-           std::to_string(s.head_dim) + " in " + dtype_name(s.dtype);
-  };
-  if (shape != mine || shards.n_layers != mine.n_layers || shards.n_kv_heads != mine.n_kv_heads)
-    return invalid("the peer has KV of " + text(shape) + ", but expected " + text(mine));
   Peer known{layout, {}, map_shards(own, shards), map_shards(shards, own)};
   for (int rank = 0; rank < shards.n_ranks(); ++rank) {
     known.of_ranks.push_back(layout);
-    known.of_ranks.back().shape = rank_shape(shape, shards, rank);
+    known.of_ranks.back().shape = rank_shape(layout.shape, shards, rank);
   }
   known_[peer] = std::move(known);
-  return ok();
-}
-
-Status Peers::check_place(PeerId peer, const KvPlace& place, int n_tokens) const {
-  if (transport_.zero_copy()) return ok();
-  const KvLayout& layout = known_.at(peer).layout;
-  const auto error = [](const std::string& text) { return invalid("the peer's place for KV: " + text); };
-  if (place.cached_tokens < 0 || place.cached_tokens > n_tokens)
-    return error("cached_tokens " + std::to_string(place.cached_tokens) + ", expected 0 to " +
-                 std::to_string(n_tokens));
-  const bool contiguous = place.blocks.empty();
-  const auto is_block = [&](int32_t block) { return block >= 0 && block < layout.n_blocks; };
-  if (contiguous ? !is_block(place.slot) : !std::all_of(place.blocks.begin(), place.blocks.end(), is_block))
-    return error("a block or slot is not among its " + std::to_string(layout.n_blocks));
-  const int64_t room = contiguous ? layout.block_tokens : int64_t(place.blocks.size()) * layout.block_tokens;
-  if (n_tokens > room)
-    return error("room for " + std::to_string(room) + " tokens, but expected room for " + std::to_string(n_tokens));
-  return ok();
 }
 
 std::vector<KvView> Peers::views(PeerId peer, const KvPlace& place) const {

@@ -60,18 +60,15 @@ KvShards shards_of(const KvMemory& memory);
 class Peers {
  public:
   Peers(const KvMemory& memory, const KvTransport& transport) : memory_(memory), transport_(transport) {}
-  // Returns an error if the peer has another model or an impossible shape.
-  Status add(PeerId peer, const KvLayout& layout, const KvShards& shards);
+  void add(PeerId peer, const KvLayout& layout, const KvShards& shards);  // requires: the peer has the same model
   void erase(PeerId peer) { known_.erase(peer); }
   bool contains(PeerId peer) const { return known_.contains(peer); }
   bool empty() const { return known_.empty(); }
 
   // Plan the copies of a region (layers of the whole model) from a sequence here to a place at a peer, and from there.
-  // The shapes of the two instances may differ. Requires, as does check_place(): the peer is known.
+  // The shapes of the two instances may differ. Requires: the peer is known.
   void plan_write(KvHandle kv, PeerId peer, const KvPlace& place, const KvRegion& region, TransferPlan& plan) const;
   void plan_read(PeerId peer, const KvPlace& place, KvHandle kv, const KvRegion& region, TransferPlan& plan) const;
-  // Checks that `place`, which may come from another process, has room for n_tokens. The error says what is wrong.
-  Status check_place(PeerId peer, const KvPlace& place, int n_tokens) const;
 
  private:
   struct Peer {

@@ -28,8 +28,6 @@ template <>
 inline constexpr DisaggOrder kLast<DisaggOrder> = DisaggOrder::decode_first;
 template <>
 inline constexpr AttemptProgress::Stage kLast<AttemptProgress::Stage> = AttemptProgress::granted;
-template <>
-inline constexpr AttemptFailure kLast<AttemptFailure> = AttemptFailure::refused;
 
 namespace codec {
 
@@ -173,7 +171,7 @@ XPYD_MESSAGE(PeerJoined, info)
 XPYD_MESSAGE(PeerGone, id)
 XPYD_MESSAGE(TokenOf, attempt, index, event)
 XPYD_MESSAGE(AttemptProgress, attempt, stage)
-XPYD_MESSAGE(AttemptFailed, attempt, reason, why)
+XPYD_MESSAGE(AttemptFailed, attempt, why)
 XPYD_MESSAGE(Report, stats)
 XPYD_MESSAGE(PrefillJob, attempt, request, state, decode)
 XPYD_MESSAGE(ReserveKv, attempt, request, state)

@@ -32,7 +32,7 @@ enum class Number : uint8_t {
   top_logprobs,      // -1: not wanted; also drafts
   instance,          // InstanceId
   instance_or_none,  // -1: none, or the conductor
-  block,             // its pool has a tighter bound, in its owner's layout (check_place())
+  block,             // its pool has a tighter bound
   layers,
   heads,
   head_dim,

@@ -342,10 +342,7 @@ void render_conductor(MetricsText& text, const ConductorStats& c) {
               "Number of prompts that no prefill instance has taken yet (--disagg decode_first).");
   text.sample(text.engine("all"), c.prefill_jobs);
   text.counter("attempts_total", "Number of attempts to serve choices of requests.", c.attempts);
-  text.family("attempts_failed_total", "counter", "Number of attempts that failed because of an instance, by reason.");
-  for (int i = 0; i < kAttemptFailures; ++i)
-    text.sample(text.engine("all", "reason=\"" + std::string(failure_name(AttemptFailure(i))) + "\""),
-                c.failed_by[size_t(i)]);
+  text.counter("attempts_failed_total", "Number of attempts that failed because of an instance.", c.failed_attempts);
   text.counter("choices_replaced_total", "Number of choices that continued on another instance.", c.replaced_choices);
   text.family("requests_refused_total", "counter",
               "Number of requests refused by --admission; early: on arrival; late: after their prompt was computed.");

@@ -66,9 +66,11 @@ TEST_CASE("admission: an idle server refuses no request for its queue or its ste
 // Its steps take ten times as long as the prior says, as after a cold start on a busy machine.
 struct SlowProbe final : InstanceProbe {
   InstanceStats said;
-  SlowProbe() { said.steps = 40; }
+  SlowProbe() {
+    said.steps = 40;
+    said.kv = {.capacity = 1000, .free = 1000, .block_tokens = 16};
+  }
   InstanceStats stats() const override { return said; }
-  KvStats kv() const override { return {.capacity = 1000, .free = 1000, .block_tokens = 16}; }
   std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return 0; }
 };
 

@@ -246,8 +246,7 @@ void Sim::configure() {
   options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
   options.replication = &replication_policies()[random_.below(replication_policies().size())];
   options.fetch_s_per_token = 1e-7;
-  options.prefill_window = up_to(2);
-  options.max_tries = options.max_crashes = 200;  // no request kills an instance here
+  options.max_tries = 200;
   options.seed = random_.next();
   options.log = EventLog::create(log_dir_.path + "/log", "{}").value();
 

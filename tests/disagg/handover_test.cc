@@ -258,7 +258,7 @@ struct Side {
   }
   void meet(const Side& peer) {
     REQUIRE(transport->connect(peer.parts->self, peer.transport->address()).value());
-    REQUIRE(parts->peers.add(peer.parts->self, peer.memory->layout(), shards_of(*peer.memory)).ok());
+    parts->peers.add(peer.parts->self, peer.memory->layout(), shards_of(*peer.memory));
   }
   std::unique_ptr<KvMemory> memory;
   std::unique_ptr<Model> model;

@@ -15,7 +15,6 @@ class Told final : public InstanceProbe {
  public:
   explicit Told(bool versions) : versions_(versions) {}
   InstanceStats stats() const override { return stats_; }
-  KvStats kv() const override { return stats_.kv; }
   std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
   const std::atomic<uint64_t>* version() const override { return versions_ ? &version_ : nullptr; }
   void did(int64_t steps, const StepCost::Terms& cost) {

@@ -15,7 +15,6 @@ class SimCluster::Probe final : public InstanceProbe {
     if (node_->instance) stats_ = node_->instance->stats();
     return stats_;
   }
-  KvStats kv() const override { return stats().kv; }
   std::optional<int> matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const override {
     if (node_->log) return std::nullopt;
     return node_->instance ? node_->instance->memory().matched_tokens(tokens, salt) : 0;

@@ -253,9 +253,6 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
           "0 wrong\n",
           stages ? "stages" : "processes", transport.c_str(), asked, kills, stops, int(totals.failed_attempts),
           int(totals.replaced_choices));
-      for (int i = 0; i < kAttemptFailures; ++i)
-        if (totals.failed_by[size_t(i)] > 0)
-          std::printf("  %d %s\n", int(totals.failed_by[size_t(i)]), failure_name(AttemptFailure(i)));
       if (stages) continue;
       const auto logged = bed.check_logs();
       CHECK(logged.at("files") >= 5);  // from all workers except those killed before they had one

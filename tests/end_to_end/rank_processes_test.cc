@@ -219,46 +219,5 @@ TEST_CASE("ranks: a stage that cannot start reports why, and ends its head", "[p
   CHECK(has(said, "--pin on: 1000 threads are more than the "));
 }
 
-TEST_CASE("ranks: a wave that is not a valid step of the model is refused", "[rank-processes]") {
-  const ModelConfig& c = tiny_config();
-  const ranks::Start start{.pp = 2, .places = 4, .step_tokens = 8, .max_logits = 2, .block_tokens = 4, .n_blocks = 10};
-  // Two sequences: three new tokens with six of KV, and one with one.
-  const ranks::Wave good{.token_ids = {1, 2, 3, 4},
-                         .q_offsets = {0, 3, 4},
-                         .kv_lengths = {6, 1},
-                         .logit_rows = {2, 3},
-                         .blocks = {9, 0, 5}};
-  CHECK(check_wave(good, start, c).ok());
-  const std::pair<const char*, std::function<void(ranks::Wave&)>> faults[] = {
-      {"no tokens", [](auto& w) { w.token_ids.clear(); }},
-      {"too many", [](auto& w) { w.token_ids.resize(9), w.q_offsets[2] = 9; }},
-      {"an id below", [](auto& w) { w.token_ids[0] = -1; }},
-      {"an id beyond", [&](auto& w) { w.token_ids[0] = c.vocab; }},
-      {"no sequence", [](auto& w) { w.kv_lengths.clear(), w.q_offsets = {0}; }},
-      {"an offset too few", [](auto& w) { w.q_offsets.pop_back(); }},
-      {"a first offset", [](auto& w) { w.q_offsets[0] = 1; }},
-      {"a last offset", [](auto& w) { w.q_offsets[2] = 5; }},
-      {"an offset backwards", [](auto& w) { w.q_offsets[1] = 5; }},
-      {"less KV than tokens", [](auto& w) { w.kv_lengths[0] = 2; }},
-      {"no KV",
-       [](auto& w) {
-         w.q_offsets = {0, 4, 4}, w.kv_lengths[1] = 0;
-       }},
-      {"KV beyond the context", [&](auto& w) { w.kv_lengths[0] = c.max_position + 1; }},
-      {"a block too few", [](auto& w) { w.blocks.pop_back(); }},
-      {"a block below", [](auto& w) { w.blocks[0] = -1; }},
-      {"a block beyond", [](auto& w) { w.blocks[0] = 10; }},
-      {"a slot that is too short", [](auto& w) { w.contiguous = true, w.blocks.pop_back(); }},
-      {"a row beyond", [](auto& w) { w.logit_rows[1] = 4; }},
-      {"a row twice", [](auto& w) { w.logit_rows[1] = 2; }},
-      {"rows too many", [](auto& w) { w.logit_rows.push_back(1); }}};
-  for (const auto& [name, spoil] : faults) {
-    INFO(name);
-    ranks::Wave bad = good;
-    spoil(bad);
-    CHECK_FALSE(check_wave(bad, start, c).ok());
-  }
-}
-
 }  // namespace
 }  // namespace xpyd::testing::rank_processes_test

@@ -369,7 +369,6 @@ struct Said final : MessageBus {
 
 struct SilentProbe final : InstanceProbe {
   InstanceStats stats() const override { return {}; }
-  KvStats kv() const override { return {}; }
   std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
 };
 

@@ -330,19 +330,6 @@ TEST_CASE("metrics: a pool that processes share is counted once, and each proces
   CHECK(text.find("blocks that only others hold are in state elsewhere") != std::string::npos);
 }
 
-TEST_CASE("metrics: failed attempts have a row for each reason", "[server][metrics]") {
-  FakeService service;
-  ServiceStats stats = service.stats();
-  stats.conductor.failed_by[size_t(AttemptFailure::peer_silent)] = 3;
-  Parsed p = parse(Metrics("x", "tiny", 16).render(stats));
-  REQUIRE(p.error == "");
-  const std::string row = "x:attempts_failed_total{model_name=\"tiny\",engine=\"all\",reason=\"";
-  CHECK(p.samples[row + "peer_silent\"}"] == 3);
-  int rows = 0;
-  for (const auto& [key, value] : p.samples) rows += key.starts_with(row);
-  CHECK(rows == kAttemptFailures);
-}
-
 TEST_CASE("metrics under vLLM's newer names exist, with buckets for token times of 0.2 ms", "[server][metrics]") {
   Metrics metrics("vllm", "tiny", 256);
   metrics.inter_token(0.00021);

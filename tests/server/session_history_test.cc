@@ -352,7 +352,7 @@ void Sim::refused(Talker& talker, const Exchange& exchange) {
 
 std::string Sim::run() {
   SimOptions options;
-  options.conductor.max_tries = options.conductor.max_crashes = 200;
+  options.conductor.max_tries = 200;
   options.kv.max_sequence_tokens = kContext;
   options.kv.pool_bytes = kContext * 5 / 4 * kv_shape(checksum_config(), Dtype::f32).token_bytes();  // preempts
   open(std::move(options));
