@@ -25,7 +25,7 @@ class Sender final : public EngineHooks {
 
   // Asks D for room before the engine has the sequence (reservation.h).
   void ask(const Sequence& sequence);
-  // Returns whether D has granted room. Requires: expect() was called.
+  // Returns whether D has granted room. Requires: has(attempt).
   bool granted(AttemptId attempt) const { return kWriting.has(outgoing_.at(attempt).state); }
 
   // EngineHooks, for sequences that leave.
@@ -52,6 +52,7 @@ class Sender final : public EngineHooks {
   // Ends the sequences that wait here. Peers get no message.
   void clear(FinishReason reason, const std::string& error);
 
+  bool has(AttemptId attempt) const { return outgoing_.contains(attempt); }
   bool empty() const { return outgoing_.empty(); }
   int sending() const;  // computed prompts whose KV is not sent yet
   // Calls f(request, handle) for each computed prompt whose KV stays here until it is sent.

@@ -72,7 +72,7 @@ class FaultyTransport final : public FlyingTransport {
     bool fails = false, dropped = false;
     std::vector<std::byte> bytes = {};  // bytes of a write, as they arrive
   };
-  void posted(TransferId id, Flight& flight) override {
+  void posted(TransferId id, Flight&) override {
     Fate& fate = fates_[id];
     fate.at_s = clock_.now() + (random_.uniform() < faults_.late ? faults_.most_s * random_.uniform() : 0);
     const double drawn = random_.uniform();

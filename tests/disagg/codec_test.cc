@@ -18,7 +18,7 @@ namespace xpyd::testing::codec_test {
 namespace {
 
 static_assert(n_fields<AbortAttempt> == 1);
-static_assert(n_fields<KvDelivered> == 6);
+static_assert(n_fields<KvDelivered> == 5);
 static_assert(n_fields<OffloadStats> == 20);
 
 // All members of a message, as text.

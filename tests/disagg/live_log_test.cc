@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/json/json.h"
+#include "experiments/event_log/explain.h"
 #include "tests/disagg/logged.h"
 #include "tests/tiny_model.h"
 
