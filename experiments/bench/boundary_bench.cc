@@ -95,7 +95,7 @@ void follow(const char* transport, int socket, size_t floats) {
     put(socket, &registrations[size_t(round % 2)], 1);
     for (ranks::Naps naps; !in.arrived(*own, round % 2);) naps.nap();
     const double now = clock.now();
-    in.take(round % 2, floats);
+    in.take(round % 2);
     double begun;
     get(socket, &begun, 1);
     times.push_back(now - begun);
