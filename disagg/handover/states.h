@@ -1,5 +1,5 @@
 // The two state tables of an attempt whose KV changes hands: the sender's at P and the receiver's at D. Each maps a
-// state and an event to the next state and an action. states.md prints both.
+// state and an event to the next state and an action.
 //
 // A pair that is in no row cannot happen and ends in a CHECK. An event that a message of a peer causes therefore has a
 // row for every state that has a peer. Where such a message means nothing, the state stays and nothing is done.
