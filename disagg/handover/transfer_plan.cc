@@ -1,7 +1,6 @@
 #include "disagg/handover/transfer_plan.h"
 
 #include <algorithm>
-#include <string>
 
 namespace xpyd::disagg {
 namespace {

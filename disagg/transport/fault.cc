@@ -4,7 +4,6 @@
 #include <charconv>
 #include <map>
 
-#include "base/device/device.h"
 #include "base/numbers.h"
 #include "base/random.h"
 #include "disagg/transport/forwarding.h"

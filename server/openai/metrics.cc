@@ -13,7 +13,7 @@
 namespace xpyd::server {
 namespace {
 
-constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",    "draining",
+constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "unavailable",   "draining",
                                         "overloaded", "unauthorized", "unknown_model", "objective"};
 
 std::string number_text(double value) {

@@ -260,7 +260,7 @@ TEST_CASE("api: a refusal by the cluster becomes 503 or 400 and aborts the other
     return ok();
   };
   Reply full = server.post("/v1/completions", R"({"prompt":"b","stream":true})");
-  check_error(full, 503, "overloaded_error", nullptr, "queue_full");
+  check_error(full, 503, "overloaded_error", nullptr, "unavailable");
   CHECK(full.header("retry-after") == "1");
   CHECK(full.header("x-should-retry") == "");
   CHECK(full.reason == "Service Unavailable");

@@ -181,7 +181,7 @@ TEST_CASE("metrics: vLLM's names exist, and their numbers add up", "[server][met
   for (int i = 0; i < 40; ++i) metrics.generated_token();
   for (int i = 0; i < 38; ++i) metrics.inter_token(0.05);
   metrics.finished(one_request());
-  metrics.rejected(RejectReason::queue_full);
+  metrics.rejected(RejectReason::unavailable);
   Parsed p = parse(metrics.render(service.stats()));
   REQUIRE(p.error == "");
   for (const auto& [type, names] : {std::pair("gauge",
@@ -229,7 +229,7 @@ TEST_CASE("metrics: vLLM's names exist, and their numbers add up", "[server][met
       {"request_success_total", ",finished_reason=\"stop\"", 1},
       {"request_success_total", ",finished_reason=\"length\"", 1},
       {"request_success_total", ",finished_reason=\"abort\"", 0},
-      {"requests_rejected_total", ",reason=\"queue_full\"", 1},
+      {"requests_rejected_total", ",reason=\"unavailable\"", 1},
       {"e2e_request_latency_seconds_sum", "", 3},
       {"request_queue_time_seconds_sum", "", 0.3},
       {"request_prefill_time_seconds_sum", "", 0.6},
