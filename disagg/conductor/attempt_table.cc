@@ -15,7 +15,6 @@ AttemptId AttemptTable::add(const Attempt& attempt) {
   Member& decode = cluster_.at(added.decode);
   cluster_.board().decodes(decode, added.count, added.context);
   decode.decoding.insert(number);
-  if (added.lender >= 0) cluster_.at(added.lender).load.lends_s += added.lends_s;
   return number;
 }
 
@@ -29,7 +28,6 @@ void AttemptTable::charge_prompt(Attempt& attempt, Member& prefill) {
 bool AttemptTable::begin_prompt(Attempt& attempt) {
   if (!std::exchange(attempt.queued, false)) return false;
   cluster_.board().begun(cluster_.at(attempt.prefill), attempt.prompt, context_.clock.now());
-  uncharge_lender(attempt);
   return true;
 }
 
@@ -37,11 +35,6 @@ void AttemptTable::uncharge_prompt(Attempt& attempt) {
   if (!std::exchange(attempt.prompting, false)) return;
   if (Member* member = cluster_.find(attempt.prefill))
     cluster_.board().done(*member, attempt.prompt, context_.clock.now());
-}
-
-// The fetch is over or not needed any more.
-void AttemptTable::uncharge_lender(Attempt& attempt) {
-  if (Member* lender = cluster_.find(std::exchange(attempt.lender, -1))) lender->load.lends_s -= attempt.lends_s;
 }
 
 void AttemptTable::generated(Attempt& attempt) {
@@ -55,7 +48,6 @@ bool AttemptTable::forget(AttemptId number) {
   const double now = context_.clock.now();
   auto found = attempts_.find(number);
   Attempt& attempt = found->second;
-  uncharge_lender(attempt);
   const bool freed = attempt.queued && cluster_.find(attempt.prefill);
   if (freed) cluster_.board().begun(cluster_.at(attempt.prefill), attempt.prompt, now);
   uncharge_prompt(attempt);

@@ -19,11 +19,9 @@ struct Attempt {
   int left = 1;              // choices that have not ended
   DisaggOrder order = DisaggOrder::local;
   InstanceId prefill = -1, decode = -1;
-  PlacedPrompt prompt;     // charged to `prefill`
-  int64_t context = 0;     // tokens charged to `decode`
-  double prompt_s = 0;     // predicted duration of its prompt
-  InstanceId lender = -1;  // instance charged for its prefix, and
-  double lends_s = 0;
+  PlacedPrompt prompt;                     // charged to `prefill`
+  int64_t context = 0;                     // tokens charged to `decode`
+  double prompt_s = 0;                     // predicted duration of its prompt
   double joins_s = 0;                      // Clock: when decoding begins, or is predicted to
   bool queued = false, prompting = false;  // counted in queued_requests, in queued_tokens
 };
@@ -59,8 +57,6 @@ class AttemptTable {
   std::vector<AttemptId> hit_by_end_of(InstanceId id) const;
 
  private:
-  void uncharge_lender(Attempt& attempt);
-
   ConductorContext& context_;
   ClusterState& cluster_;
   RequestTable& requests_;

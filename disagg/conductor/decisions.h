@@ -47,7 +47,7 @@ XPYD_COLUMNS(ClusterView, instances, prompt_tokens, block_tokens, objectives, nu
 XPYD_COLUMNS(PlacementOptions, fetch_threshold)
 XPYD_COLUMNS(Placement, prefill, decode, source)
 
-XPYD_COLUMNS(FetchView, prompt_tokens, cached_tokens, holder_tokens, bytes_s, handshake_s, queue_s, saved_s)
+XPYD_COLUMNS(FetchView, prompt_tokens, cached_tokens, holder_tokens, bytes_s, handshake_s, saved_s)
 XPYD_COLUMNS(ReplicationView, reads_s, replicas)
 
 XPYD_COLUMNS(DecodeView, joins_s, context, at_longest)

@@ -114,8 +114,6 @@ void Planner::decide_copies(AttemptPlan& plan) {
     plan.fetch.holders.clear();
     return;
   }
-  plan.attempt.lender = plan.fetch.holders[0];
-  plan.attempt.lends_s = plan.fetch.view.bytes_s;
   plan.keep = options.replication->keeps(plan.heat);
   if (options.log)
     options.log->decided(context_.clock.now(), "replicate", options.replication->name, plan.attempt.request, plan.heat,

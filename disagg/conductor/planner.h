@@ -59,7 +59,7 @@ class Planner {
   Refusal refuses(const AttemptPlan& plan);
   // Decides the order, and thereby which instance computes the prompt and how much of it is cached there.
   void decide_order(AttemptPlan& plan);
-  // Names the instance that a fetch is charged to, and decides whether the fetched prefix stays cached.
+  // Decides whether the fetched prefix stays cached.
   void decide_copies(AttemptPlan& plan);
 
   // Decides when the prompt is done. A request whose client has a token already is never refused.

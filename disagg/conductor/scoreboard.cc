@@ -174,7 +174,6 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
               here.probe->fetch_s_per_token(fetch.holders[0]).value_or(row.fetch_s_per_token);
   // Before the first question: a holder answers between two of its steps.
   f.handshake_s = stats.fetch.ask_s > 0 ? stats.fetch.ask_s : source->step_s;
-  f.queue_s = source->member->load.lends_s;
   const auto prompt_s = [&](int cached) {
     return seconds(row.terms, among_decodes(this->prompt(f.prompt_tokens, cached).work, view));
   };

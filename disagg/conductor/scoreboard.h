@@ -47,7 +47,6 @@ struct PlacedLoad {
   int64_t queued_tokens = 0;                                  // uncached tokens of prompts not done
   int sequences = 0;                                          // sequences that decode or will, not ended
   int64_t context_tokens = 0;                                 // KV tokens of these sequences
-  double lends_s = 0;                                         // predicted seconds of sending prefixes to others
   StepShape queued = {.steps = 0}, prompting = {.steps = 0};  // work of prompts not started; not done
   double moved_s = 0;                                         // Clock: when a prompt last began or was done
 };

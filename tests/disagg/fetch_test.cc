@@ -119,7 +119,7 @@ TEST_CASE("fetch: by cost, only a prefix that takes less time to fetch than to c
     CHECK(scene.stats("C1").fetch.fetches == fetches);
   }
   const auto* cost = find_fetch_policy("cost");
-  FetchView view{.prompt_tokens = 100, .holder_tokens = 50, .bytes_s = 1, .handshake_s = 1, .queue_s = 1, .saved_s = 3};
+  FetchView view{.prompt_tokens = 100, .holder_tokens = 50, .bytes_s = 2, .handshake_s = 1, .saved_s = 3};
   CHECK_FALSE(cost->fetches(view));
   view.saved_s = 3.1;
   CHECK(cost->fetches(view));
