@@ -47,7 +47,6 @@ struct TokenEvent {
   std::string stop_text;    // finish == stop by a stop string: that string
   int32_t stop_token = -1;  // finish == stop by one of stop_token_ids: that token; -1 for EOS
   std::string error;        // finish == error or refused: the reason
-  double retry_s = 0;       // finish == refused: seconds until a retry may succeed
   bool has_logprobs = false;
   Sampled sampled;  // its logprobs are filled when the request asks for them
   // One entry per prompt token, in the first event of a request that asked for them. The first entry is NaN, because no

@@ -49,8 +49,7 @@ struct KvPlace {
   RemoteKey registration;       // the remote key
   std::vector<int32_t> blocks;  // empty: contiguous, in `slot`
   int32_t slot = 0;
-  int cached_tokens = 0;            // tokens that are there already, and are not sent
-  std::vector<uint64_t> checksums;  // pull: kv_checksums() of all blocks; empty: not computed
+  int cached_tokens = 0;  // tokens that are there already, and are not sent
 };
 
 // The description of an instance for the conductor and the other instances.
@@ -125,7 +124,6 @@ struct AttemptProgress {
 };
 struct AttemptFailed {  // this instance has given the attempt up
   AttemptId attempt = 0;
-  AttemptFailure reason = AttemptFailure::given_up;
   std::string why;
 };
 // With leases only: after a step that begins or ends a choice, when the instance becomes idle, and with each renewal.
@@ -172,7 +170,6 @@ struct KvDelivered {  // P -> D (push, decode_first): all transfers are posted, 
   std::vector<ChoiceState> choices;    // at least one; decode_first: none, because D has the sequence
   bool kv_arrived = false;             // false: the transfer failed, and D computes the prompt
   int posts = 0;                       // transfers that must arrive in the registration
-  std::vector<uint64_t> checksums;     // kv_checksums() of the KV that was sent; empty: not computed
   std::optional<KvHandover> handover;  // zero-copy
 };
 // P -> D, or D -> P: the sender does nothing more for this attempt. After KvDelivered: a transfer failed.

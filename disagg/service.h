@@ -22,14 +22,13 @@ enum class Role : uint8_t { prefill, decode, colocated };
 
 // Why admission (--admission) refuses a request, and by which prediction. none: it accepts the request.
 struct Refusal {
-  enum Why : uint8_t { none, ttft, tbt, room, load };
+  enum Why : uint8_t { none, ttft, tbt, room };
   Why why = none;
-  double predicted = 0, objective = 0;  // seconds; room: tokens; load: a probability
-  double retry_s = 0;                   // seconds until another try may succeed
+  double predicted = 0, objective = 0;  // seconds; room: tokens
   explicit operator bool() const { return why != none; }
 };
 
-inline constexpr int kRefusals = int(Refusal::load) + 1;
+inline constexpr int kRefusals = int(Refusal::room) + 1;
 
 // An instance whose loop has not begun an iteration for this long counts as hung. An iteration takes as long as its
 // step, and a very long prompt on a slow machine stays well below this.
@@ -38,7 +37,7 @@ inline constexpr double kLongestTurnSeconds = 60;
 // Prefixes that an instance fetches from others and lends to them (pool/). Cumulative, except ask_s.
 struct FetchStats {
   int64_t fetches = 0, tokens = 0;    // fetches that brought tokens; these tokens
-  int64_t failed = 0;                 // fetches that did not arrive, or arrived changed
+  int64_t failed = 0;                 // fetches that did not arrive
   int64_t lent = 0, lent_tokens = 0;  // prefixes lent to other instances
   int64_t expired = 0;                // of these, given up because the reader was silent
   double seconds = 0;                 // of all fetches, from the question to the end
@@ -80,30 +79,17 @@ struct InstanceStats {
 };
 
 // Why an attempt to serve a request's choices failed.
-enum class AttemptFailure : uint8_t {
-  instance_gone,    // the instance's connection to the conductor ended
-  instance_silent,  // the conductor heard nothing from the instance for a lease
-  peer_silent,      // P or D heard nothing from the other, or about the attempt, for a lease
-  peer_unknown,     // P or D is not connected to the other
-  given_up,         // the peer has given the attempt up
-  refused,          // a message or a reservation did not fit
-};
-inline constexpr int kAttemptFailures = int(AttemptFailure::refused) + 1;
-const char* failure_name(AttemptFailure why);
-
 // The conductor. Cumulative, except prefill_jobs.
 struct ConductorStats {
   int64_t attempts = 0, failed_attempts = 0, replaced_choices = 0;
-  std::array<int64_t, kAttemptFailures> failed_by = {};  // failed_attempts by AttemptFailure
-  int64_t late_tokens = 0;                               // dropped, because their attempt had been given up
-  int64_t joined = 0, left = 0;                          // instances
-  int prefill_jobs = 0;                                  // now in the global prefill queue
-  int64_t refused_early = 0, refused_late = 0;           // requests, on arrival; after their prompt was computed
-  std::array<int64_t, kRefusals> refused_by = {};        // both, by Refusal::Why
-  double wasted_prefill_s = 0;                           // predicted prefill time of those refused late
-  double regret = 0;                                     // sum of regret_ratio() of all attempts
-  PredictionError ttft_error, tbt_error;  // of predictions at placement; TBT: the mean of a choice's gaps
-  int64_t ended = 0, kept = 0;            // choices that ended by stop or length; of these, within both objectives
+  int64_t late_tokens = 0;                         // dropped, because their attempt had been given up
+  int64_t joined = 0, left = 0;                    // instances
+  int prefill_jobs = 0;                            // now in the global prefill queue
+  int64_t refused_early = 0, refused_late = 0;     // requests, on arrival; after their prompt was computed
+  std::array<int64_t, kRefusals> refused_by = {};  // both, by Refusal::Why
+  double wasted_prefill_s = 0;                     // predicted prefill time of those refused late
+  PredictionError ttft_error, tbt_error;           // of predictions at placement; TBT: the mean of a choice's gaps
+  int64_t ended = 0, kept = 0;  // choices that ended by stop or length; of these, within both objectives
 };
 
 struct ServiceStats {
@@ -122,7 +108,7 @@ struct ServicePicture {
 class Service {
  public:
   virtual ~Service() = default;
-  // Takes a request. Errors: `unavailable` (the queue is full, no instance is there, or the service drains),
+  // Takes a request. Errors: `unavailable` (no instance is there, or the service drains),
   // `invalid_argument` (the request can never fit). After ok, `sink` sees each choice of the request end exactly once.
   virtual Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) = 0;
   // Ends the request at the next iteration boundary. Its choices end with `abort`. Unknown ids are ignored.

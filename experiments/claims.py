@@ -1111,7 +1111,7 @@ CLAIMS = [
         "disagg_orders",
         "How do prefill first (by push and by pull), decode first, and policies between them compare in TTFT, the gap after the first "
         "token, later gaps, and memory?",
-        "DistServe, Splitwise, Mooncake; Dynamo 0.1 and 1.x (no published figure)",
+        "DistServe, Splitwise, Mooncake; Dynamo 0.1 (no published figure)",
         [
             Expect("median TTFT at load 0.3, decode_first / push", lambda t: ordered(t, "ttft_p50_ms", "decode_first", "push", .3), 1.05, 1.35, "x"),
             Expect("median first gap at load 0.6, pull / push", lambda t: ordered(t, "first_gap_p50_ms", "pull", "push"), 1.5, 6, "x"),
@@ -1855,7 +1855,7 @@ CLAIMS = [
         "routers",
         "How do all placement rules, over the same view, compare in TTFT, tails, hits and regret, for five loads and three pools of eight "
         "instances?",
-        "Mooncake, LMetric, Dynamo, SGLang, llm-d, Preble, AIBrix, production-stack, PolyServe, ELDR (rows of --placement; compared by nobody)",
+        "Mooncake, LMetric, Dynamo, SGLang, llm-d, AIBrix, production-stack, PolyServe, ELDR (rows of --placement; compared by nobody)",
         [
             Expect("conversation, 4P4D: mean TTFT, random / best row", lambda t: routed(t, "ttft_mean_s", "random") / best_routed(t, "ttft_mean_s"), 4, 60, "x"),
             Expect("conversation, 4P4D: mean TTFT, mooncake / best row", lambda t: routed(t, "ttft_mean_s", "mooncake") / best_routed(t, "ttft_mean_s"), 1, 1.1, "x"),

@@ -36,8 +36,6 @@ const std::vector<Way>& ways() {
                                        {"pull", "2P2D", "prefill_first", {.pull = true}},
                                        {"decode_first", "2P2D", "decode_first", {}},
                                        {"threshold_0.1", "2P2D", "conditional_threshold", {}},
-                                       {"threshold_1.x", "2P2D", "conditional_threshold", {.first_generation = false}},
-                                       {"cost", "2P2D", "conditional_cost", {}},
                                        {"colocated", "4C", "prefill_first", {}}};
   return all;
 }

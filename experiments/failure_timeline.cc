@@ -161,9 +161,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                                            "--threads",
                                            "1",
                                            "--transport",
-                                           "tcp",
-                                           "--kv-checksum",
-                                           "on"};
+                                           "tcp"};
   std::vector<std::string> words = common;
   words.push_back("--processes");
   Result<Options> options = Options::parse(option_table(), "serve", words, 1);

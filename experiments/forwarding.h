@@ -28,9 +28,6 @@ class ForwardingTransport : public KvTransport {
 
  protected:
   KvTransport& inner() const { return *inner_; }
-  // For a destructor: ends the inner transport while the memory that its transfers use still exists. Afterwards only
-  // the destructor may run.
-  void end() { inner_.reset(); }
 
  private:
   std::unique_ptr<KvTransport> inner_;

@@ -5,6 +5,7 @@
 
 #include "disagg/instance/cluster.h"
 #include "experiments/draws.h"
+#include "experiments/published_routers.h"
 #include "experiments/simulated.h"
 
 namespace xpyd::experiments::routers_experiment {
@@ -35,9 +36,10 @@ std::vector<Values> points(const Setting& setting) {
   if (setting.traces.empty()) return all;
   for (const char* load : {"conversation", "synthetic", "tool_agent", "clients", "agents"})
     for (const Pool& pool : kPools)
-      for (const PlacementPolicy& row : placement_policies())
-        for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
-          all.push_back({{"load", load}, {"pool", pool.topology}, {"placement", row.name}, {"sample", draw}});
+      for (const auto rows : {placement_policies(), published_routers()})
+        for (const PlacementPolicy& row : rows)
+          for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
+            all.push_back({{"load", load}, {"pool", pool.topology}, {"placement", row.name}, {"sample", draw}});
   return all;
 }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "experiments/stats.h"
+#include "experiments/published_routers.h"
 
 namespace xpyd::experiments {
 
@@ -23,7 +24,6 @@ Result<SimulationOptions> simulated(const std::string& hardware, const std::stri
   options.engine.policy = find_batch_policy("chunked");
   options.engine.max_batch = 256;
   options.conductor.disagg = find_disagg_policy("prefill_first");
-  options.conductor.max_queue_bytes = INT64_MAX;
   options.conductor.patience_s = kNever;
   for (const TraceRequest& r : trace.requests)
     options.conductor.max_model_len = std::max(options.conductor.max_model_len, r.prompt_tokens + r.output_tokens);
@@ -93,7 +93,7 @@ Placement watched_place(const ClusterView& view, const PlacementOptions& options
 }  // namespace
 
 const PlacementPolicy* watch(const std::string& placement, Watched& watched) {
-  outer = inner = *find_placement_policy(placement);
+  outer = inner = *find_router(placement);
   outer.place = watched_place;
   watching = &watched;
   return &outer;

@@ -313,8 +313,7 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
   cluster.step_tokens = int(options.integer(cluster.batching->chunks ? "chunk-tokens" : "max-step-tokens"));
   choose_transport(options, *build);
   // If no policy predicts seconds, the cost model learns from steps alone.
-  if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
-                  cluster.fetch->most > 0)) {
+  if (!worker && (cluster.placement->predicts || cluster.admission->arrives || cluster.fetch->most > 0)) {
     const LoadOptions& load = build->backend_options.load;
     cluster.prior = CostPrior{{build->config, matrix_dtype(build->config, load), load.dtype, cluster.kv.shape.dtype},
                               instance_rates(build->backend_options, cluster.topology.size())};
@@ -381,9 +380,7 @@ std::shared_ptr<EventLog> open_event_log(const Options& options, const std::stri
   JsonText shown;
   shown.open('{');
   for (const auto& [name, value] : options.shown_values()) shown.add(name.c_str(), value);
-  return need(
-      EventLog::create(options.text("event-log") + suffix, options.integer("event-log-bytes"), shown.close('}').take()),
-      "--event-log: ");
+  return need(EventLog::create(options.text("event-log") + suffix, shown.close('}').take()), "--event-log: ");
 }
 
 }  // namespace xpyd::server

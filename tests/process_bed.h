@@ -86,7 +86,7 @@ class Bed {
       cluster.key = ClusterKey::from_file(file).value();
     cluster.conductor.lease_s = lease_s;
     // A busy machine may make instances look silent any number of times.
-    cluster.conductor.max_tries = cluster.conductor.max_crashes = 1000;
+    cluster.conductor.max_tries = 1000;
     cluster.conductor.patience_s = 120;
     cluster_ = ProcessCluster::create(std::move(cluster), build_->clock).value();
   }

@@ -116,7 +116,6 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.speculation = setup.speculation;
   options.chunks.policy = find_chunk_policy(setup.chunk_policy);
   options.max_model_len = tiny_config(setup.layers).max_position;
-  options.max_queue_bytes = setup.max_queue_bytes;
   options.ahead = setup.ahead;
   options.admission = find_admission_policy(setup.admission);
   options.objectives = setup.objectives;

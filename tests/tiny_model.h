@@ -44,7 +44,6 @@ struct TinySetup {
   int prefill_tp = 1, prefill_pp = 1, decode_tp = 1, decode_pp = 1;
   int window = 0;  // waves of several stages
   int max_batch = 16;
-  int64_t max_queue_bytes = 256 << 20;
   size_t pool_bytes = 1 << 20;
   bool ahead = true;
   OffloadOptions tiers;

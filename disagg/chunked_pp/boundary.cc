@@ -1,10 +1,6 @@
 #include "disagg/chunked_pp/boundary.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
-#include <cstring>
 
 #include "base/device/device.h"
 #include "base/os.h"
@@ -13,12 +9,7 @@
 namespace xpyd::disagg::ranks {
 namespace {
 
-// A place has the checksum in a cache line of its own, and then the rows.
-constexpr size_t kHeaderBytes = kCacheLine;
-
-size_t bytes_of_place(size_t floats) { return kHeaderBytes + round_up(floats * sizeof(float), kCacheLine); }
-
-uint64_t checksum_of(const float* rows, size_t floats) { return XXH3_64bits(rows, floats * sizeof(float)); }
+size_t bytes_of_place(size_t floats) { return round_up(floats * sizeof(float), kCacheLine); }
 
 }  // namespace
 
@@ -29,10 +20,9 @@ void Naps::nap() {
   clock.sleep(std::clamp((now - since_s_) / 16, 5e-6, 5e-5));
 }
 
-Result<BoundaryIn> BoundaryIn::make(const TransportRow& transport, int places, size_t floats, bool checksum) {
+Result<BoundaryIn> BoundaryIn::make(const TransportRow& transport, int places, size_t floats) {
   BoundaryIn made;
   made.place_bytes_ = bytes_of_place(floats);
-  made.checksum_ = checksum;
   made.taken_.resize(size_t(places));
   Device& device = transport.pool_device ? transport.pool_device() : cpu_device();
   Result<std::shared_ptr<std::byte>> memory = device.allocate(size_t(places) * made.place_bytes_);
@@ -51,30 +41,21 @@ Result<std::vector<RemoteKey>> BoundaryIn::open(KvTransport& transport, PeerId f
   return registrations_;
 }
 
-const float* BoundaryIn::take(int place, size_t floats) {
+const float* BoundaryIn::take(int place) {
   ++taken_[size_t(place)];
-  const std::byte* at = memory_.get() + size_t(place) * place_bytes_;
-  const auto* rows = reinterpret_cast<const float*>(at + kHeaderBytes);
-  uint64_t sent = 0;
-  std::memcpy(&sent, at, sizeof sent);
-  return !checksum_ || sent == checksum_of(rows, floats) ? rows : nullptr;
+  return reinterpret_cast<const float*>(memory_.get() + size_t(place) * place_bytes_);
 }
 
-BoundaryOut::BoundaryOut(KvTransport& transport, Clock& clock, PeerId to, size_t floats, bool checksum)
-    : transport_(transport), clock_(clock), to_(to), place_bytes_(bytes_of_place(floats)), checksum_(checksum) {}
+BoundaryOut::BoundaryOut(KvTransport& transport, Clock& clock, PeerId to, size_t floats)
+    : transport_(transport), clock_(clock), to_(to), place_bytes_(bytes_of_place(floats)) {}
 
 void BoundaryOut::post(int slot, const float* rows, size_t floats, int place, const RemoteKey& registration) {
   Slot& s = slots_[slot];
-  XPYD_CHECK(s.id < 0 && kHeaderBytes + floats * sizeof(float) <= place_bytes_);
+  XPYD_CHECK(s.id < 0 && floats * sizeof(float) <= place_bytes_);
   std::byte* to = transport_.remote(to_, 0) + size_t(place) * place_bytes_;
   s.plan.copies.clear();
   s.plan.bytes = floats * sizeof(float);
-  if (checksum_) {
-    s.checksum = checksum_of(rows, floats);
-    s.plan.copies.push_back({reinterpret_cast<const std::byte*>(&s.checksum), to, sizeof s.checksum});
-    s.plan.bytes += sizeof s.checksum;
-  }
-  s.plan.copies.push_back({reinterpret_cast<const std::byte*>(rows), to + kHeaderBytes, floats * sizeof(float)});
+  s.plan.copies.push_back({reinterpret_cast<const std::byte*>(rows), to, floats * sizeof(float)});
   s.id = transport_.post(
       {.peer = to_, .op = KvOp::write, .registration = registration, .deadline_s = clock_.now() + kPostSeconds},
       s.plan);

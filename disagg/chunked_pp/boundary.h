@@ -30,7 +30,7 @@ class Naps {
 class BoundaryIn {
  public:
   // Allocates `places` places for at most `floats` floats each.
-  static Result<BoundaryIn> make(const TransportRow& transport, int places, size_t floats, bool checksum);
+  static Result<BoundaryIn> make(const TransportRow& transport, int places, size_t floats);
   MemoryRange region() const { return {memory_.get(), taken_.size() * place_bytes_}; }
   // Opens a registration for each place and returns their remote keys. Call it once.
   Result<std::vector<RemoteKey>> open(KvTransport& transport, PeerId from);
@@ -38,13 +38,12 @@ class BoundaryIn {
   bool arrived(const KvTransport& transport, int place) const {
     return transport.arrived(registrations_[size_t(place)]) != taken_[size_t(place)];
   }
-  // Returns the rows, which stay valid until the next rows arrive in that place. Null if the checksum is wrong.
+  // Returns the rows, which stay valid until the next rows arrive in that place.
   // Requires: arrived(place).
-  const float* take(int place, size_t floats);
+  const float* take(int place);
 
  private:
   size_t place_bytes_ = 0;
-  bool checksum_ = false;
   std::shared_ptr<std::byte> memory_;
   std::vector<RemoteKey> registrations_;  // [places]
   std::vector<int> taken_;                // [places]
@@ -53,7 +52,7 @@ class BoundaryIn {
 // The sending end of a boundary. It has two slots, so that one wave is computed while another leaves.
 class BoundaryOut {
  public:
-  BoundaryOut(KvTransport& transport, Clock& clock, PeerId to, size_t floats, bool checksum);
+  BoundaryOut(KvTransport& transport, Clock& clock, PeerId to, size_t floats);
   // Starts to write the rows into a place of the receiver. They must stay unchanged until left(slot). Requires:
   // left(slot).
   void post(int slot, const float* rows, size_t floats, int place, const RemoteKey& registration);
@@ -62,7 +61,6 @@ class BoundaryOut {
 
  private:
   struct Slot {
-    uint64_t checksum = 0;
     TransferId id = -1;  // -1: none
     TransferPlan plan;
   };
@@ -70,7 +68,6 @@ class BoundaryOut {
   Clock& clock_;
   const PeerId to_;
   const size_t place_bytes_;
-  const bool checksum_;
   Slot slots_[2];
 };
 

@@ -36,16 +36,12 @@ class FarQueue final : public DeviceQueue {
 std::unique_ptr<KvTransport> make_far_transport(std::unique_ptr<KvTransport> inner, RemotePipeline& pipeline,
                                                 const TransportOptions& options);
 
-// True if these bytes are inside the stage's KV. The piece comes from another process.
-bool inside(const KvBytes& piece, std::span<const MemoryRange> kv);
-
 // The stage's half: it connects to peers and posts transfers as the head tells it.
 class KvPoster {
  public:
   KvPoster(std::unique_ptr<KvTransport> transport, std::vector<MemoryRange> kv, ChannelPtr head)
       : transport_(std::move(transport)), kv_(std::move(kv)), head_(std::move(head)) {}
-  // Handles a ConnectPeer, Leave, Transfer or Cancel. Errors: the message is invalid, or it names bytes outside the
-  // stage's KV.
+  // Handles a ConnectPeer, Leave, Transfer or Cancel. Error: the message is invalid.
   Status take(uint16_t type, std::string_view bytes);
   // Sends the head the Outcome of each ConnectPeer and Transfer that has ended. Returns true while others have not.
   bool go_on();

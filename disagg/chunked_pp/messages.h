@@ -37,15 +37,14 @@ struct Start {
   uint8_t dtype = 0;                   // of weights; must equal the stage's own option
   uint8_t kv_dtype = 0, kv_order = 0;  // of the pool
   int32_t block_tokens = 0, n_blocks = 0;
-  bool checksum = false;  // activations carry one
-  bool far = false;       // the stage is on another host and does not share its KV with the head
+  bool far = false;  // the stage is on another host and does not share its KV with the head
   int32_t instance = 0;
   std::string transport;  // transport of activations, and of KV that leaves the instance
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Start> s) {
-  auto& [tp, pp, places, step_tokens, max_logits, dtype, kv_dtype, kv_order, block_tokens, n_blocks, checksum, far,
-         instance, transport] = s;
+  auto& [tp, pp, places, step_tokens, max_logits, dtype, kv_dtype, kv_order, block_tokens, n_blocks, far, instance,
+         transport] = s;
   a.number("tp", tp, 1, kMaxRanks);
   a.number("pp", pp, 1, kMaxRanks);
   a.number("places", places, 1, kMaxPlaces);
@@ -56,7 +55,7 @@ void fields(A& a, typename A::template Ref<Start> s) {
   a.number("kv_order", kv_order, 0, uint8_t(KvOrder::token_major));
   a.number("block_tokens", block_tokens, 1, 1 << 30);
   a.number("n_blocks", n_blocks, 1, 1 << 30);
-  XPYD_EACH(a, checksum, far);
+  XPYD_EACH(a, far);
   a.number("instance", instance, 0, INT32_MAX);
   XPYD_EACH(a, transport);
 }

@@ -1,7 +1,7 @@
 // The head of an instance whose pipeline stages are processes (stage.h). To its engine it is a Model, as
 // model/llama/pipeline.h is for stages that are threads. It sends each wave to all stages at once and computes nothing.
 // Activations go from stage to stage, and logits from the last stage to the head. The KV of a rank is memory of its
-// stage's process. On one host the head maps it too, so block copies, checksums and the instance's transport work on it
+// stage's process. On one host the head maps it too, so block copies and the instance's transport work on it
 // as on local memory.
 //
 // A stage that ends, is silent, or cannot go on ends the whole instance. `broken` is then called once. It must keep
@@ -52,7 +52,6 @@ struct HeadOptions {
   int32_t instance = 0;
   int window = 0;  // ShardOptions::window: most waves in flight
   int step_tokens = 0, max_logits = 0;
-  bool checksum = false;
   const TransportRow* transport = nullptr;
   std::string transport_host;
 };
@@ -108,7 +107,6 @@ class RemotePipeline final : public Model {
     std::string address;                   // of its transport; empty: the stage is not ready
     std::vector<RemoteKey> registrations;  // [places]
     bool connected = false;
-    uint32_t next_done = 0;  // the wave that it ends next; only the channels' I/O thread uses it
   };
 
   RemotePipeline(HeadOptions options, const PoolPlan& plan, Clock& clock);
@@ -118,9 +116,8 @@ class RemotePipeline final : public Model {
   ChannelEvents on_open(const ChannelPtr& channel);
   Status on_frame(int stage, uint16_t type, std::string_view bytes);
   Status on_ready(int stage, const Ready& ready);
-  Status on_progress(int stage, const Progress& made);
+  void on_progress(int stage, const Progress& made);
   void break_up(const std::string& why);
-  bool is_under_way(int stage, uint32_t wave) const;
   bool is_broken() const { return broken_.load(std::memory_order_acquire); }
   UnderWay& wave_of(uint32_t number) { return waves_[number % places_]; }
   const UnderWay& wave_of(uint32_t number) const { return waves_[number % places_]; }
@@ -148,7 +145,6 @@ class RemotePipeline final : public Model {
 
   WaitWord news_;                      // wakes the engine's thread
   uint32_t begun_ = 0, first_ = 0;     // numbers of waves; only the engine's thread uses them
-  std::atomic<uint32_t> said_{0};      // waves that were sent to the stages
   uint32_t seen_ = 0;                  // value of news_ at the last wait()
   std::vector<double> stage_seconds_;  // [pp]
   std::unique_ptr<Processes> processes_;

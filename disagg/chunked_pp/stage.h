@@ -45,9 +45,6 @@ struct StageOptions {
   std::function<Result<Built>(const KvShards& shards, int stage, int step_tokens)> make_ranks;
 };
 
-// Checks that these arrays are a step of this model on existing blocks. They come from another process.
-Status check_wave(const Wave& wave, const Start& start, const ModelConfig& config);
-
 class Stage {
  public:
   Stage(StageOptions options, Clock& clock) : options_(std::move(options)), clock_(clock) {}

@@ -3,7 +3,7 @@
 // when the prompt is done and would join a decode batch.
 //
 // Load is relative to the objectives: predicted TTFT / --slo-ttft for prefill, predicted TBT / --slo-tbt for decode.
-// Above 1 the request is refused (HTTP 429 with Retry-After). An idle instance never refuses, because predictions are
+// Above 1 the request is refused (HTTP 429). An idle instance never refuses, because predictions are
 // fitted to steps: without steps it could not learn that it is faster than predicted.
 //
 // Thread safety: plain functions.
@@ -21,38 +21,29 @@ namespace xpyd::disagg {
 // A sequence of the chosen decode instance. It decodes there, or its prompt is still being computed.
 struct DecodeView {
   double joins_s = 0;      // Clock: when it joined the batch, or is predicted to
-  double ends_s = -1;      // Clock: its end, if a simulation's oracle knows it; else -1
   int64_t context = 0;     // KV tokens that it has, or will have when it joins
   int64_t at_longest = 0;  // KV tokens at most: prompt and max_tokens
 };
 
-// The predicted duration of a decode (arXiv section 7.4: t_d, one number for all). `oracle` uses each sequence's own
-// duration if it is known, and `mean` otherwise.
-enum class DecodeSeconds : uint8_t { fixed, mean, quantile, oracle };
-
+// `predicted` takes the mean duration of decodes (arXiv section 7.4: t_d, one number for all) times `factor`.
 struct AdmissionOptions {
-  DecodeSeconds decode = DecodeSeconds::mean;
-  double fixed_s = 20, quantile = 0.9, factor = 1;  // t_d is multiplied by `factor`
+  double factor = 1;
 };
 
 struct ClusterAdmission {
-  double now_s = 0;         // Clock
-  double ttft_s = 0;        // predicted, at the chosen prefill instance
-  double queue_s = kNever;  // seconds until no other prompt is at that instance
-  bool idle = false;        // no other prompt is at the prefill instance
+  double now_s = 0;   // Clock
+  double ttft_s = 0;  // predicted, at the chosen prefill instance
+  bool idle = false;  // no other prompt is at the prefill instance
   Objectives objectives = kNoObjectives;
   int64_t prompt_tokens = 0, max_tokens = 0;
   std::span<const DecodeView> decoding;   // sequences in the batch of the chosen decode instance
   std::span<const DecodeView> coming;     // sequences on their way there, whose prompts are computed now
   int64_t capacity_tokens = 0;            // KV tokens of the decode instance
   const model::StepCost* cost = nullptr;  // of its steps
-  double mean_s = 0, quantile_s = 0;      // durations of decodes that have ended there
-  std::span<const InstanceView> instances;
-  bool sheddable = true;  // may be dropped under load: priority above 0 (llm-d: a negative priority)
-  double random = 0;      // [0, 1)
+  double mean_s = 0;                      // mean duration of decodes that have ended there
 };
 
-const char* refusal_name(Refusal::Why why);  // "ttft", "tbt", "room", "load"
+const char* refusal_name(Refusal::Why why);  // "ttft", "tbt", "room"
 
 struct AdmissionPolicy {  // arrives, joins: null if it does not check at this moment
   const char* name;

@@ -15,7 +15,6 @@ AttemptId AttemptTable::add(const Attempt& attempt) {
   Member& decode = cluster_.at(added.decode);
   cluster_.board().decodes(decode, added.count, added.context);
   decode.decoding.insert(number);
-  if (added.lender >= 0) cluster_.at(added.lender).load.lends_s += added.lends_s;
   return number;
 }
 
@@ -29,7 +28,6 @@ void AttemptTable::charge_prompt(Attempt& attempt, Member& prefill) {
 bool AttemptTable::begin_prompt(Attempt& attempt) {
   if (!std::exchange(attempt.queued, false)) return false;
   cluster_.board().begun(cluster_.at(attempt.prefill), attempt.prompt, context_.clock.now());
-  uncharge_lender(attempt);
   return true;
 }
 
@@ -37,11 +35,6 @@ void AttemptTable::uncharge_prompt(Attempt& attempt) {
   if (!std::exchange(attempt.prompting, false)) return;
   if (Member* member = cluster_.find(attempt.prefill))
     cluster_.board().done(*member, attempt.prompt, context_.clock.now());
-}
-
-// The fetch is over or not needed any more.
-void AttemptTable::uncharge_lender(Attempt& attempt) {
-  if (Member* lender = cluster_.find(std::exchange(attempt.lender, -1))) lender->load.lends_s -= attempt.lends_s;
 }
 
 void AttemptTable::generated(Attempt& attempt) {
@@ -55,15 +48,17 @@ bool AttemptTable::forget(AttemptId number) {
   const double now = context_.clock.now();
   auto found = attempts_.find(number);
   Attempt& attempt = found->second;
-  uncharge_lender(attempt);
   const bool freed = attempt.queued && cluster_.find(attempt.prefill);
   if (freed) cluster_.board().begun(cluster_.at(attempt.prefill), attempt.prompt, now);
   uncharge_prompt(attempt);
   if (Member* member = cluster_.find(attempt.decode)) {
     cluster_.board().decodes(*member, -attempt.count, -attempt.context);
-    member->load.ended_s = now;
     member->decoding.erase(number);
-    if (attempt.left == 0 && !attempt.prompting) member->decodes.ended(now - attempt.joins_s);
+    if (attempt.left == 0 && !attempt.prompting) {
+      constexpr double kNew = 1.0 / 32;  // weight of the newest one
+      const double lasted_s = now - attempt.joins_s;
+      member->decode_s += (member->decode_s == 0 ? 1 : kNew) * (lasted_s - member->decode_s);
+    }
   }
   attempts_.erase(found);
   return freed;
@@ -101,34 +96,6 @@ std::vector<AttemptId> AttemptTable::hit_by_end_of(InstanceId id) const {
     if (a.decode == id || (a.prefill == id && !handed_over(a))) hit.push_back(number);
   std::ranges::sort(hit);
   return hit;
-}
-
-// Returns whether the instance may be computing the attempt: its prompt has begun there, or its KV has been sent there.
-bool AttemptTable::computes(InstanceId id, const Attempt& a) const {
-  if (id == a.prefill) return !a.queued;
-  return a.prefill >= 0 && !a.prompting;
-}
-
-void AttemptTable::blame(InstanceId id, const std::vector<AttemptId>& attempts) {
-  std::vector<uint64_t> often;
-  for (AttemptId number : attempts) {
-    const Attempt& attempt = attempts_.at(number);
-    if (attempts.size() > 1 && !computes(id, attempt)) continue;  // a single attempt may be the cause on arrival
-    RequestTable::Entry& entry = requests_.at(attempt.request);
-    for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
-      if (RequestTable::Choice& choice = entry.choices[size_t(c)];
-          !choice.ended && ++choice.crashes >= context_.options.max_crashes)
-        often.push_back(attempt.request);
-  }
-  if (!often.empty() && std::ranges::count(often, often[0]) == long(often.size())) requests_.at(often[0]).poison = true;
-}
-
-bool AttemptTable::suspect(uint64_t request, int choice) const {
-  return requests_.at(request).choices[size_t(choice)].crashes >= context_.options.max_crashes;
-}
-
-bool AttemptTable::suspect_runs() const {
-  return std::ranges::any_of(attempts_, [this](const auto& a) { return suspect(a.second.request, a.second.first); });
 }
 
 }  // namespace xpyd::disagg

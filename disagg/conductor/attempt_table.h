@@ -1,6 +1,6 @@
 // The attempts under way: which instances compute which choices, and the load that is charged to these instances. A
 // charge is taken back exactly once: when its part is done, or when the attempt is forgotten. When an instance ends,
-// the table finds the attempts that this affects, and the request that may be the cause.
+// the table finds the attempts that this affects.
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -19,14 +19,11 @@ struct Attempt {
   int left = 1;              // choices that have not ended
   DisaggOrder order = DisaggOrder::local;
   InstanceId prefill = -1, decode = -1;
-  PlacedPrompt prompt;     // charged to `prefill`
-  int64_t context = 0;     // tokens charged to `decode`
-  double prompt_s = 0;     // predicted duration of its prompt
-  InstanceId lender = -1;  // instance charged for its prefix, and
-  double lends_s = 0;
+  PlacedPrompt prompt;                     // charged to `prefill`
+  int64_t context = 0;                     // tokens charged to `decode`
+  double prompt_s = 0;                     // predicted duration of its prompt
   double joins_s = 0;                      // Clock: when decoding begins, or is predicted to
   bool queued = false, prompting = false;  // counted in queued_requests, in queued_tokens
-  bool asked = false;                      // decode_first: its PrefillJob has arrived
 };
 
 class AttemptTable {
@@ -58,17 +55,8 @@ class AttemptTable {
   bool handed_over(const Attempt& attempt) const;
   // Returns the attempts that end with the instance, sorted by number.
   std::vector<AttemptId> hit_by_end_of(InstanceId id) const;
-  // An instance has ended during these attempts. Which of them its batch was computing is unknown. If exactly one
-  // request has ended max_crashes instances, it is the cause. Several such requests are suspects, and are retried one
-  // at a time until each has made progress or is the only suspect left.
-  void blame(InstanceId id, const std::vector<AttemptId>& attempts);
-  bool suspect(uint64_t request, int choice) const;
-  bool suspect_runs() const;
 
  private:
-  bool computes(InstanceId id, const Attempt& attempt) const;
-  void uncharge_lender(Attempt& attempt);
-
   ConductorContext& context_;
   ClusterState& cluster_;
   RequestTable& requests_;

@@ -7,8 +7,7 @@ namespace xpyd::disagg {
 
 ClusterState::ClusterState(ConductorContext& context)
     : context_(context),
-      board_(context.options.step_tokens, first_cost(context.options.prior), context.options.fetch_s_per_token,
-             context.options.prior.has_value()) {}
+      board_(context.options.step_tokens, first_cost(context.options.prior), context.options.fetch_s_per_token) {}
 
 void ClusterState::join(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) {
   const InstanceId id = info.id;

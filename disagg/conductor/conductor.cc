@@ -28,16 +28,14 @@ void Conductor::joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) 
   });
 }
 
-void Conductor::left(InstanceId id, const std::string& why, AttemptFailure reason) {
-  act([&](Out& out) { remove(id, reason, why, out); });
+void Conductor::left(InstanceId id, const std::string& why) {
+  act([&](Out& out) { remove(id, why, out); });
 }
 
 // Places the instance's attempts anew, except those that it has handed over.
-void Conductor::remove(InstanceId id, AttemptFailure reason, const std::string& why, Out& out) {
+void Conductor::remove(InstanceId id, const std::string& why, Out& out) {
   if (!cluster_.leave(id)) return;
-  const std::vector<AttemptId> hit = attempts_.hit_by_end_of(id);
-  if (reason == AttemptFailure::instance_gone) attempts_.blame(id, hit);
-  for (AttemptId attempt : hit) fail(attempt, reason, why, out);
+  for (AttemptId attempt : attempts_.hit_by_end_of(id)) fail(attempt, why, out);
   retry_parked(out);
 }
 
@@ -53,8 +51,7 @@ bool Conductor::idle(InstanceId id) const {
 
 void Conductor::tick() {
   act([&](Out& out) {
-    for (InstanceId id : cluster_.silent())
-      remove(id, AttemptFailure::instance_silent, "an instance stopped responding", out);
+    for (InstanceId id : cluster_.silent()) remove(id, "an instance stopped responding", out);
     retry_parked(out);
   });
 }
@@ -108,25 +105,24 @@ Status Conductor::take_in(std::shared_ptr<const Request> request, std::shared_pt
                    std::to_string(max_model_len));
   if (draining_) return Error{ErrorCode::unavailable, "the server is shutting down"};
   if (cluster_.members().empty()) return Error{ErrorCode::unavailable, "there is no instance"};
-  const auto& [max_batch, block_tokens, capacity_blocks] = cluster_.board().smallest();
-  if (request->n > max_batch)
-    return invalid("n is " + std::to_string(request->n) + ", but --max-batch is " + std::to_string(max_batch));
-  const long blocks = (longest + block_tokens - 1) / block_tokens;
-  if (blocks > capacity_blocks)
-    return invalid("prompt and max_tokens need " + std::to_string(blocks) + " KV blocks, but an instance has " +
-                   std::to_string(capacity_blocks));
+  for (const auto& [id, member] : cluster_.members()) {
+    const InstanceInfo& info = member.info;
+    if (request->n > info.max_batch)
+      return invalid("n is " + std::to_string(request->n) + ", but --max-batch is " + std::to_string(info.max_batch));
+    const long blocks = (longest + info.block_tokens - 1) / info.block_tokens;
+    if (blocks > info.capacity_blocks)
+      return invalid("prompt and max_tokens need " + std::to_string(blocks) + " KV blocks, but an instance has " +
+                     std::to_string(info.capacity_blocks));
+  }
   const uint64_t id = request->id;
   const int n = request->n;
-  const bool full = !requests_.has_room(*request);
   Entry& entry = requests_.add(std::move(request), std::move(sink));
-  if (!full && start(id, 0, n, out)) {
-    requests_.wait(entry);
+  if (start(id, 0, n, out)) {
     requests_.forget_if_over(entry);  // the request may have been refused
     return ok();
   }
   requests_.erase(id);
-  return Error{ErrorCode::unavailable,
-               full ? "the queue is full (--max-queue-bytes)" : "there is no instance that can take the request"};
+  return Error{ErrorCode::unavailable, "there is no instance that can take the request"};
 }
 
 // Places choices [first, first + count) of a request. Returns false if no instance can take them.
@@ -146,7 +142,6 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   for (int c = first; c < first + count; ++c) {
     Choice& one = entry.choices[size_t(c)];
     one.attempt = number;
-    one.placed = one.output.size();
     if (entry.tries == 0) one.ttft_s = plan.ttft_s, one.tbt_s = plan.at_decode().step_with_s;
   }
   tell(plan, number);

@@ -38,17 +38,14 @@ class Conductor final : public Service {
   InstanceId new_id();  // the number of the next instance; never given twice
   // Adds an instance and announces it to all others. Waiting choices are placed at once.
   void joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe);
-  // Removes an instance and places its attempts anew. `reason` is `refused` if its process still lives but sent an
-  // invalid message.
-  void left(InstanceId id, const std::string& why, AttemptFailure reason = AttemptFailure::instance_gone);
-  void drain(InstanceId id, bool on);  // a draining instance gets nothing new
+  void left(InstanceId id, const std::string& why);  // removes an instance and places its attempts anew
+  void drain(InstanceId id, bool on);                // a draining instance gets nothing new
   // Handles a message of an instance. Messages of unknown instances and of abandoned attempts are ignored.
   void receive(InstanceId from, Message message);
   void tick();  // at least every quarter of a lease: removes silent instances, retries
 
-  // See Service. Errors: invalid_argument for a request that exceeds the context or the smallest instance; unavailable
-  // if the queue is full, no instance is there, or the conductor drains. A refusal by --admission is an event, not an
-  // error.
+  // See Service. Errors: invalid_argument for a request that exceeds the context or an instance; unavailable
+  // if no instance is there, or the conductor drains. A refusal by --admission is an event, not an error.
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override;
   ServiceStats stats() const override;
@@ -92,8 +89,8 @@ class Conductor final : public Service {
   bool start(uint64_t id, int first, int count, Out& out);
   void tell(AttemptPlan& plan, AttemptId number);
   bool refused_late(AttemptId number, Out& out);
-  void fail(AttemptId number, AttemptFailure reason, const std::string& why, Out& out);
-  void remove(InstanceId id, AttemptFailure reason, const std::string& why, Out& out);
+  void fail(AttemptId number, const std::string& why, Out& out);
+  void remove(InstanceId id, const std::string& why, Out& out);
   void forget(AttemptId number);
   void call_off(AttemptId number, const Attempt& attempt);
   void park(const Attempt& attempt, bool begun);

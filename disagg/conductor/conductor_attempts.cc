@@ -1,11 +1,8 @@
 // Conductor: the messages of attempts, and how a failed attempt is placed anew.
 #include <algorithm>
-#include <iterator>
-#include <string_view>
 #include <utility>
 
 #include "base/log.h"
-#include "base/siphash.h"
 #include "disagg/conductor/conductor.h"
 
 namespace xpyd::disagg {
@@ -28,7 +25,6 @@ void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
     requests_.mark(entry, &RequestTrace::prompt_done);
     if (!refused_late(message.attempt, out)) attempt->joins_s = now;
   } else if (attempts_.begin_prompt(*attempt)) {
-    requests_.begin(entry);
     requests_.mark(entry, &RequestTrace::started);
     jobs_.dispatch();
   }
@@ -41,16 +37,9 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
     return;
   }
   if (from != attempt->prefill && from != attempt->decode) return;  // the attempt is not on this instance
-  const int at = message.event.choice;
-  if (at < attempt->first || at >= attempt->first + attempt->count) return;
   Entry& entry = requests_.at(attempt->request);
-  Choice& choice = entry.choices[size_t(at)];
-  const int most = entry.request->max_tokens;
-  if (choice.ended || message.index < int(choice.output.size()) || message.index > most) return;
-  // A retry starts from these tokens, and they come from another process. So their number is checked.
-  if (message.event.token >= 0 &&
-      (message.index == most || (message.index + 1 == most && message.event.finish == FinishReason::none)))
-    return fail(message.attempt, AttemptFailure::refused, "it continued after its last token", out);
+  Choice& choice = entry.choices[size_t(message.event.choice)];
+  if (choice.ended || message.index < int(choice.output.size())) return;
   message.event.request_id = entry.request->id;
   if (message.index > int(choice.output.size())) {  // it arrived before tokens of the other instance
     choice.early.emplace(message.index, std::move(message.event));
@@ -69,16 +58,8 @@ void Conductor::on(InstanceId from, TokenOf message, Out& out) {
 }
 
 // A decode instance has reserved KV blocks for a prompt that any prefill instance may compute.
-void Conductor::on(InstanceId from, PrefillJob job, Out&) {
-  Attempt* const attempt = attempts_.find(job.attempt);
-  if (!attempt || attempt->decode != from) return;
-  if (attempt->order != DisaggOrder::decode_first || std::exchange(attempt->asked, true)) return;
-  // Only the attempt's number is taken from the message. Everything else comes from this conductor's tables.
-  const Entry& entry = requests_.at(attempt->request);
-  job.request = entry.request;
-  job.state = {
-      .choice = attempt->first, .stands_for = attempt->count, .output = entry.choices[size_t(attempt->first)].output};
-  job.decode = from;
+void Conductor::on(InstanceId, PrefillJob job, Out&) {
+  if (!attempts_.find(job.attempt)) return;
   jobs_.add(std::move(job));
   jobs_.dispatch();
 }
@@ -99,13 +80,6 @@ bool Conductor::refused_late(AttemptId number, Out& out) {
 
 // ---- Attempts end.
 
-const char* failure_name(AttemptFailure why) {
-  static constexpr const char* kNames[] = {"instance_gone",   "instance_silent", "peer_silent",
-                                           "peer_unknown",  "given_up",        "refused"};
-  static_assert(std::size(kNames) == kAttemptFailures);
-  return kNames[size_t(why)];
-}
-
 void Conductor::forget(AttemptId number) {
   if (attempts_.forget(number)) jobs_.dispatch();
 }
@@ -121,29 +95,22 @@ void Conductor::on(InstanceId from, AttemptFailed message, Out& out) {
   if (!attempt) return;
   if (from != attempt->prefill && from != attempt->decode) return;  // the attempt is not on this instance
   if (from == attempt->prefill && from != attempt->decode && attempts_.handed_over(*attempt)) return;
-  fail(message.attempt, message.reason, message.why, out);
+  fail(message.attempt, message.why, out);
 }
 
 // Places the unfinished choices anew, unless the client has left, the deadline is over, or the tries are used up.
-void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string& why, Out& out) {
+void Conductor::fail(AttemptId number, const std::string& why, Out& out) {
   const ConductorOptions& options = context_.options;
   const Attempt attempt = attempts_.at(number);
   forget(number);
   ++context_.totals.failed_attempts;
-  ++context_.totals.failed_by[size_t(reason)];
   call_off(number, attempt);
   Entry& entry = requests_.at(attempt.request);
   const bool late = entry.request->deadline_s > 0 && context_.clock.now() > entry.request->deadline_s;
-  const bool hopeless = ++entry.tries > options.max_tries * int(entry.choices.size());
-  if (entry.poison || hopeless) {
-    const std::vector<int32_t>& prompt = entry.request->prompt;
-    const std::string_view bytes(reinterpret_cast<const char*>(prompt.data()), prompt.size() * sizeof prompt[0]);
-    log_line(LogLevel::error,
-             "xpyd: request %llu is given up: %d %s it; its prompt has %zu tokens and the hash %016llx",
-             static_cast<unsigned long long>(entry.request->id), entry.poison ? options.max_crashes : entry.tries,
-             entry.poison ? "instances in a row ended while they computed" : "attempts failed at", prompt.size(),
-             static_cast<unsigned long long>(siphash({}, bytes)));
-  }
+  const bool hopeless = ++entry.tries >= options.max_tries * int(entry.choices.size());
+  if (hopeless)
+    log_line(LogLevel::error, "xpyd: request %llu is given up after %d failed attempts: %s",
+             static_cast<unsigned long long>(entry.request->id), entry.tries, why.c_str());
   bool begun = false;
   for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {
     Choice& choice = entry.choices[size_t(c)];
@@ -153,12 +120,8 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
     choice.attempt = 0;
     if (choice.ended) continue;
     ++context_.totals.replaced_choices;
-    if (entry.aborted || late || entry.poison || hopeless)
-      requests_.give_up(entry, c, late,
-                        (entry.poison ? "the request is given up, because instances ended while they computed it: "
-                                      : "the request is given up after too many attempts: ") +
-                            why,
-                        out);
+    if (entry.aborted || late || hopeless)
+      requests_.give_up(entry, c, late, "the request is given up after too many attempts: " + why, out);
   }
   if (entry.left == 0) return requests_.forget_if_over(entry);
   park(attempt, begun);
@@ -169,7 +132,7 @@ void Conductor::fail(AttemptId number, AttemptFailure reason, const std::string&
 void Conductor::park(const Attempt& attempt, bool begun) {
   const Entry& entry = requests_.at(attempt.request);
   const double now = context_.clock.now();
-  const double later = now + (entry.tries < 3 ? 0 : 0.01 * double(1 << std::min(entry.tries - 3, 6)));
+  const double later = now + (entry.tries < 2 ? 0 : 0.04 * double(1 << 2 * std::min(entry.tries - 2, 2)));
   if (!begun) {
     parked_.push_back({attempt.request, attempt.first, attempt.count, now, later});
     return;
@@ -184,13 +147,10 @@ void Conductor::retry_parked(Out& out) {
   parked.swap(parked_);
   for (Parked& p : parked) {
     Entry& entry = requests_.at(p.request);
-    const bool its_turn = !attempts_.suspect(p.request, p.first) || !attempts_.suspect_runs();
-    if (!its_turn) p.since_s = now;
     const double deadline = entry.request->deadline_s;
     const bool late = deadline > 0 && now > deadline;
     const bool waited = now > p.since_s + context_.options.patience_s;
-    if (!entry.aborted && !late && now >= p.not_before_s && its_turn && start(p.request, p.first, p.count, out))
-      continue;
+    if (!entry.aborted && !late && now >= p.not_before_s && start(p.request, p.first, p.count, out)) continue;
     if (!entry.aborted && !late && !waited) {
       parked_.push_back(p);
       continue;

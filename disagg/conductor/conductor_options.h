@@ -3,7 +3,6 @@
 // Thread safety: none; the conductor locks.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -36,17 +35,12 @@ struct ConductorOptions {
   DisaggOptions disagg_options;
   const AdmissionPolicy* admission = find_admission_policy("none");
   AdmissionOptions admission_options;
-  Objectives objectives = {};             // of requests that have none of their own; 0: none
-  bool zero_copy = false;                 // the transport shares one pool, so nothing can be pulled
-  int max_model_len = 0;                  // tokens: prompt and output together
-  int64_t max_queue_bytes = 256ll << 20;  // bound on queue_bytes() over requests that wait for their first step
-  int prefill_window = 1;                 // decode_first: prompts not yet started that a prefill instance may have
-  int max_tries = 16;                     // attempts for each choice of a request
-  // A choice whose instances end max_crashes times in a row before it has got more than crash_tokens new tokens is
-  // taken as their cause. The bound is above 0 because an attempt can bring one or two tokens before its instance ends.
-  int max_crashes = 2, crash_tokens = 4;
-  double patience_s = 30;  // how long a request waits for an instance to place it on
-  double lease_s = 0;      // an instance that is silent for this long is removed; 0: never
+  Objectives objectives = {};  // of requests that have none of their own; 0: none
+  bool zero_copy = false;      // the transport shares one pool, so nothing can be pulled
+  int max_model_len = 0;       // tokens: prompt and output together
+  int max_tries = 4;           // attempts for each choice of a request
+  double patience_s = 30;      // how long a request waits for an instance to place it on
+  double lease_s = 0;          // an instance that is silent for this long is removed; 0: never
   uint64_t seed = 0;
   int step_tokens = 512;  // token budget of one engine step
   StreamKv stream_kv = StreamKv::layer;
@@ -55,8 +49,7 @@ struct ConductorOptions {
   double kv_bytes_scale = 1;     // factor on KV bytes in the event log (a simulation's KV is small)
   double fetch_s_per_token = 0;  // seconds to fetch one token's KV, until it is measured; 0: no fetches
   std::optional<CostPrior> prior = {};
-  std::function<double(const Request&)> answer_tokens = {};  // of a request's answer; empty: unknown
-  std::shared_ptr<EventLog> log = {};                        // null: nothing is logged
+  std::shared_ptr<EventLog> log = {};  // null: nothing is logged
 
   // Returns the order of all prompts that are not computed where they decode. It is a constant of the cluster.
   DisaggOrder remote_order() const {

@@ -1,6 +1,6 @@
 // The event log: every decision with the snapshot that it saw, every step of every instance, and the trace of every
-// request. `xpyd replay`, `trace`, `explain` and `calibrate` read it. Each line is a JSON object. The first line has
-// the version and the options of the run:
+// request. experiments/event_log reads it. Each line is a JSON object. The first line has the version and the options
+// of the run:
 //
 //   {"xpyd_event_log":1,"options":{...}}
 //   {"t":0.25,"e":"place","policy":"mooncake","request":7,"view":{...},"options":{...},"answer":{...}}
@@ -13,10 +13,8 @@
 #pragma once
 
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 
 #include "disagg/conductor/decisions.h"
@@ -27,11 +25,9 @@ inline constexpr int kEventLogVersion = 1;
 
 class EventLog {
  public:
-  // Creates FILE, or empties a regular file of this name. At most max_bytes are written; a last line then counts the
-  // lines left out. If a write fails (a full disk), an error is logged once, the log ends there, and callers go on.
-  // `options` is the JSON of the first line.
-  static Result<std::unique_ptr<EventLog>> create(const std::string& path, int64_t max_bytes,
-                                                  const std::string& options);
+  // Creates FILE, or empties it. If a write fails (a full disk), an error is logged once, the log ends there, and
+  // callers go on. `options` is the JSON of the first line.
+  static Result<std::unique_ptr<EventLog>> create(const std::string& path, const std::string& options);
   ~EventLog();
   EventLog(const EventLog&) = delete;
   EventLog& operator=(const EventLog&) = delete;
@@ -65,23 +61,14 @@ class EventLog {
   void write(std::string line);  // one JSON object, without a newline
 
  private:
-  EventLog(std::string path, std::FILE* file, int64_t max_bytes)
-      : path_(std::move(path)), file_(file), left_(max_bytes) {}
+  EventLog(std::string path, std::FILE* file) : path_(std::move(path)), file_(file) {}
   void give_up();
   static void begin(JsonText& json, double now_s, const char* kind, const char* policy, uint64_t request);
 
   std::mutex mutex_;
   const std::string path_;
   std::FILE* file_;  // null: a write has failed
-  int64_t left_, dropped_ = 0;
 };
-
-// Calls `line` with each line after the first of each file, in order, as text and parsed. A cut last line is skipped
-// with a warning; a killed process leaves one. Of several files one may hold nothing else. Errors: not_found;
-// invalid_argument as FILE:LINE for a file that is not a log, another version, a broken line, or what `line` throws;
-// also if `paths` is empty.
-Status read_event_logs(std::span<const std::string> paths,
-                       const std::function<void(const std::string& text, const nlohmann::json& line)>& line);
 
 // The options of policies that have none.
 struct NoOptions {};

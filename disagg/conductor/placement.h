@@ -25,7 +25,6 @@ struct InstanceView {
   int64_t available_tokens = 0;  // KV tokens that are free or evictable
   int64_t capacity_tokens = 0;
   int64_t indexed_tokens = 0;  // tokens in its prefix cache
-  int64_t recent_tokens = 0;   // uncached tokens of the prompts placed in the last three minutes
   int cached_tokens = 0;       // this prompt's tokens in its prefix cache,
   int host_tokens = 0;         // … in its host tier, after these,
   int disk_tokens = 0;         // … and on its disk, after those
@@ -73,17 +72,11 @@ struct PlacementOptions {
 struct PlacementPolicy {
   const char* name;
   Placement (*place)(const ClusterView& view, const PlacementOptions& options);
-  bool predicts;          // reads the predictions in seconds
-  const char* constants;  // as published; "": none
+  bool predicts;  // reads the predictions in seconds
   const char* source;
 };
 
 std::span<const PlacementPolicy> placement_policies();
 const PlacementPolicy* find_placement_policy(std::string_view name);  // null: no such policy
-
-// Returns the share of the tokens to be computed that another placement would have found in a cache: lost / (novel +
-// lost). `lost` is the best hit minus the chosen instance's; `novel` is what no instance has (Dynamo, KV locality
-// metrics). Returns 0 if nothing is computed.
-double regret_ratio(const ClusterView& view, int prefill);
 
 }  // namespace xpyd::disagg

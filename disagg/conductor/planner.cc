@@ -41,71 +41,9 @@ bool Planner::choose(AttemptPlan& plan) {
                          options.placement_options, placed);
   // A one-token request ends where its prompt is computed; no KV moves.
   if (int(plan.choice().output.size()) + 1 >= request.max_tokens) placed.decode = placed.prefill;
-  context_.totals.regret += regret_ratio(plan.seen, placed.prefill);
-  if (options.disagg->appends_at && placed.decode != placed.prefill) choose_append(plan);
   plan.attempt.prefill = id_of(placed.prefill);
   plan.attempt.decode = id_of(placed.decode);
   return true;
-}
-
-// append_cost: considers the decode instance with the longest cached prefix, and takes it if it would compute the
-// prompt itself.
-void Planner::choose_append(AttemptPlan& plan) {
-  const ConductorOptions& options = context_.options;
-  const int at = options.disagg->appends_at(plan.seen);
-  if (options.log)
-    options.log->decided(context_.clock.now(), "append", options.disagg->name, plan.attempt.request, plan.seen,
-                         NoOptions{}, at);
-  if (at < 0) return;
-  const DisaggOrder order = order_at(plan, at);
-  if (order == DisaggOrder::local) plan.placed.decode = at;
-  if (plan.placed.decode == at) plan.ordered = order;
-}
-
-DisaggOrder Planner::order_at(AttemptPlan& plan, int at) {
-  const ConductorOptions& options = context_.options;
-  const InstanceView &p = plan.at_prefill(), &d = plan.seen.instances[size_t(at)];
-  const Member &prefill = cluster_.at(id_of(plan.placed.prefill)), &decode = cluster_.at(id_of(at));
-  DisaggView view{.tokens = int(plan.tokens.size()),
-                  .cached_decode = d.held_tokens(),
-                  .cached_prefill = p.held_tokens(),
-                  .prefill_jobs = plan.prefill_jobs,
-                  .prefill_queued_tokens = p.queued_tokens,
-                  .decode_queued_tokens = d.queued_tokens,
-                  .decode_sequences = d.sequences,
-                  .decode_life_s = decode.decodes.mean()};
-  add_costs(view, prefill.probe->stats(), decode.probe->stats(), prefill.info.layout.shape);
-  const DisaggOrder order = options.disagg->decide(view, options.disagg_options);
-  if (options.log)
-    options.log->decided(context_.clock.now(), "order", options.disagg->name, plan.attempt.request, view,
-                         options.disagg_options, order, "instance", decode.info.name);
-  return order;
-}
-
-// Sets the cost of a prompt token on either side, and of a step on D. Where nothing has been measured the prior counts,
-// so that a new instance looks neither free nor out of reach.
-void Planner::add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
-                        const KvShape& shape) const {
-  const ConductorOptions& options = context_.options;
-  const Scoreboard& board = cluster_.board();
-  const std::optional<CostPrior>& prior = options.prior;
-  const bool pull = options.disagg_options.pull;
-  const auto per_token = [&](const InstanceStats& where, int cached) {
-    const PlacedPrompt prompt = board.prompt(view.tokens, std::min(cached, view.tokens - 1));
-    return board.cost(where).seconds(prompt.work) / double(prompt.tokens);
-  };
-  view.prefill_s_per_token = per_token(prefill, view.cached_prefill);
-  view.decode_s_per_token = per_token(decode, view.cached_decode);
-  const int sequences = std::max(1, view.decode_sequences);
-  StepShape step;
-  step.add_decodes(sequences, double(sequences) * view.tokens);
-  view.step_s = board.cost(decode).seconds(step);
-  view.kv_s_per_token = (pull ? decode : prefill).wire_s_per_byte * double(shape.token_bytes());
-  if (prior && view.kv_s_per_token == 0 && !options.zero_copy)  // a local copy is the lower bound of any transport
-    view.kv_s_per_token = 2 * double(shape.token_bytes()) / prior->rates.bytes_per_s;
-  view.chunk_tokens = options.step_tokens;
-  view.overlap = overlap(options.stream_kv, pull, shape.n_layers, view.tokens - view.cached_prefill,
-                         options.step_tokens);
 }
 
 void Planner::decide_fetch(AttemptPlan& plan) {
@@ -134,8 +72,14 @@ void Planner::decide_order(AttemptPlan& plan) {
   Attempt& attempt = plan.attempt;
   int cached = plan.held_tokens();
   if (plan.placed.prefill != plan.placed.decode) {
-    attempt.order = plan.ordered ? *plan.ordered : order_at(plan, plan.placed.decode);
-    if (attempt.order != DisaggOrder::local) attempt.order = context_.options.remote_order();
+    const ConductorOptions& options = context_.options;
+    const DisaggView view{
+        .tokens = tokens, .cached_decode = plan.at_decode().held_tokens(), .prefill_jobs = plan.prefill_jobs};
+    attempt.order = options.disagg->decide(view, options.disagg_options);
+    if (options.log)
+      options.log->decided(context_.clock.now(), "order", options.disagg->name, attempt.request, view,
+                           options.disagg_options, attempt.order, "instance", cluster_.at(attempt.decode).info.name);
+    if (attempt.order != DisaggOrder::local) attempt.order = options.remote_order();
     // In decode_first, P returns no prompt logprobs.
     if (attempt.order == DisaggOrder::decode_first && plan.entry.request->prompt_logprobs >= 0)
       attempt.order = DisaggOrder::local;
@@ -149,13 +93,9 @@ void Planner::decide_order(AttemptPlan& plan) {
   attempt.joins_s = context_.clock.now() + plan.ttft_s;
 }
 
-void Planner::charge_fetch(AttemptPlan& plan) {
-  if (!plan.fetches || plan.entry.request->prompt_logprobs >= 0) {  // prompt logprobs need every token computed
-    plan.fetch.holder = -1;
-    return;
-  }
-  plan.attempt.lender = plan.fetch.holder;
-  plan.attempt.lends_s = plan.fetch.view.bytes_s;
+void Planner::check_fetch(AttemptPlan& plan) {
+  const bool wanted = plan.fetches && plan.entry.request->prompt_logprobs < 0;  // they need every token computed
+  if (!wanted) plan.fetch.holder = -1;
 }
 
 }  // namespace xpyd::disagg

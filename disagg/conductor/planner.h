@@ -36,7 +36,6 @@ struct AttemptPlan {
   // Set by choose().
   ClusterView seen;
   Placement placed;
-  std::optional<DisaggOrder> ordered;  // set if choose() has asked the order policy already
   // Set by decide_fetch().
   Scoreboard::Fetch fetch;
   bool fetches = false;
@@ -56,19 +55,14 @@ class Planner {
   Refusal refuses(const AttemptPlan& plan);
   // Decides the order, and thereby which instance computes the prompt and how much of it is cached there.
   void decide_order(AttemptPlan& plan);
-  // Names the instance that a fetch is charged to.
-  void charge_fetch(AttemptPlan& plan);
+  // Gives up a fetch that the policy or the request does not want.
+  void check_fetch(AttemptPlan& plan);
 
   // Decides when the prompt is done. A request whose client has a token already is never refused.
   Refusal refuses_late(const Attempt& attempt);
 
  private:
-  void choose_append(AttemptPlan& plan);
-  DisaggOrder order_at(AttemptPlan& plan, int decode);
-  void add_costs(DisaggView& view, const InstanceStats& prefill, const InstanceStats& decode,
-                 const KvShape& shape) const;
   ClusterAdmission look_at(const RequestTable::Entry& entry, InstanceId decode, double ttft_s);
-  void foresee(const Member& member);
   InstanceId id_of(int instance) const { return cluster_.board().ids()[size_t(instance)]; }
 
   ConductorContext& context_;

@@ -1,6 +1,4 @@
 // Planner: refusals on arrival and when a prompt is done, and the view that admission policies read (admission.h).
-#include <algorithm>
-
 #include "disagg/conductor/event_log.h"
 #include "disagg/conductor/planner.h"
 
@@ -9,15 +7,9 @@ namespace xpyd::disagg {
 Refusal Planner::refuses(const AttemptPlan& plan) {
   const ConductorOptions& options = context_.options;
   if (plan.entry.tries > 0 || !options.admission->arrives) return {};
-  const InstanceView& p = plan.at_prefill();
   const Member& prefill = cluster_.at(plan.attempt.prefill);
-  ClusterAdmission asked = look_at(plan.entry, plan.attempt.decode, 0);
-  asked.ttft_s = cluster_.board().ttft_s(prefill, int(plan.tokens.size()), plan.held_tokens(),
-                                         p.queue_s + plan.attempt.prompt_s, asked.now_s);
-  if (plan.fetches) asked.ttft_s += plan.fetch_s;
-  asked.queue_s = p.queue_s;
+  ClusterAdmission asked = look_at(plan.entry, plan.attempt.decode, plan.ttft_s);
   asked.idle = prefill.load.prompting.steps == 0 && plan.prefill_jobs == 0;
-  asked.instances = plan.seen.instances;
   const Refusal refusal = options.admission->arrives(asked, options.admission_options);
   if (options.log)
     options.log->decided(context_.clock.now(), "admit", options.admission->name, plan.attempt.request, asked,
@@ -47,11 +39,8 @@ ClusterAdmission Planner::look_at(const RequestTable::Entry& entry, InstanceId d
                         .prompt_tokens = int64_t(request.prompt.size()),
                         .max_tokens = request.max_tokens,
                         .capacity_tokens = int64_t(member.info.capacity_blocks) * member.info.block_tokens,
-                        .mean_s = member.decodes.mean(),
-                        .quantile_s = member.decodes.quantile(context_.options.admission_options.quantile),
-                        .sheddable = request.priority > 0,
-                        .random = context_.random.uniform()};
-  decode_cost_ = cluster_.board().cost_now(member, view.now_s);
+                        .mean_s = member.decode_s};
+  decode_cost_ = cluster_.board().cost(member.probe->stats());
   view.cost = &decode_cost_;
   if (member.info.role == Role::prefill) return view;  // a one-token request does not decode
   decoding_.clear();
@@ -66,29 +55,9 @@ ClusterAdmission Planner::look_at(const RequestTable::Entry& entry, InstanceId d
     auto& where = comes ? coming_ : decoding_;
     where.insert(where.end(), size_t(attempt.left), sequence);
   }
-  if (context_.options.answer_tokens) foresee(member);
   view.decoding = decoding_;
   view.coming = coming_;
   return view;
-}
-
-// Sets when these sequences end: each token left costs one step of the batch with all sequences that decode or come.
-void Planner::foresee(const Member& member) {
-  StepShape batch;
-  for (const auto* sequences : {&decoding_, &coming_})
-    for (const DecodeView& s : *sequences) batch.decodes += 1, batch.decode_context += double(s.context);
-  const double step_s = decode_cost_.seconds(batch), now_s = context_.clock.now();
-  auto decoding = decoding_.begin(), coming = coming_.begin();
-  for (AttemptId number : member.decoding) {
-    const Attempt& attempt = attempts_.at(number);
-    const RequestTable::Entry& entry = requests_.at(attempt.request);
-    const bool comes = attempt.prompting || attempt.prefill < 0;
-    const size_t heard = entry.choices[size_t(attempt.first)].output.size();
-    const double has = comes ? 0 : double(heard);
-    const double left = std::max(0.0, context_.options.answer_tokens(*entry.request) - has);
-    const double ends_s = std::max(now_s, comes ? attempt.joins_s : 0) + left * step_s;
-    for (int i = 0; i < attempt.left; ++i) (comes ? coming++ : decoding++)->ends_s = ends_s;
-  }
 }
 
 }  // namespace xpyd::disagg

@@ -29,9 +29,7 @@ class PrefillQueue {
     while (!jobs_.empty()) {
       Member* best = nullptr;
       for (auto& [id, member] : cluster_.members()) {
-        if (member.draining || member.info.role != Role::prefill ||
-            member.load.queued_requests >= context_.options.prefill_window)
-          continue;
+        if (member.draining || member.info.role != Role::prefill || member.load.queued_requests > 0) continue;
         if (!best || member.load.queued_tokens < best->load.queued_tokens) best = &member;
       }
       if (!best) return;

@@ -16,16 +16,7 @@ Objectives ConductorContext::objectives(const Request& request) const {
   return own;
 }
 
-// ---- New and waiting requests.
-
-int64_t queue_bytes(const Request& request) {
-  size_t ids = request.prompt.size();
-  if (const auto& rules = request.sampling.rules) {
-    ids += rules->allowed.size() + rules->end_tokens.size() + 2 * rules->bias.size();
-    for (const auto& word : rules->bad_words) ids += 8 + word.tokens.size();
-  }
-  return 4096 + int64_t(ids * sizeof(int32_t));
-}
+// ---- New requests.
 
 RequestTable::Entry& RequestTable::add(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
   Entry& entry = requests_[request->id];
@@ -41,14 +32,6 @@ RequestTable::Entry* RequestTable::find(uint64_t id) {
   return found == requests_.end() ? nullptr : &found->second;
 }
 
-bool RequestTable::has_room(const Request& request) const {
-  return queued_bytes_ <= 0 || queued_bytes_ + queue_bytes(request) <= context_.options.max_queue_bytes;
-}
-
-void RequestTable::begin(Entry& entry) {
-  if (!std::exchange(entry.begun, true)) queued_bytes_ -= queue_bytes(*entry.request);
-}
-
 // ---- Tokens and ends.
 
 void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEvents& out) {
@@ -57,7 +40,6 @@ void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEven
     choice.times.token(context_.clock.now());
     if (choice.output.empty()) totals.ttft_error.add(choice.ttft_s, choice.times.first_s - entry.request->arrival_s);
     choice.output.push_back(event.token);
-    if (choice.output.size() > choice.placed + size_t(context_.options.crash_tokens)) choice.crashes = 0;
     choice.logits_hash = event.logits_hash;
   }
   // A choice that was placed anew reports the values of its first placement.
@@ -82,15 +64,13 @@ void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEven
   emit(entry, std::move(event), out);
 }
 
-void RequestTable::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error, SinkEvents& out,
-                              double retry_s) {
+void RequestTable::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error, SinkEvents& out) {
   Choice& choice = entry.choices[size_t(at)];
   TokenEvent event;
   event.request_id = entry.request->id;
   event.choice = at;
   event.finish = reason;
   event.error = error;
-  event.retry_s = retry_s;
   event.logits_hash = choice.logits_hash;
   event.cached_tokens = std::max(0, choice.cached_tokens);
   event.queued_s = entry.request->arrival_s;
@@ -108,14 +88,14 @@ void RequestTable::give_up(Entry& entry, int choice, bool late, const std::strin
 }
 
 void RequestTable::refuse(Entry& entry, const Refusal& refusal, int64_t& counted, SinkEvents& out) {
-  static constexpr const char* kUnits[] = {"", " s", " s", " tokens", ""};
+  static constexpr const char* kUnits[] = {"", " s", " s", " tokens"};
   char why[160];
   std::snprintf(why, sizeof why, "%s: %.4g%s predicted, but at most %.4g%s allowed", refusal_name(refusal.why),
                 refusal.predicted, kUnits[refusal.why], refusal.objective, kUnits[refusal.why]);
   ++counted;
   ++context_.totals.refused_by[refusal.why];
   for (int c = 0; c < int(entry.choices.size()); ++c)
-    if (!entry.choices[size_t(c)].ended) end_choice(entry, c, FinishReason::refused, why, out, refusal.retry_s);
+    if (!entry.choices[size_t(c)].ended) end_choice(entry, c, FinishReason::refused, why, out);
 }
 
 void RequestTable::forget_if_over(Entry& entry) {
@@ -129,7 +109,6 @@ void RequestTable::forget_if_over(Entry& entry) {
     log->happened("request", whole);
   }
   if (ended_.size() > kMostEnded) ended_.pop_back();
-  begin(entry);
   const uint64_t id = entry.request->id;
   requests_.erase(id);
 }
@@ -139,7 +118,6 @@ void RequestTable::end_all(const std::string& why, SinkEvents& out) {
     for (int c = 0; c < int(entry.choices.size()); ++c)
       if (!entry.choices[size_t(c)].ended) end_choice(entry, c, FinishReason::abort, why, out);
   requests_.clear();
-  queued_bytes_ = 0;
 }
 
 // ---- Request traces, for the log and the demo page.

@@ -23,9 +23,6 @@ struct SinkEvent {
 };
 using SinkEvents = std::vector<SinkEvent>;  // in the order of delivery
 
-// Returns the bytes that a waiting request holds here: its prompt, its sampling rules, and an allowance for the rest.
-int64_t queue_bytes(const Request& request);
-
 class RequestTable {
  public:
   struct Choice {
@@ -37,8 +34,6 @@ class RequestTable {
     std::map<int, TokenEvent> early;  // by index: tokens that arrived before their predecessors
     int cached_tokens = -1;
     double scheduled_s = 0;
-    int crashes = 0;    // instances in a row that ended while they computed it
-    size_t placed = 0;  // length of `output` when the attempt began
     TokenTimes times;
     double ttft_s = 0, tbt_s = 0;  // predicted at the first placement
   };
@@ -49,9 +44,7 @@ class RequestTable {
     int left = 0;
     int tries = 0;
     bool aborted = false;
-    bool begun = false;   // false: the request counts in queued_bytes_
-    bool poison = false;  // instances that compute it end
-    RequestTrace trace;   // the part that trace_of() cannot derive
+    RequestTrace trace;  // the part that trace_of() cannot derive
   };
 
   explicit RequestTable(ConductorContext& context) : context_(context) {}
@@ -64,17 +57,10 @@ class RequestTable {
   void erase(uint64_t id) { requests_.erase(id); }
   bool empty() const { return requests_.empty(); }
 
-  // Returns whether the request fits into max_queue_bytes beside those that wait for their first step. One request
-  // always fits.
-  bool has_room(const Request& request) const;
-  void wait(const Entry& entry) { queued_bytes_ += queue_bytes(*entry.request); }
-  void begin(Entry& entry);  // its first step begins; later calls do nothing
-
   // Takes the choice's next token, or its end without a token.
   void take(Entry& entry, Choice& choice, TokenEvent event, SinkEvents& out);
   // Ends the choice without another token.
-  void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error, SinkEvents& out,
-                  double retry_s = 0);
+  void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error, SinkEvents& out);
   // Ends the choice with `abort` if its client has left, with `timeout` if it is late, and with an error otherwise.
   void give_up(Entry& entry, int choice, bool late, const std::string& why, SinkEvents& out);
   // Ends every open choice with the refusal's reason and prediction. `counted` is one of the totals.
@@ -101,7 +87,6 @@ class RequestTable {
   ConductorContext& context_;
   std::unordered_map<uint64_t, Entry> requests_;
   std::deque<RequestTrace> ended_;  // the last ones, newest first, without gaps
-  int64_t queued_bytes_ = 0;
   uint64_t logits_hash_ = 0;
 };
 

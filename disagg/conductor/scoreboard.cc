@@ -1,29 +1,9 @@
 #include "disagg/conductor/scoreboard.h"
 
 #include <algorithm>
-#include <climits>
-#include <cmath>
-#include <numeric>
 #include <utility>
 
 namespace xpyd::disagg {
-
-void DecodeTimes::ended(double seconds) {
-  if (last_.size() < kMost) last_.push_back(0);
-  last_[next_++ % kMost] = float(seconds);
-}
-
-double DecodeTimes::mean() const {
-  return last_.empty() ? 0 : std::accumulate(last_.begin(), last_.end(), 0.0) / double(last_.size());
-}
-
-double DecodeTimes::quantile(double q) const {
-  if (last_.empty()) return 0;
-  std::vector<float> sorted = last_;
-  const auto at = sorted.begin() + long(std::min(double(sorted.size() - 1), q * double(sorted.size())));
-  std::nth_element(sorted.begin(), at, sorted.end());
-  return *at;
-}
 
 void Scoreboard::joined(Member& member) {
   member.in_directory = directory_.joined(member.info.capacity_blocks, member.info.tier_blocks);
@@ -34,7 +14,6 @@ void Scoreboard::joined(Member& member) {
                    .block_tokens = member.info.block_tokens});
   views_.emplace_back();
   ids_.push_back(member.info.id);
-  find_smallest();
 }
 
 void Scoreboard::left(Member& member) {
@@ -43,18 +22,6 @@ void Scoreboard::left(Member& member) {
   const auto at = long(member.row);
   rows_.erase(rows_.begin() + at), views_.erase(views_.begin() + at), ids_.erase(ids_.begin() + at);
   for (size_t i = member.row; i < rows_.size(); ++i) rows_[i].member->row = i;
-  find_smallest();
-}
-
-void Scoreboard::find_smallest() {
-  smallest_ = {INT_MAX, 1, INT_MAX};
-  for (const Row& row : rows_) {
-    const InstanceInfo& info = row.member->info;
-    smallest_.max_batch = std::min(smallest_.max_batch, info.max_batch);
-    const int64_t tokens = int64_t(info.capacity_blocks) * info.block_tokens;
-    if (tokens < int64_t(smallest_.capacity_blocks) * smallest_.block_tokens)
-      smallest_.block_tokens = info.block_tokens, smallest_.capacity_blocks = info.capacity_blocks;
-  }
 }
 
 void Scoreboard::drain(Member& member, bool on) { draining_ += int(on) - int(std::exchange(member.draining, on)); }
@@ -66,8 +33,6 @@ void Scoreboard::placed(Member& member, const PlacedPrompt& prompt, double now_s
   load.queued_tokens += prompt.tokens;
   load.queued.add(prompt.work);
   load.prompting.add(prompt.work);
-  member.recent.emplace_back(now_s, prompt.tokens);
-  member.recent_tokens += prompt.tokens;
   rows_[member.row].stale = true;
 }
 
@@ -99,9 +64,9 @@ ClusterView Scoreboard::look(PromptHashes& prompt, double now_s) {
     Row& row = rows_[i];
     InstanceView& view = views_[i];
     const uint64_t version = row.version ? row.version->load(std::memory_order_acquire) : row.seen + 1;
-    if (row.stale || version != row.seen || now_s >= row.until_s) {
+    if (row.stale || version != row.seen) {
       row.seen = version;
-      refresh(row, view, now_s);
+      refresh(row, view);
     }
     block_tokens = row.block_tokens;
     if (const std::optional<int> known = row.member->probe->matched_tokens(prompt.tokens(), prompt.salt())) {
@@ -140,30 +105,20 @@ const StepCost::Terms& Scoreboard::like_others(Role role, const InstanceStats& s
   return others == StepCost::Terms{} ? terms(stats) : others;
 }
 
-void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
+void Scoreboard::refresh(Row& row, InstanceView& view) {
   Member& member = *row.member;
   const PlacedLoad& load = member.load;
-  for (; !member.recent.empty() && member.recent.front().first < now_s - kRecentSeconds; member.recent.pop_front())
-    member.recent_tokens -= member.recent.front().second;
   const InstanceStats stats = member.probe->stats();
-  const KvStats kv = member.probe->kv();
-  if (row.steps != stats.steps) {
-    const bool busy = load.prompting.steps > 0 || load.sequences > 0;
-    row.steps = stats.steps;
-    row.confirmed_s = busy ? now_s : std::max({row.confirmed_s, load.moved_s, load.ended_s});
-  }
   row.stale = false;
-  row.until_s = member.recent.empty() ? kNever : member.recent.front().first + kRecentSeconds;
   row.terms = like_others(view.role = member.info.role, stats);
   view = {.role = member.info.role,
           .queued = load.queued_requests,
           .queued_tokens = load.queued_tokens,
           .sequences = load.sequences,
           .context_tokens = load.context_tokens,
-          .available_tokens = int64_t(kv.available()) * row.block_tokens,
+          .available_tokens = int64_t(stats.kv.available()) * row.block_tokens,
           .capacity_tokens = int64_t(member.info.capacity_blocks) * row.block_tokens,
-          .indexed_tokens = int64_t(kv.cached) * row.block_tokens,
-          .recent_tokens = member.recent_tokens,
+          .indexed_tokens = int64_t(stats.kv.cached) * row.block_tokens,
           .fetch_s = kNever,
           .fetched_prefill_s = kNever};
   row.queued_s = seconds(row.terms, among_decodes(load.queued, view));
@@ -176,28 +131,6 @@ void Scoreboard::refresh(Row& row, InstanceView& view, double now_s) {
   if (load.queued_tokens > 0) step.add_prompt(double(std::min<int64_t>(chunk_tokens_, load.queued_tokens)), 0);
   step.add_decodes(view.sequences, double(view.context_tokens));
   row.step_s = seconds(row.terms, step);
-}
-
-double Scoreboard::trust(const Row& row, double now_s) const {
-  constexpr double kConfirmedSeconds = 5, kHalfSeconds = 5;
-  const double alone_s = now_s - row.confirmed_s - kConfirmedSeconds;
-  return fades_ && alone_s > 0 ? std::exp2(-alone_s / kHalfSeconds) : 1;
-}
-
-StepCost Scoreboard::cost_now(const Member& member, double now_s) const {
-  const double measured = trust(rows_[member.row], now_s);
-  StepCost::Terms mixed = terms(member.probe->stats());
-  for (size_t i = 0; i < mixed.size(); ++i) mixed[i] = measured * mixed[i] + (1 - measured) * prior_[i];
-  return StepCost(mixed);
-}
-
-double Scoreboard::ttft_s(const Member& member, int prompt_tokens, int cached, double measured_s, double now_s) const {
-  const double measured = trust(rows_[member.row], now_s);
-  if (measured >= 1) return measured_s;
-  StepShape work = member.load.prompting;
-  work.add(prompt(prompt_tokens, cached).work);
-  const double prior_s = seconds(prior_, among_decodes(work, views_[member.row]));
-  return measured * measured_s + (1 - measured) * prior_s;
 }
 
 void Scoreboard::predict(const Row& row, InstanceView& view, int prompt_tokens, double now_s) const {
@@ -235,7 +168,6 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
               here.probe->fetch_s_per_token(fetch.holder).value_or(row.fetch_s_per_token);
   // Before the first question: a holder answers between two of its steps.
   f.handshake_s = stats.fetch.ask_s > 0 ? stats.fetch.ask_s : source->step_s;
-  f.queue_s = source->member->load.lends_s;
   const auto prompt_s = [&](int cached) {
     return seconds(row.terms, among_decodes(this->prompt(f.prompt_tokens, cached).work, view));
   };

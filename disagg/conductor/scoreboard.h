@@ -5,7 +5,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <set>
@@ -25,7 +24,6 @@ class InstanceProbe {
  public:
   virtual ~InstanceProbe() = default;
   virtual InstanceStats stats() const = 0;
-  virtual KvStats kv() const = 0;
   // Returns the prompt tokens that it need not compute; none: its cache is in another process and is known by reports.
   virtual std::optional<int> matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const = 0;
   // Returns the seconds that fetching one token's KV from `source` would take now, beside the present load of the
@@ -33,7 +31,7 @@ class InstanceProbe {
   virtual std::optional<double> fetch_s_per_token(InstanceId) const { return {}; }
   // Null: there is none, or none yet.
   virtual std::shared_ptr<const BlockMap> block_map() const { return {}; }
-  // Changes when stats() or kv() may have changed; null: assume that every call differs.
+  // Changes when stats() may have changed; null: assume that every call differs.
   virtual const std::atomic<uint64_t>* version() const { return nullptr; }
 };
 
@@ -49,23 +47,8 @@ struct PlacedLoad {
   int64_t queued_tokens = 0;                                  // uncached tokens of prompts not done
   int sequences = 0;                                          // sequences that decode or will, not ended
   int64_t context_tokens = 0;                                 // KV tokens of these sequences
-  double lends_s = 0;                                         // predicted seconds of sending prefixes to others
   StepShape queued = {.steps = 0}, prompting = {.steps = 0};  // work of prompts not started; not done
   double moved_s = 0;                                         // Clock: when a prompt last began or was done
-  double ended_s = 0;                                         // Clock: when a decode last ended
-};
-
-// The durations of an instance's last decodes, in seconds.
-class DecodeTimes {
- public:
-  void ended(double seconds);
-  double mean() const;  // 0: none has ended
-  double quantile(double q) const;
-
- private:
-  static constexpr size_t kMost = 256;
-  std::vector<float> last_;
-  size_t next_ = 0;
 };
 
 // One instance as the conductor knows it.
@@ -74,13 +57,11 @@ struct Member {
   std::shared_ptr<InstanceProbe> probe;
   PlacedLoad load;
   std::set<AttemptId> decoding;  // placed here to decode, not ended
-  DecodeTimes decodes;
-  size_t row = 0;         // index into the scoreboard's rows
-  int in_directory = -1;  // its number in the cache directory
+  double decode_s = 0;           // moving mean of the duration of its decodes; 0: none has ended
+  size_t row = 0;                // index into the scoreboard's rows
+  int in_directory = -1;         // its number in the cache directory
   bool draining = false;
-  double heard_s = 0;                                  // Clock
-  std::deque<std::pair<double, int64_t>> recent = {};  // prompts placed lately: Clock, uncached tokens
-  int64_t recent_tokens = 0;                           // sum of these tokens
+  double heard_s = 0;  // Clock
 };
 
 // look() reads one row for each instance. The part of a row that depends on neither time nor prompt is recomputed only
@@ -89,20 +70,14 @@ class Scoreboard {
  public:
   // `chunk_tokens`: tokens of a prompt in one step. `prior`: step cost of instances that have not reported one.
   // `fetch_s_per_token`: cost of fetching KV over links that cannot be observed, until it is measured; 0: instances do
-  // not fetch. `fades`: the prior describes this model and machine, so that unconfirmed measurements decay to it
-  // (cost_now()).
-  Scoreboard(int chunk_tokens, const StepCost& prior, double fetch_s_per_token = 0, bool fades = false)
-      : chunk_tokens_(chunk_tokens), prior_(prior.terms()), fetch_s_per_token_(fetch_s_per_token), fades_(fades) {}
+  // not fetch.
+  Scoreboard(int chunk_tokens, const StepCost& prior, double fetch_s_per_token = 0)
+      : chunk_tokens_(chunk_tokens), prior_(prior.terms()), fetch_s_per_token_(fetch_s_per_token) {}
 
   void joined(Member& member);  // `member` must not move until left()
   void left(Member& member);
   void drain(Member& member, bool on);  // look() leaves out draining instances
   void heard(const Member& member, const CacheReport& report) { directory_.heard(member.in_directory, report); }
-  // The limits that every instance meets. Requires: there is at least one.
-  struct Smallest {
-    int max_batch, block_tokens, capacity_blocks;  // the last two: of the instance with the least KV
-  };
-  const Smallest& smallest() const { return smallest_; }
   size_t known_blocks(const Member& member) const { return directory_.blocks(member.in_directory); }
 
   // Returns a view of all instances that are not draining, in the order in which they joined. It is valid until the
@@ -116,12 +91,6 @@ class Scoreboard {
   };
   Fetch fetch(const Member& here, PromptHashes& prompt);
   StepCost cost(const InstanceStats& stats) const { return StepCost(terms(stats)); }
-  // The step cost that admission uses. From 5 s after the instance's last step, the fitted cost decays to the prior, by
-  // half every 5 s. Slow steps of a cold start or of a busy machine thus do not cause refusals for ever. It uses the
-  // rows of the last look().
-  StepCost cost_now(const Member& member, double now_s) const;
-  // Predicts the seconds to a prompt's first token, with the same decay. `measured_s` is the prediction without it.
-  double ttft_s(const Member& member, int prompt_tokens, int cached, double measured_s, double now_s) const;
 
   PlacedPrompt prompt(int tokens, int cached) const {
     return {tokens - cached, prompt_steps(tokens - cached, cached, chunk_tokens_)};
@@ -133,41 +102,33 @@ class Scoreboard {
   void decodes(Member& member, int sequences, int64_t tokens);  // adds to the load
 
  private:
-  static constexpr double kRecentSeconds = 180;  // Preble's window
-  static constexpr int kKnown = 32;              // steps after which a fitted cost is trusted
+  static constexpr int kKnown = 32;  // steps after which a fitted cost is trusted
   struct Row {
     Member* member;
     const std::atomic<uint64_t>* version;
     uint64_t seen = 0;
     bool stale = true;
-    double until_s = 0;      // Clock: the row is stale from then on
-    int64_t steps = 0;       // steps that it has reported, and
-    double confirmed_s = 0;  // Clock: when the last of these was seen, or later
     int in_directory, block_tokens;
     StepCost::Terms terms = {};
     double queued_s = 0, prompting_s = 0, moved_s = 0, step_s = 0;
     double fetch_s_per_token = 0;
   };
-  void find_smallest();
-  void refresh(Row& row, InstanceView& view, double now_s);
+  void refresh(Row& row, InstanceView& view);
   void predict(const Row& row, InstanceView& view, int prompt_tokens, double now_s) const;
   void predict_fetches(int prompt_tokens);
   const StepCost::Terms& terms(const InstanceStats& stats) const {
     return stats.cost == StepCost::Terms{} ? prior_ : stats.cost;
   }
-  double trust(const Row& row, double now_s) const;  // share of the fitted cost that counts, 0 to 1
   const StepCost::Terms& like_others(Role role, const InstanceStats& stats);
 
   const int chunk_tokens_;
   const StepCost::Terms prior_;
   const double fetch_s_per_token_;
-  const bool fades_;
   CacheDirectory directory_;
   std::vector<Row> rows_;
   std::vector<InstanceView> views_, staying_;
   std::vector<InstanceId> ids_, staying_ids_;
   int draining_ = 0;
-  Smallest smallest_ = {};
   StepCost::Terms measured_[3] = {};  // by role: the last cost from an instance with kKnown steps
 };
 

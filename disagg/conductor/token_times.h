@@ -33,7 +33,6 @@ struct TokenTimes {
     std::nth_element(longest.begin(), longest.begin() + (n - 1), longest.end(), std::greater());
     return std::accumulate(longest.begin(), longest.begin() + n, 0.0) / double(n);
   }
-  double worst() const { return gaps.empty() ? 0 : *std::ranges::max_element(gaps); }
   bool keeps(const Objectives& objectives, double arrival_s) const {
     return first_s >= 0 && first_s - arrival_s <= objectives.ttft_s && worst_tenth() <= objectives.tbt_s;
   }

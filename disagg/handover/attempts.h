@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -16,29 +15,22 @@
 
 namespace xpyd::disagg {
 
-// TransportRate measures the seconds per byte of an instance's transport, over its last 64 transfers. Time in which
-// several transfers are in flight counts once. A transfer ends when the instance polls it. If the instance polls
-// between two layers of its next prompt, the measured end is up to one layer's computation late.
+// TransportRate measures the seconds per byte of an instance's transport, as a moving mean. Time in which several
+// transfers are in flight counts once. A transfer ends when the instance polls it. If the instance polls between two
+// layers of its next prompt, the measured end is up to one layer's computation late.
 class TransportRate {
  public:
   void done(double post_s, double end_s, size_t bytes) {
-    const double busy_s = end_s - std::max(post_s, last_end_s_);
+    constexpr double kOld = 63.0 / 64;
+    seconds_ = kOld * seconds_ + std::max(0.0, end_s - std::max(post_s, last_end_s_));
+    bytes_ = kOld * bytes_ + double(bytes);
     last_end_s_ = std::max(last_end_s_, end_s);
-    Sample& sample = samples_[n_++ % samples_.size()];
-    seconds_ += std::max(0.0, busy_s) - sample.seconds;
-    bytes_ += double(bytes) - sample.bytes;
-    sample = {std::max(0.0, busy_s), double(bytes)};
   }
-  double s_per_byte() const { return bytes_ > 0 ? std::max(0.0, seconds_) / bytes_ : 0; }
+  double s_per_byte() const { return bytes_ > 0 ? seconds_ / bytes_ : 0; }
 
  private:
-  struct Sample {
-    double seconds = 0, bytes = 0;
-  };
-  std::array<Sample, 64> samples_ = {};
-  size_t n_ = 0;
-  double seconds_ = 0, bytes_ = 0;  // sums over samples_
-  double last_end_s_ = 0;
+  double seconds_ = 0, bytes_ = 0;
+  double last_end_s_ = 0;  // Clock
 };
 
 namespace handover {
@@ -63,10 +55,9 @@ struct InstanceParts {
   MessageBus& bus;
   const Tokenizer* tokenizer = nullptr;  // may be null
   int n_layers = 0;
-  DisaggOrder order = DisaggOrder::push;  // the order of all prompts whose KV changes hands (kv_room.h)
+  DisaggOrder order = DisaggOrder::push;               // the order of all prompts whose KV changes hands (kv_room.h)
   std::optional<KvShards> post_by_stage = {};          // if set, a transfer carries the layers of one stage only
   double lease_s = 0;                                  // how long KV is held for a silent peer; 0: for ever
-  bool checksum = false;                               // KV that crosses has checksums
   handover::Visits* visits = nullptr;                  // for tests
   std::function<void(const Moved& moved)> moved = {};  // called after each hand-over; may be null
   TransportRate rate = {};                             // of this instance's transfers

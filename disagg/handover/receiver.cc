@@ -22,21 +22,20 @@ void Receiver::on(Incoming& in, Event event, With with) {
       return parts_.tell(kConductor, PrefillJob{in.attempt, in.request, in.choices[0], parts_.self});
     case Action::accept: return accept(in, *with.delivered);
     case Action::give_back: return give_back(with.delivered->handover);
-    case Action::adopt: return adopt(in, parts_.transport.zero_copy() || is_whole(in));
+    case Action::adopt: return adopt(in, true);
     case Action::recompute: return adopt(in, false);
     case Action::drop: break;
     case Action::end: end(in); break;
     case Action::give_up:
       // In decode_first the conductor learns of P's failure from D. With push P has told the conductor itself.
       if (!samples_first()) break;
-      parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
+      parts_.tell(kConductor, AttemptFailed{in.attempt, std::move(with.why)});
       break;
     case Action::expire:
       ++stats_.expired;
-      parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
+      parts_.tell(kConductor, AttemptFailed{in.attempt, std::move(with.why)});
       break;
-    case Action::refuse: give_back(with.delivered->handover); [[fallthrough]];
-    case Action::fail: parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)}); break;
+    case Action::fail: parts_.tell(kConductor, AttemptFailed{in.attempt, std::move(with.why)}); break;
   }
   // All remaining actions give up the room.
   give_back(in.handover);
@@ -99,16 +98,12 @@ void Receiver::handle(InstanceId from, ReserveKv message) {
 }
 
 void Receiver::handle(InstanceId from, KvOffered message) {
-  if (has(message.attempt) || !is_welcome(from, message.attempt, DisaggOrder::pull)) return;
+  if (!is_welcome(from, message.attempt, DisaggOrder::pull)) return;
   Incoming in{.attempt = message.attempt, .from = from};
   in.request = std::move(message.request);
   in.tokens = in.request->prompt;  // P sampled each choice's last token, which has no KV yet
   const std::vector<int32_t>& output = message.choices[0].output;
   in.tokens.insert(in.tokens.end(), output.begin(), output.end() - 1);
-  if (Status fits = parts_.peers.check_place(from, message.source, int(in.tokens.size())); !fits) {
-    parts_.tell(kConductor, AttemptFailed{message.attempt, AttemptFailure::refused, fits.error().message});
-    return parts_.tell(from, ReservationCancelled{message.attempt});
-  }
   in.choices = std::move(message.choices);
   in.source = std::move(message.source);
   in.deadline_s = parts_.new_deadline();
@@ -119,32 +114,15 @@ void Receiver::handle(InstanceId from, KvDelivered message) {
   if (!parts_.transport.zero_copy()) message.handover.reset();  // only handoff hands over blocks
   Incoming* in = find(from, message.attempt);
   if (!in) return give_back(message.handover);  // the attempt was given up
-  Event event = Event::delivered;
-  if (in->state == State::granted && !message.kv_arrived) event = Event::delivered_short;
-  if (in->state == State::granted && !fits(*in, message.choices)) event = Event::misdelivered;
-  on(*in, event,
-     {.reason = AttemptFailure::refused,
-      .why = "what its prefill instance delivered does not fit the request",
-      .delivered = &message});
+  const bool is_short = in->state == State::granted && !message.kv_arrived;
+  on(*in, is_short ? Event::delivered_short : Event::delivered, {.delivered = &message});
   tidy();
-}
-
-// Checks a delivery, which may come from another process: each choice must be one token longer than the KV. With
-// decode_first the sequence is here already.
-bool Receiver::fits(const Incoming& in, const std::vector<ChoiceState>& choices) const {
-  const size_t next = in.tokens.size() + 1 - in.request->prompt.size();
-  return parts_.order != DisaggOrder::push ||
-         (!choices.empty() && std::ranges::all_of(choices, [&](const ChoiceState& state) {
-           return state.output.size() == next && next < size_t(in.request->max_tokens) &&
-                  state.choice + state.stands_for <= in.request->n;
-         }));
 }
 
 void Receiver::accept(Incoming& in, KvDelivered& delivered) {
   if (parts_.order == DisaggOrder::push) in.choices = std::move(delivered.choices);
   in.deadline_s = parts_.new_deadline();
   in.posts = delivered.posts;
-  in.checksums = std::move(delivered.checksums);
   in.handover = std::move(delivered.handover);
 }
 
@@ -154,7 +132,7 @@ void Receiver::handle(InstanceId from, const ReservationCancelled& message) {
   if (samples_first() && request_over(*in))
     on(*in, Event::request_over);  // this instance aborted it
   else
-    on(*in, Event::cancelled, {AttemptFailure::given_up, "its prefill instance gave the request up"});
+    on(*in, Event::cancelled, {"its prefill instance gave the request up"});
   tidy();
 }
 
@@ -179,7 +157,7 @@ bool Receiver::tick() {
     if (request_over(in))
       on(in, Event::request_over);
     else if (kLeased.has(in.state) && parts_.clock.now() > in.deadline_s)
-      on(in, Event::silent, {AttemptFailure::peer_silent, "its prefill instance stopped responding"});
+      on(in, Event::silent, {"its prefill instance stopped responding"});
   }
   moved |= tidy();
   // Room is granted in turn, so later attempts wait for the first one.

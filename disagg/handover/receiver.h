@@ -21,7 +21,7 @@ namespace xpyd::disagg::handover {
 
 // Cumulative counters.
 struct ReceiverStats {
-  int64_t refused_kv = 0;  // deliveries with missing, late or changed KV; computed again here
+  int64_t refused_kv = 0;  // deliveries with missing or late KV; computed again here
   int64_t expired = 0;     // attempts given up because the peer was silent
 };
 
@@ -48,7 +48,6 @@ class Receiver {
 
   // Returns whether transfers are still arriving. Only polling the transport tells when they have arrived.
   bool counts() const { return !finished_prefills_.empty(); }
-  bool has(AttemptId attempt) const { return incoming_.contains(attempt); }
   bool empty() const { return incoming_.empty() && quarantine_.empty(); }
   // Returns the number of attempts in any state.
   int expected() const { return int(incoming_.size()); }
@@ -86,13 +85,11 @@ class Receiver {
     double read_s = 0;  // pull: Clock, start of the read
     size_t read_bytes = 0;
     int posts = 0;  // transfers that must arrive
-    std::vector<uint64_t> checksums;
     std::optional<KvHandover> handover;
     double deadline_s = 0;  // Clock: then the peer counts as silent
   };
   // The data of an event.
   struct With {
-    AttemptFailure reason = AttemptFailure::given_up;
     std::string why;
     InstanceId from = -1;              // claimed
     KvDelivered* delivered = nullptr;  // delivered
@@ -107,7 +104,6 @@ class Receiver {
 
   bool request_over(const Incoming& in) const;
   bool is_late(const Incoming& in) const;
-  bool fits(const Incoming& in, const std::vector<ChoiceState>& choices) const;
   void accept(Incoming& in, KvDelivered& delivered);
   void end(Incoming& in);
   // Room, and the KV that arrives there (receiver_kv.cc). In decode_first the last prompt token is computed here, and
@@ -120,7 +116,6 @@ class Receiver {
   void read(Incoming& in);
   void look(Incoming& in);
   bool all_arrived(const Incoming& in) const;
-  bool is_whole(const Incoming& in) const;
   void adopt(Incoming& in, bool whole);
   void give_back(std::optional<KvHandover>& handover);
   bool close(Place& place);

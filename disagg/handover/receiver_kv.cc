@@ -41,7 +41,7 @@ void Receiver::announce(Incoming& in) {
         in.from, KvOp::write, rows_of(parts_.memory, place.kv, place.cached_tokens, int(in.tokens.size())));
     if (!registration)
       return on(in, Event::no_registration,
-                {AttemptFailure::refused, "no memory could be registered for its KV: " + registration.error().message});
+                {"no memory could be registered for its KV: " + registration.error().message});
     place.registration = registration.value();
     answer.destination = place_of(parts_.memory, place.kv, place.registration, place.cached_tokens);
   }
@@ -54,7 +54,6 @@ void Receiver::read(Incoming& in) {
   const int n_tokens = int(in.tokens.size());
   parts_.peers.plan_read(in.from, in.source, in.place.kv, {in.place.cached_tokens, n_tokens, 0, parts_.n_layers},
                          plan_);
-  in.checksums = in.source.checksums;
   in.read_s = parts_.clock.now();
   in.read_bytes = plan_.bytes;
   in.place.reading = parts_.transport.post(
@@ -92,13 +91,6 @@ void Receiver::look(Incoming& in) {
   const bool worth_the_wait = parts_.clock.now() <= in.deadline_s && !is_late(in) && !attempts_.aborted(in.attempt);
   if (kCounting.has(in.state) && !worth_the_wait) on(in, Event::late);
   if (kHere.has(in.state)) on(in, Event::adopted);
-}
-
-bool Receiver::is_whole(const Incoming& in) const {
-  if (in.checksums.empty()) return true;
-  // With pull P's checksums begin at token 0, so the prefix that was here before is compared, too.
-  const int from = parts_.order == DisaggOrder::pull ? 0 : in.place.cached_tokens;
-  return checksums_are(parts_.memory, in.place.kv, from, n_computed(in), in.checksums);
 }
 
 // Gives the sequences to the engine. If not `whole`, it computes the prompt again, in other blocks.

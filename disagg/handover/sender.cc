@@ -30,7 +30,7 @@ void Sender::on(Outgoing& out, Event event, With with) {
     case Action::end_or_fail:
       if (over(out) != FinishReason::none) return end(out);
       [[fallthrough]];
-    case Action::fail: parts_.tell(kConductor, AttemptFailed{out.attempt, with.reason, std::move(with.why)}); break;
+    case Action::fail: parts_.tell(kConductor, AttemptFailed{out.attempt, std::move(with.why)}); break;
     case Action::end: end(out); break;
     case Action::cancel_posts:
       for (const Flight& flight : out.in_flight) parts_.transport.cancel(flight.id);
@@ -53,8 +53,7 @@ void Sender::expect(AttemptId attempt, InstanceId decode) {
   out.attempt = attempt;
   out.peer = decode;
   out.sent.assign(size_t(parts_.n_layers), 0);
-  if (!parts_.peers.contains(decode))
-    on(out, Event::cancelled, {AttemptFailure::peer_unknown, "its decode instance is gone"});
+  if (!parts_.peers.contains(decode)) on(out, Event::cancelled, {"its decode instance is gone"});
 }
 
 // P itself asks D for room, so messages are in order in both directions: D learns of a request before its end, and P
@@ -102,9 +101,6 @@ void Sender::prefill_done(std::vector<SequencePtr> choices) {
 void Sender::handle(InstanceId from, KvReserved message) {
   Outgoing* out = find(from, message.attempt);
   if (!out) return;  // over, and the other side has been told
-  if (Any{State::asked, State::waiting}.has(out->state))
-    if (Status fits = parts_.peers.check_place(out->peer, message.destination, out->n_tokens); !fits)
-      return on(*out, Event::misplaced, {AttemptFailure::refused, fits.error().message});
   on(*out, Event::reserved, {.place = &message.destination});
 }
 
@@ -114,7 +110,7 @@ void Sender::handle(InstanceId from, const KvTaken& message) {
 
 void Sender::handle(InstanceId from, const ReservationCancelled& message) {
   if (Outgoing* out = find(from, message.attempt))
-    on(*out, Event::cancelled, {AttemptFailure::given_up, "its decode instance gave the request up"});
+    on(*out, Event::cancelled, {"its decode instance gave the request up"});
 }
 
 void Sender::renewed(InstanceId from, AttemptId attempt) {
@@ -166,10 +162,9 @@ void Sender::offer(Outgoing& out) {
   const Sequence& first = *out.choices[0];
   Result<RemoteKey> registration = parts_.transport.open(out.peer, KvOp::read,
                                                          rows_of(parts_.memory, out.kv, 0, first.given));
-  if (!registration) return on(out, Event::no_registration, {AttemptFailure::refused, registration.error().message});
+  if (!registration) return on(out, Event::no_registration, {registration.error().message});
   out.registration = registration.value();
   KvPlace source = place_of(parts_.memory, out.kv, out.registration, 0);
-  if (parts_.checksum) source.checksums = kv_checksums(parts_.memory, out.kv, 0, first.given);
   KvOffered offered{out.attempt, first.request, {}, std::move(source)};
   for (const SequencePtr& choice : out.choices) offered.choices.push_back(state_of(*choice));
   out.deadline_s = parts_.new_deadline();
@@ -185,8 +180,6 @@ void Sender::deliver(Outgoing& out) {
     for (const SequencePtr& choice : out.choices) delivered.choices.push_back(state_of(*choice));
   if (parts_.transport.zero_copy()) {
     delivered.handover = parts_.memory.handoff().hand_over(std::exchange(out.kv, kNoKv));
-  } else if (parts_.checksum) {
-    delivered.checksums = kv_checksums(parts_.memory, out.kv, out.destination.cached_tokens, out.choices[0]->given);
   }
   out.choices.clear();
   ++parts_.posted.transfers;
@@ -209,7 +202,7 @@ bool Sender::tick() {
   for (auto i = outgoing_.begin(); i != outgoing_.end();) {
     Outgoing& out = i->second;
     if (kShared.has(out.state) && parts_.clock.now() > out.deadline_s)
-      on(out, Event::silent, {AttemptFailure::peer_silent, "its decode instance stopped responding"});
+      on(out, Event::silent, {"its decode instance stopped responding"});
     moved |= poll(out);
     if (kHolding.has(out.state) && over(out) != FinishReason::none) on(out, Event::request_over);
     // A peer may be reading, so the registration must close first.

@@ -100,7 +100,6 @@ class Sender final : public EngineHooks {
   };
   // The data of an event.
   struct With {
-    AttemptFailure reason = AttemptFailure::given_up;
     std::string why;
     const Sequence* sequence = nullptr;  // started
     KvPlace* place = nullptr;            // reserved

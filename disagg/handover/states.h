@@ -1,5 +1,5 @@
 // The two state tables of an attempt whose KV changes hands: the sender's at P and the receiver's at D. Each maps a
-// state and an event to the next state and an action. states.md prints both.
+// state and an event to the next state and an action.
 //
 // A pair that is in no row cannot happen and ends in a CHECK. An event that a message of a peer causes therefore has a
 // row for every state that has a peer. Where such a message means nothing, the state stays and nothing is done.
@@ -39,8 +39,7 @@ enum class SenderEvent : uint8_t {
   started,          // engine: the first step begins; with reservations: P's part is held
   prompt_done,      // engine: all of its KV is here
   ended,            // engine: it ended here, nothing will leave
-  reserved,         // D: KvReserved with a valid place
-  misplaced,        // D: KvReserved with an invalid place
+  reserved,         // D: KvReserved
   taken,            // D: KvTaken
   cancelled,        // D: ReservationCancelled
   peer_gone,        // the conductor knows
@@ -89,7 +88,6 @@ enum class ReceiverEvent : uint8_t {
   claimed,          // P: ReserveKv for an attempt that D holds already
   delivered,        // P: KvDelivered, all transfers have started
   delivered_short,  // P: the same, and a transfer has failed
-  misdelivered,     // P: the same, and it does not fit the request
   cancelled,        // P: ReservationCancelled
   peer_gone,        // the conductor knows
   no_registration,  // transport: a registration to write is refused
@@ -113,7 +111,6 @@ enum class ReceiverAction : uint8_t {
   give_back,  // gives back the blocks of an unwanted KvDelivered
   drop,       // gives up its room
   fail,       // sends AttemptFailed, then drop
-  refuse,     // give_back, then fail
   give_up,    // drop; decode_first: also AttemptFailed
   expire,     // counts it, then fail
   end,        // ends its choices, tells P, then drop
@@ -216,8 +213,6 @@ constexpr SenderMachine sender_table() {
       {{asked, waiting}, E::reserved, writing, A::take_place},
       {{expected, writing, writing_short, offered}, E::reserved, kStays, A::nothing},
       {kWithdrawing | kClosing | prefill_sending, E::reserved, kStays, A::nothing},
-      {asked, E::misplaced, withdrawing_told, A::fail},
-      {waiting, E::misplaced, closing_told, A::end_or_fail},
       {{offered, closing_told}, E::taken, closing, A::nothing},
       {kComputing | kWithdrawing | Any{waiting, prefill_sending, closing}, E::taken, kStays, A::nothing},
       {kComputing, E::cancelled, withdrawing, A::fail},
@@ -262,7 +257,6 @@ constexpr ReceiverMachine receiver_table() {
       {kWaiting | kDelivered | Any{granted, reading}, E::claimed, kStays, A::nothing},
       {granted, E::delivered, finished_prefills, A::accept},
       {granted, E::delivered_short, incomplete, A::accept},
-      {granted, E::misdelivered, gone, A::refuse},
       {kWaiting | kDelivered | reading, E::delivered, kStays, A::give_back},
       {kWaiting | granted, E::cancelled, gone, A::give_up},
       {kWaiting | Any{granted, reading}, E::peer_gone, gone, A::drop},

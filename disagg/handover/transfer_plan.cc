@@ -1,10 +1,6 @@
 #include "disagg/handover/transfer_plan.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
-#include <string>
 
 namespace xpyd::disagg {
 namespace {
@@ -97,40 +93,14 @@ KvShards shards_of(const KvMemory& memory) {
   return {.n_layers = shape.n_layers, .n_kv_heads = shape.n_kv_heads};
 }
 
-Status Peers::add(PeerId peer, const KvLayout& layout, const KvShards& shards) {
+void Peers::add(PeerId peer, const KvLayout& layout, const KvShards& shards) {
   const KvShards own = shards_of(memory_);
-  const KvShape &shape = layout.shape, &mine = memory_.layout().shape;
-  if (Status status = check_shards(shards, "its tp", "its pp"); !status) return status;
-  auto text = [](const KvShape& s) {
-    return std::to_string(s.n_layers) + " layers, " + std::to_string(s.n_kv_heads) + " heads of " +
-           std::to_string(s.head_dim) + " in " + dtype_name(s.dtype);
-  };
-  if (shape != mine || shards.n_layers != mine.n_layers || shards.n_kv_heads != mine.n_kv_heads)
-    return invalid("the peer has KV of " + text(shape) + ", but expected " + text(mine));
   Peer known{layout, {}, map_shards(own, shards), map_shards(shards, own)};
   for (int rank = 0; rank < shards.n_ranks(); ++rank) {
     known.of_ranks.push_back(layout);
-    known.of_ranks.back().shape = rank_shape(shape, shards, rank);
+    known.of_ranks.back().shape = rank_shape(layout.shape, shards, rank);
   }
   known_[peer] = std::move(known);
-  return ok();
-}
-
-Status Peers::check_place(PeerId peer, const KvPlace& place, int n_tokens) const {
-  if (transport_.zero_copy()) return ok();
-  const KvLayout& layout = known_.at(peer).layout;
-  const auto error = [](const std::string& text) { return invalid("the peer's place for KV: " + text); };
-  if (place.cached_tokens < 0 || place.cached_tokens > n_tokens)
-    return error("cached_tokens " + std::to_string(place.cached_tokens) + ", expected 0 to " +
-                 std::to_string(n_tokens));
-  const bool contiguous = place.blocks.empty();
-  const auto is_block = [&](int32_t block) { return block >= 0 && block < layout.n_blocks; };
-  if (contiguous ? !is_block(place.slot) : !std::all_of(place.blocks.begin(), place.blocks.end(), is_block))
-    return error("a block or slot is not among its " + std::to_string(layout.n_blocks));
-  const int64_t room = contiguous ? layout.block_tokens : int64_t(place.blocks.size()) * layout.block_tokens;
-  if (n_tokens > room)
-    return error("room for " + std::to_string(room) + " tokens, but expected room for " + std::to_string(n_tokens));
-  return ok();
 }
 
 std::vector<KvView> Peers::views(PeerId peer, const KvPlace& place) const {
@@ -150,42 +120,6 @@ void Peers::plan_write(KvHandle kv, PeerId peer, const KvPlace& place, const KvR
 void Peers::plan_read(PeerId peer, const KvPlace& place, KvHandle kv, const KvRegion& region,
                       TransferPlan& plan) const {
   plan_sharded_transfer(known_.at(peer).from, views(peer, place), views_of(memory_, kv), region, plan);
-}
-
-// ---- Checksums.
-
-std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards, int token_begin,
-                                   int token_end, int replica) {
-  std::vector<uint64_t> sums;
-  XXH3_state_t state;
-  for (int begin = token_begin; begin < token_end; begin += kChecksumTokens) {
-    XXH3_64bits_reset(&state);
-    const int end = std::min(begin + kChecksumTokens, token_end);
-    for (int stage = 0; stage < shards.pp; ++stage) {
-      const int n_layers = shards.layers(stage).size();
-      for (int plane = 0; plane < 2 * n_layers; ++plane)
-        for (int token = begin; token < end; ++token)
-          for (int rank = replica; rank < shards.tp; rank += shards.replicas()) {
-            const KvView& view = views[size_t(stage * shards.tp + rank)];
-            XXH3_64bits_update(&state, view.row(plane / 2, plane % 2, token, 0),
-                               size_t(shards.heads(rank).size()) * view.layout->shape.row_bytes());
-          }
-    }
-    sums.push_back(XXH3_64bits_digest(&state));
-  }
-  return sums;
-}
-
-std::vector<uint64_t> kv_checksums(const KvMemory& memory, KvHandle kv, int token_begin, int token_end) {
-  return kv_checksums(views_of(memory, kv), shards_of(memory), token_begin, token_end);
-}
-
-bool checksums_are(const KvMemory& memory, KvHandle kv, int token_begin, int token_end,
-                   const std::vector<uint64_t>& expected) {
-  const KvShards shards = shards_of(memory);
-  for (int replica = 0; replica < shards.replicas(); ++replica)
-    if (kv_checksums(views_of(memory, kv), shards, token_begin, token_end, replica) != expected) return false;
-  return true;
 }
 
 }  // namespace xpyd::disagg

@@ -7,8 +7,6 @@
 // (tp > kv heads; MLA has one head).
 //
 // The plan follows from the two shapes, so both sides compute it, and a request sends only block ids (KvPlace).
-// Checksums are end to end: the sender computes them from its memory and the receiver from its own, whatever the
-// layouts, block sizes, ranks and transport.
 //
 // Thread safety: functions and plain values. Peers: the instance's thread.
 #pragma once
@@ -55,18 +53,6 @@ KvPlace place_of(const KvMemory& memory, KvHandle kv, const RemoteKey& registrat
 // allows. A registration covers them.
 std::vector<MemoryRange> rows_of(const KvMemory& memory, KvHandle kv, int token_begin, int token_end);
 
-inline constexpr int kChecksumTokens = 64;
-
-// Returns the XXH3-64 of the rows [layer][K|V][token][head] of each kChecksumTokens tokens from token_begin on.
-// `views`: one for each rank of `shards`. If several ranks hold the same head, the `replica`th is read. Requires: the
-// CPU can read the KV.
-std::vector<uint64_t> kv_checksums(std::span<const KvView> views, const KvShards& shards, int token_begin,
-                                   int token_end, int replica = 0);
-std::vector<uint64_t> kv_checksums(const KvMemory& memory, KvHandle kv, int token_begin, int token_end);
-// Compares with the checksums of the KV here, for every copy of a head.
-bool checksums_are(const KvMemory& memory, KvHandle kv, int token_begin, int token_end,
-                   const std::vector<uint64_t>& expected);
-
 // Returns the shape of a memory on one rank or several.
 KvShards shards_of(const KvMemory& memory);
 
@@ -74,18 +60,15 @@ KvShards shards_of(const KvMemory& memory);
 class Peers {
  public:
   Peers(const KvMemory& memory, const KvTransport& transport) : memory_(memory), transport_(transport) {}
-  // Returns an error if the peer has another model or an impossible shape.
-  Status add(PeerId peer, const KvLayout& layout, const KvShards& shards);
+  void add(PeerId peer, const KvLayout& layout, const KvShards& shards);  // requires: the peer has the same model
   void erase(PeerId peer) { known_.erase(peer); }
   bool contains(PeerId peer) const { return known_.contains(peer); }
   bool empty() const { return known_.empty(); }
 
   // Plan the copies of a region (layers of the whole model) from a sequence here to a place at a peer, and from there.
-  // The shapes of the two instances may differ. Requires, as does check_place(): the peer is known.
+  // The shapes of the two instances may differ. Requires: the peer is known.
   void plan_write(KvHandle kv, PeerId peer, const KvPlace& place, const KvRegion& region, TransferPlan& plan) const;
   void plan_read(PeerId peer, const KvPlace& place, KvHandle kv, const KvRegion& region, TransferPlan& plan) const;
-  // Checks that `place`, which may come from another process, has room for n_tokens. The error says what is wrong.
-  Status check_place(PeerId peer, const KvPlace& place, int n_tokens) const;
 
  private:
   struct Peer {

@@ -52,7 +52,6 @@ std::unique_ptr<ranks::RemotePipeline> make_pipeline(const ClusterOptions& o, co
   head.window = o.pipeline_window;
   head.step_tokens = std::max(o.step_tokens, o.max_batch);
   head.max_logits = o.max_batch;
-  head.checksum = o.kv_checksum;
   if (head.far && as.role == Role::decode)
     throw invalid(
         "--ranks remote: other instances cannot send KV to stages on other hosts: expected --role prefill or "
@@ -126,7 +125,6 @@ InstanceOptions instance_options(const ClusterOptions& o, const Welcome& as, boo
                           .reserve_blocks = o.reserve_blocks,
                           .cost = first_cost(o.prior),
                           .lease_s = as.lease_s,
-                          .checksum = o.kv_checksum && !far,  // stages on other hosts: this process cannot read the KV
                           .post_by_stage = far,
                           .log = o.log};
   options.engine = {.policy = o.batching,

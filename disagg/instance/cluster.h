@@ -48,7 +48,6 @@ struct ClusterOptions : ConductorOptions {
   KvEventsOptions kv_events;                 // an instance adds its number to `rank`
   std::string transport_host = "127.0.0.1";  // address at which transports listen
   std::vector<std::string> nics;             // rdma: see TransportOptions
-  bool kv_checksum = false;                  // checksums over all KV that crosses
   int max_batch = 64;                        // sequences of an instance's batch
   int vocab = INT_MAX;                       // number of token ids
   bool ahead = true;                         // plan a step while the model computes the one before
@@ -140,7 +139,6 @@ class LocalProbe final : public InstanceProbe {
  public:
   explicit LocalProbe(const Instance& instance) : instance_(instance) {}
   InstanceStats stats() const override { return instance_.stats(); }
-  KvStats kv() const override { return instance_.memory().stats(); }
   std::shared_ptr<const BlockMap> block_map() const override { return instance_.block_map(); }
   std::optional<int> matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const override {
     return instance_.memory().matched_tokens(tokens, salt);

@@ -22,7 +22,6 @@ Instance::Instance(InstanceOptions options, std::unique_ptr<Model> model, std::s
              .order = options_.order,
              .post_by_stage = options_.post_by_stage ? std::optional(shards_of(*memory_)) : std::nullopt,
              .lease_s = options_.lease_s,
-             .checksum = options_.checksum,
              .visits = options_.visits},
       leases_(options_.lease_s, clock),
       sender_(parts_, leases_, options_.stream_kv),
@@ -111,9 +110,6 @@ void Instance::run(const std::atomic<bool>& stop) {
 }
 
 void Instance::handle(InstanceId, StartRequest message) {
-  const AttemptId attempt = message.attempt;
-  // The message may come from another process, so duplicates are ignored.
-  if (kv_.has(attempt) || kv_.fetcher.has(attempt)) return;
   if (message.remote && parts_.order == DisaggOrder::decode_first) return kv_.receiver.start(std::move(message));
   if (message.fetch.holder >= 0) return kv_.fetcher.start(std::move(message));
   begin(std::move(message), kNoKv, 0);
@@ -143,7 +139,6 @@ void Instance::compute(SequencePtr sequence, bool leaves, InstanceId decode) {
 // decode_first: computes all but the prompt's last token. The decode instance computes that one and samples from its
 // logits; the token sampled here is discarded.
 void Instance::handle(InstanceId, PrefillJob message) {
-  if (kv_.has(message.attempt) || parts_.order != DisaggOrder::decode_first) return;
   auto request = std::make_shared<Request>();
   request->id = message.request->id;
   request->prompt = message.request->prompt;

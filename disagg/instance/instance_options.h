@@ -26,10 +26,9 @@ struct InstanceOptions {
   StreamKv stream_kv = StreamKv::layer;
   bool reserve_blocks = false;  // see handover/reservation.h
   EngineOptions engine;
-  StepCost cost;            // initial step cost
-  bool cost_known = false;  // the cost is exact (simulation)
-  double lease_s = 0;       // see InstanceParts; reports and renewals leave every quarter of it
-  bool checksum = false;
+  StepCost cost;                         // initial step cost
+  bool cost_known = false;               // the cost is exact (simulation)
+  double lease_s = 0;                    // see InstanceParts; reports and renewals leave every quarter of it
   bool post_by_stage = false;            // see InstanceParts
   std::shared_ptr<PrefixLog> cache_log;  // changes of its memory, for CacheReports; null: not wanted
   double report_every_s = 0.01;          // least time between two CacheReports

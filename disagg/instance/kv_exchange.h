@@ -61,7 +61,6 @@ struct KvExchange {
     sender.clear(reason, error), receiver.clear(reason, error);
   }
 
-  bool has(AttemptId attempt) const { return sender.has(attempt) || receiver.has(attempt); }
   bool empty() const {
     return reservations.size() == 0 && sender.empty() && receiver.empty() && fetcher.empty() && lender.empty();
   }

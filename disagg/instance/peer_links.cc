@@ -42,10 +42,7 @@ bool PeerLinks::connect() {
         peer.since_s = peer.again_s;
         moved = true;
       } else if (connected.value()) {
-        if (Status known = parts_.peers.add(info.id, info.layout, info.shards);
-            !known)  // the layout comes from another process
-          log_line(LogLevel::warning, "xpyd: %s and %s cannot exchange KV: %s", options_.name.c_str(),
-                   info.name.c_str(), known.error().message.c_str());
+        parts_.peers.add(info.id, info.layout, info.shards);
         connected_.insert_or_assign(id, Connected{std::move(peer.info), now});
         pending_.erase(at);
         moved = true;

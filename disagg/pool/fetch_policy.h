@@ -18,11 +18,10 @@ struct FetchView {
   // Predictions in seconds (scoreboard.h).
   double bytes_s = 0;      // transfer of the difference, at the measured rate
   double handshake_s = 0;  // from the question to the holder's answer, as measured
-  double queue_s = 0;      // what the holder already sends to others
   double saved_s = 0;      // computing the prompt with cached_tokens, minus with holder_tokens
 };
 
-inline double fetch_seconds(const FetchView& view) { return view.queue_s + view.handshake_s + view.bytes_s; }
+inline double fetch_seconds(const FetchView& view) { return view.handshake_s + view.bytes_s; }
 
 struct FetchPolicy {
   const char* name;

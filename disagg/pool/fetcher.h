@@ -1,7 +1,6 @@
 // The reader's side of a fetch (README.md): before a prompt is computed here, the part of its prefix that another
 // instance has is read from it into blocks of this instance. Blocks for the whole part are reserved first. Then the
-// holder is asked, and read in one transfer when it has answered. The KV that arrived is compared with its checksums.
-// KV that fails or is late is computed.
+// holder is asked, and read in one transfer when it has answered. KV that fails or is late is computed.
 //
 // Thread safety: the instance's thread.
 #pragma once

@@ -53,7 +53,6 @@ void Lender::answer(Lent& lent) {
   if (registration) {
     lent.registration = registration.value();
     said.source = place_of(memory, lent.kv, lent.registration, lent.begin);
-    if (parts_.checksum) said.source.checksums = kv_checksums(memory, lent.kv, lent.begin, said.tokens);
     ++parts_.fetch.lent;
     parts_.fetch.lent_tokens += said.tokens - lent.begin;
   } else {

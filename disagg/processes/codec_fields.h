@@ -22,8 +22,6 @@ template <>
 inline constexpr DisaggOrder kLast<DisaggOrder> = DisaggOrder::decode_first;
 template <>
 inline constexpr AttemptProgress::Stage kLast<AttemptProgress::Stage> = AttemptProgress::granted;
-template <>
-inline constexpr AttemptFailure kLast<AttemptFailure> = AttemptFailure::refused;
 
 XPYD_FIELDS(model::TokenBias, token, bias)
 XPYD_FIELDS(model::BadWord, tokens)

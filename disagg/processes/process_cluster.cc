@@ -29,7 +29,6 @@ class ProcessCluster::Probe final : public InstanceProbe {
     std::lock_guard lock(mutex_);
     return stats_;
   }
-  KvStats kv() const override { return stats().kv; }
   // The worker's cache is in another process, so the conductor relies on CacheReports.
   std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
   const std::atomic<uint64_t>* version() const override { return &version_; }
@@ -105,8 +104,7 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
             if (got) return on_message(id, std::move(got.value().message));
             log_line(LogLevel::warning, "xpyd: instance %d is refused, because of its message: %s", id,
                      got.error().message.c_str());
-            // Its work is placed anew. The failure does not make the requests suspects.
-            conductor_.left(id, "the instance was refused", AttemptFailure::refused);
+            conductor_.left(id, "the instance was refused");
             channel->close("message refused: " + got.error().message);
           },
           [this, id](const std::string& why) { on_closed(id, why); }};

@@ -87,7 +87,7 @@ void follow(const char* transport, int socket, size_t floats) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   prctl(PR_SET_TIMERSLACK, 1000ul);
   RealClock clock;
-  ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(transport), 2, floats, false).value();
+  ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(transport), 2, floats).value();
   const auto own = connected(transport, socket, 1, in, clock);
   const std::vector<RemoteKey> registrations = in.open(*own, 0).value();
   std::vector<double> times;
@@ -95,7 +95,7 @@ void follow(const char* transport, int socket, size_t floats) {
     put(socket, &registrations[size_t(round % 2)], 1);
     for (ranks::Naps naps; !in.arrived(*own, round % 2);) naps.nap();
     const double now = clock.now();
-    in.take(round % 2, floats);
+    in.take(round % 2);
     double begun;
     get(socket, &begun, 1);
     times.push_back(now - begun);
@@ -113,9 +113,9 @@ double between_processes(const char* transport, int tokens) {
     _exit(0);
   }
   RealClock clock;
-  ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(transport), 1, 16, false).value();
+  ranks::BoundaryIn in = ranks::BoundaryIn::make(*find_transport(transport), 1, 16).value();
   const auto own = connected(transport, sockets[0], 0, in, clock);
-  ranks::BoundaryOut out(*own, clock, 1, floats, false);
+  ranks::BoundaryOut out(*own, clock, 1, floats);
   const std::vector<float> rows(floats, 1.0f);
   for (int round = 0; round < kRounds; ++round) {
     RemoteKey key;

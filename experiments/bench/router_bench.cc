@@ -51,8 +51,11 @@ BenchRow at_most(const char* name, std::vector<double> seconds, double most, con
 // An instance that never runs. The benchmark sends its messages.
 class Absent final : public InstanceProbe {
  public:
-  InstanceStats stats() const override { return {}; }
-  KvStats kv() const override { return {.capacity = 4096, .free = 4096, .block_tokens = 16}; }
+  InstanceStats stats() const override {
+    InstanceStats stats;
+    stats.kv = {.capacity = 4096, .free = 4096, .block_tokens = 16};
+    return stats;
+  }
   std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
   const std::atomic<uint64_t>* version() const override {  // its state never changes
     static const std::atomic<uint64_t> one{1};
@@ -84,8 +87,7 @@ std::vector<double> route(int n_requests, bool bytes) {
   Last bus;
   Conductor conductor({.placement = find_placement_policy("prefix_aware"),
                        .disagg = find_disagg_policy("prefill_first"),
-                       .max_model_len = 2 * kTokens,
-                       .max_queue_bytes = int64_t{1} << 50},
+                       .max_model_len = 2 * kTokens},
                       clock, bus);
   const auto hear = [&](InstanceId from, Message message) {
     if (bytes) {  // what the receiving channel would decode

@@ -4,9 +4,10 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "disagg/conductor/event_log.h"
+#include "base/json/json_columns.h"
 #include "disagg/request_trace.h"
 #include "experiments/event_log/json_in.h"
+#include "experiments/event_log/read_log.h"
 
 namespace xpyd::disagg {
 namespace {

@@ -7,10 +7,11 @@
 #include "batch/policies/policy.h"
 #include "disagg/conductor/admission.h"
 #include "disagg/conductor/order.h"
-#include "disagg/conductor/placement.h"
 #include "experiments/event_log/calibrate.h"
+#include "experiments/event_log/explain.h"
 #include "experiments/event_log/replay.h"
 #include "experiments/event_log/trace_view.h"
+#include "experiments/published_routers.h"
 #include "experiments/subcommands.h"
 #include "server/cli/commands.h"
 
@@ -77,8 +78,7 @@ int calibrate_main(const Options& options) {
 std::vector<OptionRow> event_log_options() {
   using enum OptionKind;
   // Static, because the rows keep pointers into these strings.
-  static const std::string placements = names_of(placement_policies(), "|"),
-                           slo_admissions = names_of(admission_policies(), "|"),
+  static const std::string placements = router_names(), slo_admissions = names_of(admission_policies(), "|"),
                            orders = names_of(disagg_policies(), "|"), batchings = names_of(batch_policies(), "|"),
                            chunks = names_of(chunk_policies(), "|"), evictions = names_of(kEvictionPolicies, "|");
   return {

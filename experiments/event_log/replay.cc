@@ -5,7 +5,10 @@
 
 #include "base/table.h"
 #include "batch/policies/admission.h"
+#include "disagg/conductor/event_log.h"
 #include "experiments/event_log/json_in.h"
+#include "experiments/event_log/read_log.h"
+#include "experiments/published_routers.h"
 
 namespace xpyd::disagg {
 namespace {
@@ -35,8 +38,7 @@ const Row& row(const Row* found, const std::string& name) {
 std::string place_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count) {
   const auto view = part<ClusterView>(line, "view", keep);
   const auto recorded = part<Placement>(line, "answer", keep);
-  const Placement now =
-      row(find_placement_policy(policy), policy).place(view, part<PlacementOptions>(line, "options", keep));
+  const Placement now = row(find_router(policy), policy).place(view, part<PlacementOptions>(line, "options", keep));
   const auto regret = [&](const Placement& p) {
     return p.prefill >= 0 && p.prefill < int(view.instances.size()) ? regret_ratio(view, p.prefill) : 0;
   };
@@ -59,11 +61,6 @@ std::string order_again(const json& line, const std::string& policy, JsonIn::Kee
                                 .decide(part<DisaggView>(line, "view", keep),
                                         part<DisaggOptions>(line, "options", keep));
   return std::to_string(int(order));
-}
-
-std::string append_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
-  const auto at = row(find_disagg_policy(policy), policy).appends_at;
-  return std::to_string(at ? at(part<ClusterView>(line, "view", keep)) : -1);
 }
 
 std::string fetch_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
@@ -105,9 +102,14 @@ struct Kind {
   std::string (*again)(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed& count);
 };
 constexpr Kind kKinds[] = {
-    {"place", place_again},   {"admit", admit_again<false>}, {"join", admit_again<true>},
-    {"append", append_again}, {"order", order_again},        {"fetch_or_compute", fetch_again},
-    {"plan", plan_again},     {"chunk", chunk_again},        {"evict", evict_again},
+    {"place", place_again},
+    {"admit", admit_again<false>},
+    {"join", admit_again<true>},
+    {"order", order_again},
+    {"fetch_or_compute", fetch_again},
+    {"plan", plan_again},
+    {"chunk", chunk_again},
+    {"evict", evict_again},
 };
 
 // The answer exactly as it was written, because a written answer omits zeros.

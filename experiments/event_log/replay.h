@@ -10,7 +10,7 @@
 #include <span>
 #include <string>
 
-#include "disagg/conductor/event_log.h"
+#include "base/status.h"
 
 namespace xpyd::disagg {
 

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "disagg/conductor/event_log.h"
+#include "experiments/event_log/read_log.h"
 #include "experiments/event_log/json_in.h"
 
 namespace xpyd::disagg {

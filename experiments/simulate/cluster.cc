@@ -156,7 +156,6 @@ class Simulator::LinkProbe final : public InstanceProbe {
  public:
   LinkProbe(const Node& node, const Simulator& cluster, InstanceId id) : node_(node), cluster_(cluster), id_(id) {}
   InstanceStats stats() const override { return node_.instance().stats(); }
-  KvStats kv() const override { return node_.instance().memory().stats(); }
   std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
   const std::atomic<uint64_t>* version() const override { return &node_.version(); }
   std::optional<double> fetch_s_per_token(InstanceId source) const override {
@@ -180,8 +179,6 @@ Simulator::Simulator(const SimulationOptions& options, const Trace& trace)
   ConductorOptions conductor = options.conductor;
   conductor.kv_bytes_scale = bytes_scale_;
   if (options.fetch) conductor.fetch_s_per_token = options.model.kv_token_bytes() / options.hardware.link_bytes_per_s;
-  if (conductor.admission_options.decode == DecodeSeconds::oracle)
-    conductor.answer_tokens = [](const Request& request) { return request.max_tokens; };
   routers_ = std::make_unique<Routers>(options.routers, conductor, timeline_, *this);
 }
 

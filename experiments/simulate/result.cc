@@ -64,10 +64,9 @@ std::string result_json(const Simulation& run, const Objectives& objectives, dou
               "tbt_p99_s", percentile(gaps, 0.99), "tbt_worst_tenth_p99_s", percentile(worst_tenth, 0.99), "hit_tokens",
               hit, "prompt_tokens", prompt, "fetched_tokens", run.fetched_tokens, "wasted_prefill_s",
               run.conductor.wasted_prefill_s, "prefill_busy_s", run.prefill_busy_s, "decode_busy_s", run.decode_busy_s,
-              "kv_gb_s", run.prefill_gb_s + run.decode_gb_s, "goodput", double(kept) / seconds, "regret_ratio",
-              c.regret / std::max(1.0, double(c.attempts)), "ttft_mape", c.ttft_error.mape(), "ttft_bias",
-              c.ttft_error.bias(), "tbt_mape", c.tbt_error.mape(), "tbt_bias", c.tbt_error.bias(), "events", run.events,
-              "wall_s", wall_s, "log_hash", hex(hash_of(run)))
+              "kv_gb_s", run.prefill_gb_s + run.decode_gb_s, "goodput", double(kept) / seconds, "ttft_mape",
+              c.ttft_error.mape(), "ttft_bias", c.ttft_error.bias(), "tbt_mape", c.tbt_error.mape(), "tbt_bias",
+              c.tbt_error.bias(), "events", run.events, "wall_s", wall_s, "log_hash", hex(hash_of(run)))
       .take();
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/table.h"
 #include "disagg/instance/cluster.h"
+#include "experiments/published_routers.h"
 #include "experiments/simulate/cluster.h"
 #include "experiments/subcommands.h"
 #include "server/build.h"
@@ -25,7 +26,6 @@ SimulationOptions simulation_options(const Options& options, const Trace& trace)
   options.fill(conductor);
   EngineOptions& engine = simulation.engine;
   conductor.step_tokens = engine.step_tokens;
-  conductor.max_queue_bytes = INT64_MAX;
   for (const TraceRequest& request : trace.requests)
     conductor.max_model_len = std::max(
         conductor.max_model_len,
@@ -94,7 +94,7 @@ std::vector<OptionRow> simulate_options() {
                            chunks = names_of(chunk_policies(), "|"), formats = names_of(trace_formats(), "|"),
                            hardware = names_of(hardware_table(), "|") + "|FILE.json",
                            models = names_of(model_table(), "|") + "|FILE.json",
-                           orders = names_of(disagg_policies(), "|");
+                           orders = names_of(disagg_policies(), "|"), routers = router_names();
   return {
       {"format", choice, "mooncake", "", formats.c_str(), 0, 0, "format of the trace", "simulate"},
       {"hardware", text, "a800x8", "", hardware.c_str(), 0, 0,
@@ -145,6 +145,8 @@ std::vector<OptionRow> simulate_options() {
        sets<&SimulationOptions::routers, &RouterOptions::event_delay_s>},
       {"event-loss", number, "0", "", "", 0, 1, "share of these events that a router never gets, drawn by --seed",
        "simulate", sets<&SimulationOptions::routers, &RouterOptions::event_loss>},
+      {"placement", choice, "least_loaded", "", routers.c_str(), 0, 0, "how P and D are chosen for a request",
+       "simulate", sets_as<find_router, &ConductorOptions::placement>},
       {"fetch", choice, "on", "", "on|off", 0, 0, "instances fetch prefixes from others (--placement mooncake)",
        "simulate", sets_as<is<"on">, &SimulationOptions::fetch>},
       {"stream-kv", choice, "layer", "", "layer|chunk|request", 0, 0,

@@ -250,10 +250,6 @@ std::vector<OptionRow> make_rows() {
        "maximum tokens of one step with the other batching policies; a longer prompt takes several steps", kShape},
       {"max-batch", integer, "64", "sequences", "", 1, 65536, "maximum running sequences in each instance", kShape,
        sets<&ClusterOptions::max_batch>, "max-num-seqs max-running-requests parallel"},
-      {"max-queue-bytes", bytes, "256MiB", "bytes", "", 0, kMaxBytes,
-       "limit on the memory of requests that wait for their first step (4 KiB plus 4 bytes per prompt token each); "
-       "beyond it a request gets 503 and Retry-After; 0: one request may wait",
-       kEngine, sets<&ConductorOptions::max_queue_bytes>},
 
       // Prefill/decode disaggregation.
       {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0,
@@ -264,21 +260,11 @@ std::vector<OptionRow> make_rows() {
        "(pull)",
        kCluster, sets_as<is<"pull">, &ConductorOptions::disagg_options, &DisaggOptions::pull>},
       {"max-local-prefill", integer, "1000", "tokens", "", 0, kMaxTokens,
-       "with --disagg conditional_threshold, generation 0.1: a prompt with more uncached tokens is prefilled remotely",
-       kCluster, sets<&ConductorOptions::disagg_options, &DisaggOptions::max_local_prefill_tokens>},
+       "with --disagg conditional_threshold: a prompt with more uncached tokens is prefilled remotely", kCluster,
+       sets<&ConductorOptions::disagg_options, &DisaggOptions::max_local_prefill_tokens>},
       {"max-prefill-queue", integer, "2", "jobs", "", 0, 1 << 20,
-       "with --disagg conditional_threshold, generation 0.1: no remote prefill while so many prompts wait for P",
-       kCluster, sets<&ConductorOptions::disagg_options, &DisaggOptions::max_prefill_queue>},
-      {"disagg-generation", choice, "0.1", "", "0.1|1.x", 0, 0,
-       "with --disagg conditional_threshold: which generation of Dynamo's rule is used", kCluster,
-       sets_as<is<"0.1">, &ConductorOptions::disagg_options, &DisaggOptions::first_generation>},
-      {"append-tbt-weight", number, "1", "", "", 0, 1e6,
-       "with --disagg append_cost: weight of the relative increase of TBT on D that computing the prompt there causes, "
-       "against the relative decrease of TTFT",
-       kPolicy, sets<&ConductorOptions::disagg_options, &DisaggOptions::append_tbt_weight>},
-      {"kv-checksum", choice, "off", "", "on|off", 0, 0,
-       "verify a checksum of all KV that is transferred; a prompt whose KV differs is computed again", kEngine,
-       sets<&ClusterOptions::kv_checksum>},
+       "with --disagg conditional_threshold: no remote prefill while so many prompts wait for P", kCluster,
+       sets<&ConductorOptions::disagg_options, &DisaggOptions::max_prefill_queue>},
       {"transport", choice, "local", "", transport_names.c_str(), 0, 0,
        "how KV goes from P to D: the KV is copied, or block ids of one shared pool are handed over (handoff, within one "
        "process); the default with --processes is shm",
@@ -295,7 +281,7 @@ std::vector<OptionRow> make_rows() {
        "D has or not",
        kEverywhere, sets_as<is<"escrow">, &ConductorOptions::reserve_blocks>},
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0,
-       "how the conductor chooses P and D for a request", kPolicy,
+       "how the conductor chooses P and D for a request", kCluster,
        sets_as<find_placement_policy, &ConductorOptions::placement>},
       {"fetch-threshold", number, "1.5", "times", "", 0, INFINITY,
        "--placement mooncake: a prefix is fetched from another instance that has at least so many times the cached "
@@ -316,22 +302,11 @@ std::vector<OptionRow> make_rows() {
        "objective for the time between tokens: the mean of the longest tenth of a choice's gaps; 0: none (header "
        "x-slo-tbt-ms sets it per request)",
        kEverywhere, sets<&ConductorOptions::objectives, &Objectives::tbt_s>},
-      {"admission-decode", choice, "mean", "", "fixed|mean|quantile|oracle", 0, 0,
-       "with --admission predicted: predicted duration of a decode; oracle: its real duration (xpyd simulate only)",
-       kPolicy, sets<&ConductorOptions::admission_options, &AdmissionOptions::decode>},
-      {"admission-decode-s", number, "20", "s", "", 0, 1e6,
-       "with --admission predicted and --admission-decode fixed: the predicted duration", kPolicy,
-       sets<&ConductorOptions::admission_options, &AdmissionOptions::fixed_s>},
-      {"admission-quantile", number, "0.9", "", "", 0, 1,
-       "with --admission predicted and --admission-decode quantile: which quantile of the last decodes' durations",
-       kPolicy, sets<&ConductorOptions::admission_options, &AdmissionOptions::quantile>},
 
       {"event-log", text, "", "", "FILE", 0, 0,
        "file for every decision with its inputs, every step and every request trace (read by xpyd replay, trace, "
        "explain); a worker process N writes FILE.pidN; empty: no log",
        kEverywhere},
-      {"event-log-bytes", bytes, "1GiB", "bytes", "", 4096, kMaxBytes,
-       "maximum size of an event log file; its last line counts the lines that are left out", kEverywhere},
       {"kv-events", text, "", "ADDRESS", "tcp://HOST:PORT", 0, 0,
        "address at which an instance publishes, over ZeroMQ in vLLM's KV events schema, what its prefix cache and "
        "offload tiers store and remove, tokens of prompts included; instance N of the topology (thread or process) is "
@@ -569,10 +544,6 @@ Status check_options(const Options& options, std::string_view group) {
   if ((group == "serve" || group == "generate" || group == "worker") && !options.text("disk-kv-dir").empty() &&
       options.integer("host-kv-bytes") == 0)
     return invalid("--disk-kv-dir: needs --host-kv-bytes, because KV goes to the disk through host memory");
-  if ((group == "serve" || group == "generate") && options.text("admission-decode") == "oracle")
-    return invalid(
-        "--admission-decode oracle: only xpyd simulate knows how long an answer will be; expected fixed, mean or "
-        "quantile");
   if (group == "generate" && options.text("prompt").empty()) return invalid("--prompt: expected the text to continue");
   return ok();
 }

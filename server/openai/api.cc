@@ -269,8 +269,7 @@ HttpResponse Api::preflight(const HttpRequest& request) const {
 
 HttpResponse Api::error_response(const ApiError& error) {
   HttpResponse response = json_response(error_body(error), error.status);
-  if (error.status == 503 || error.status == 429)
-    response.headers.emplace_back("Retry-After", std::to_string(std::max(1L, std::lround(std::ceil(error.retry_s)))));
+  if (error.status == 503 || error.status == 429) response.headers.emplace_back("Retry-After", "1");
   if (error.status >= 500 && error.status != 503) response.headers.emplace_back("X-Should-Retry", "false");
   return response;
 }

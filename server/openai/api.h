@@ -44,7 +44,6 @@ struct ApiError {
   std::string param;  // the field that is wrong; "" = null
   std::string code;   // machine-readable, such as "context_length_exceeded"; "" = null
   RejectReason reason = RejectReason::invalid;
-  double retry_s = 1;  // status 429 and 503: Retry-After
 };
 
 // The model that is served. Constant after the start.

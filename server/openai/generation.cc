@@ -176,7 +176,7 @@ void Generation::start() {
     if (taken.error().code == ErrorCode::invalid_argument)
       error.status = 400, error.param = call_.chat ? "messages" : "prompt";
     if (taken.error().code == ErrorCode::unavailable)
-      error.status = 503, error.code = "queue_full", error.reason = RejectReason::queue_full;
+      error.status = 503, error.code = "unavailable", error.reason = RejectReason::unavailable;
     prompts_.resize(i);  // the others were never submitted
     if (error.status != 500) api_.metrics_.rejected(error.reason);
     return fail(error);
@@ -203,7 +203,7 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
   if (!over_) {
     if (event.finish == FinishReason::refused) {
       api_.metrics_.rejected(RejectReason::objective);
-      fail({.status = 429, .message = event.error, .code = "objective_missed", .retry_s = event.retry_s});
+      fail({.status = 429, .message = event.error, .code = "objective_missed"});
     } else if (event.finish == FinishReason::error || event.finish == FinishReason::timeout) {
       fail(event.finish == FinishReason::timeout
                ? kTookTooLong

@@ -13,7 +13,7 @@
 namespace xpyd::server {
 namespace {
 
-constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "queue_full",    "draining",
+constexpr const char* kRejectNames[] = {"invalid",    "too_long",     "unavailable",   "draining",
                                         "overloaded", "unauthorized", "unknown_model", "objective"};
 
 std::string number_text(double value) {
@@ -273,15 +273,14 @@ void render_transfers(MetricsText& text) {
   text.totals("nixl_post_time_seconds", "Seconds to plan and start a transfer.", &S::transfer_seconds);
   text.each("nixl_num_failed_transfers_total", "Same as kv_refused_total.", &S::kv_refused);
   text.each("nixl_num_kv_expired_reqs_total", "Same as kv_leases_expired_total.", &S::leases_expired);
-  text.each("kv_refused_total", "Number of prompts computed again because their KV was incomplete or corrupt.",
-            &S::kv_refused);
+  text.each("kv_refused_total", "Number of prompts computed again because their KV was incomplete.", &S::kv_refused);
   text.each("kv_leases_expired_total", "Number of reservations given up because the peer stopped responding.",
             &S::leases_expired);
   const auto fetch = [](auto field) { return [field](I i) { return i.fetch.*field; }; };
   text.each("kv_fetches_total", "Number of prefixes fetched from another instance (--kv-fetch).",
             fetch(&FetchStats::fetches));
   text.each("kv_fetched_tokens_total", "Number of tokens in fetched prefixes.", fetch(&FetchStats::tokens));
-  text.each("kv_fetches_failed_total", "Number of fetched prefixes that did not arrive, arrived late, or were corrupt.",
+  text.each("kv_fetches_failed_total", "Number of fetched prefixes that did not arrive, or arrived late.",
             fetch(&FetchStats::failed));
   text.each("kv_fetch_seconds_total", "Seconds from the request of a prefix to the end of its fetch.",
             fetch(&FetchStats::seconds));
@@ -301,10 +300,7 @@ void render_conductor(MetricsText& text, const ConductorStats& c) {
               "Number of prompts that no prefill instance has taken yet (--disagg decode_first).");
   text.sample(text.engine("all"), c.prefill_jobs);
   text.counter("attempts_total", "Number of attempts to serve choices of requests.", c.attempts);
-  text.family("attempts_failed_total", "counter", "Number of attempts that failed because of an instance, by reason.");
-  for (int i = 0; i < kAttemptFailures; ++i)
-    text.sample(text.engine("all", "reason=\"" + std::string(failure_name(AttemptFailure(i))) + "\""),
-                c.failed_by[size_t(i)]);
+  text.counter("attempts_failed_total", "Number of attempts that failed because of an instance.", c.failed_attempts);
   text.counter("choices_replaced_total", "Number of choices that continued on another instance.", c.replaced_choices);
   text.family("requests_refused_total", "counter",
               "Number of requests refused by --admission; early: on arrival; late: after their prompt was computed.");
@@ -341,9 +337,6 @@ void render_conductor(MetricsText& text, const ConductorStats& c) {
   };
   prediction("ttft", c.ttft_error);
   prediction("tbt", c.tbt_error);
-  text.counter("placement_regret_total",
-               "Sum over placements of the share of the tokens to be computed that another instance had cached.",
-               c.regret);
   text.counter("tokens_late_total", "Number of tokens dropped because their attempt had been given up.", c.late_tokens);
   text.counter("instances_joined_total", "Number of instances that joined.", c.joined);
   text.counter("instances_left_total", "Number of instances that left or were lost.", c.left);

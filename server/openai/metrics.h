@@ -44,7 +44,7 @@ class Histogram {
 enum class RejectReason : uint8_t {
   invalid,       // any 400 except too_long
   too_long,      // prompt + max_tokens exceed the context
-  queue_full,    // the cluster refused
+  unavailable,   // the cluster refused
   draining,      // shutting down
   overloaded,    // the frontend: every session that it can keep is in use
   unauthorized,  // no or wrong key

@@ -96,10 +96,9 @@ std::optional<ranks::HeadOptions> head_options(const Options& options, const Bui
     return head;
   }
   // Only processes of this user reach a Unix socket, so they need no key.
-  constexpr std::string_view kOwn[] = {
-      "config",           "cluster-key-file", "registry",      "join",      "ranks",           "rank",
-      "rank-bind",        "rank-group",       "give-up",       "event-log", "event-log-bytes", "kv-events",
-      "kv-events-replay", "kv-events-topic",  "kv-events-rank"};
+  constexpr std::string_view kOwn[] = {"config",    "cluster-key-file", "registry",        "join",          "ranks",
+                                       "rank",      "rank-bind",        "rank-group",      "give-up",       "event-log",
+                                       "kv-events", "kv-events-replay", "kv-events-topic", "kv-events-rank"};
   Command command = worker_command(options, kOwn);
   head.start = [command](const std::string& address, int n) -> Result<std::unique_ptr<ranks::Processes>> {
     auto processes = std::make_unique<StageProcesses>();

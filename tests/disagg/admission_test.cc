@@ -22,8 +22,7 @@ struct Case {
                         .prompt_tokens = 5000,
                         .max_tokens = 500,
                         .capacity_tokens = 100000,
-                        .mean_s = 20,
-                        .quantile_s = 40};
+                        .mean_s = 20};
   AdmissionOptions options;
   Refusal arrives(const char* policy) { return ask(find_admission_policy(policy)->arrives); }
   Refusal joins(const char* policy) { return ask(find_admission_policy(policy)->joins); }
@@ -46,7 +45,6 @@ TEST_CASE("admission: none admits every request, and policies that predict TTFT 
     CHECK(refusal.why == Refusal::ttft);
     CHECK(refusal.predicted == 2.5);
     CHECK(refusal.objective == 2.0);
-    CHECK(refusal.retry_s == 0.5);
   }
   c.view.ttft_s = 2.0;
   for (const AdmissionPolicy& policy : admission_policies()) CHECK_FALSE(c.arrives(policy.name));
@@ -54,7 +52,7 @@ TEST_CASE("admission: none admits every request, and policies that predict TTFT 
 
 TEST_CASE("admission: an idle server refuses no request for its queue or its step time", "[admission]") {
   Case c;
-  c.view.ttft_s = 60, c.view.queue_s = 0, c.view.idle = true;
+  c.view.ttft_s = 60, c.view.idle = true;
   c.view.objectives.tbt_s = 0.001;
   for (const char* policy : {"late", "early", "early_in_flight", "predicted", "reserve"}) {
     INFO(policy);
@@ -65,35 +63,14 @@ TEST_CASE("admission: an idle server refuses no request for its queue or its ste
   CHECK(c.arrives("early").why == Refusal::room);
 }
 
-TEST_CASE("admission: Retry-After is the time until the request would be admitted", "[admission]") {
-  Case c;
-  c.view.ttft_s = 2.5;
-  for (const auto& [queue_s, retry_s] :
-       {std::pair{2.0, 0.5}, {0.25, 0.25}}) {  // or until the queue is empty, if that is sooner
-    c.view.queue_s = queue_s;
-    CHECK(c.arrives("early").retry_s == retry_s);
-  }
-  c.view.ttft_s = 1;
-  // A step of n sequences with K tokens of KV takes 10 + n + K / 1000 ms, at most 50. Seven sequences have 5000 tokens
-  // each, so two of them must end before this request joins.
-  for (int i = 0; i < 7; ++i) c.decoding.push_back({.joins_s = 90.0 + i, .context = 5000});
-  CHECK(c.arrives("early").why == Refusal::tbt);
-  CHECK(c.arrives("early").retry_s == 11);  // 91 + the mean of 20 s, counted from 100
-  c.decoding[6].ends_s = 103;
-  CHECK(c.arrives("early").retry_s == 10);
-  c.view.capacity_tokens = 35000;
-  CHECK(c.arrives("early").why == Refusal::room);
-  CHECK(c.arrives("early").retry_s == 10);
-  for (DecodeView& s : c.decoding) s.joins_s = 10;  // an overdue sequence may end at any moment
-  CHECK(c.arrives("early").retry_s <= 3);
-}
-
 // Its steps take ten times as long as the prior says, as after a cold start on a busy machine.
 struct SlowProbe final : InstanceProbe {
   InstanceStats said;
-  SlowProbe() { said.steps = 40; }
+  SlowProbe() {
+    said.steps = 40;
+    said.kv = {.capacity = 1000, .free = 1000, .block_tokens = 16};
+  }
   InstanceStats stats() const override { return said; }
-  KvStats kv() const override { return {.capacity = 1000, .free = 1000, .block_tokens = 16}; }
   std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return 0; }
 };
 
@@ -161,10 +138,7 @@ TEST_CASE("admission: an idle server admits requests again after a slow start", 
   }
   // While steps are fresh, a request behind another one is refused. It may come back when the server is idle.
   CHECK(ask().finish == FinishReason::none);
-  const TokenEvent refused = ask();
-  CHECK(refused.finish == FinishReason::refused);
-  CHECK(refused.retry_s >= 10 * prompt_s);
-  CHECK(refused.retry_s < 12 * prompt_s);
+  CHECK(ask().finish == FinishReason::refused);
   end(10);
   // After a minute without a step the prior predicts. By it three requests are within the objective, and four are not.
   clock.seconds += 60;
@@ -206,32 +180,6 @@ TEST_CASE("admission: predicted adds the sequences that join first, and leaves o
   CHECK_FALSE(c.arrives("predicted"));                                                  // 10 + 5 + 21
   c.options.factor = 2;                                                                 // they end at 121: 10 + 9 + 41
   CHECK(c.arrives("predicted").predicted == Approx(0.060));
-  c.options = {.decode = DecodeSeconds::quantile};
-  CHECK(c.arrives("predicted").predicted == Approx(0.060));
-  c.options = {.decode = DecodeSeconds::fixed, .fixed_s = 20.4};
-  CHECK_FALSE(c.arrives("predicted"));
-  c.options = {.decode = DecodeSeconds::oracle};
-  for (DecodeView& s : c.decoding) s.ends_s = 130;
-  CHECK(c.arrives("predicted").predicted == Approx(0.060));
-  for (DecodeView& s : c.decoding) s.ends_s = 101.5;  // they have ended when it joins
-  CHECK_FALSE(c.arrives("predicted"));
-  c.options.factor = 1.01;  // 81 + 20.5 * 1.01 = 101.705
-  CHECK(c.arrives("predicted").predicted == Approx(0.060));
-}
-
-TEST_CASE("admission: probabilistic refuses in proportion to saturation^5, and refuses sheddable requests alone",
-          "[admission]") {
-  Case c;
-  std::vector<InstanceView> instances(2);
-  instances[0] = {.queued = 1, .available_tokens = 900, .capacity_tokens = 1000};  // max(.2, .125)
-  instances[1] = {.queued = 0, .available_tokens = 840, .capacity_tokens = 1000};  // max(0, .2): 300 * .2^5 = .096
-  c.view.instances = instances;
-  c.view.random = 0.095;
-  CHECK(c.arrives("probabilistic").predicted == Approx(0.096));
-  c.view.sheddable = false;
-  CHECK_FALSE(c.arrives("probabilistic"));
-  c.view.sheddable = true, c.view.random = 0.097;
-  CHECK_FALSE(c.arrives("probabilistic"));
 }
 
 TEST_CASE("admission: reserve counts every sequence at its longest, and refuses nothing after the prefill",

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/json/json.h"
+#include "experiments/event_log/explain.h"
 #include "tests/disagg/logged.h"
 #include "tests/tiny_model.h"
 
@@ -48,7 +49,7 @@ void serve(TinySetup setup, int n, Logged& logged) {
 TEST_CASE("event log: runs of instances as threads replay to the same decisions, whatever the policies",
           "[event_log][live]") {
   const char* topologies[] = {"1C", "1P1D", "2P2D"};
-  const char* orders[] = {"prefill_first", "conditional_cost", "decode_first", "conditional_threshold", "append_cost"};
+  const char* orders[] = {"prefill_first", "decode_first", "conditional_threshold"};
   size_t i = 0;
   for (const PlacementPolicy& placement : placement_policies())
     for (const char* topology : topologies) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "disagg/conductor/event_log.h"
+#include "experiments/event_log/read_log.h"
 #include "experiments/event_log/replay.h"
 #include "experiments/event_log/trace_view.h"
 #include "tests/catch.h"
@@ -16,10 +17,9 @@
 namespace xpyd::testing {
 
 struct Logged {
-  explicit Logged(int64_t bytes = 64 << 20) : log(EventLog::create(path, bytes, "{}").value()) {}
   TempDir folder;
   const std::string path = folder.path + "/log";
-  std::shared_ptr<EventLog> log;  // the file is whole once this is null
+  std::shared_ptr<EventLog> log = EventLog::create(path, "{}").value();  // the file is whole once this is null
 
   std::vector<std::string> lines() const {
     std::ifstream file(path);

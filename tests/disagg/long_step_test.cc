@@ -111,8 +111,7 @@ TEST_CASE("a stopped conductor gives up no instance for messages that it has not
   }
 }
 
-TEST_CASE("long steps: an instance that does not end its step is given up, and its attempts are counted by reason",
-          "[disagg][cluster][long_step]") {
+TEST_CASE("long steps: an instance that does not end its step is given up", "[disagg][cluster][long_step]") {
   SlowCluster cluster("1P2D", "prefill_first", false);
   SimCluster::Node* stuck = cluster.find("D1");
   REQUIRE(stuck);
@@ -122,9 +121,7 @@ TEST_CASE("long steps: an instance that does not end its step is given up, and i
   CHECK(cluster.conductor().members().size() == 3);
   cluster.ticks(int(1000 * (0.2 * kLongestTurnSeconds + kLease)));
   CHECK(cluster.conductor().members().size() == 2);
-  const ConductorStats totals = cluster.conductor().totals();
-  CHECK(totals.failed_attempts == 2);  // the other two are D2's
-  CHECK(totals.failed_by[size_t(AttemptFailure::instance_silent)] == 2);
+  CHECK(cluster.conductor().totals().failed_attempts == 2);  // the other two are D2's
   cluster.crash(1, false);
   cluster.settle();
 }

@@ -4,6 +4,7 @@
 
 #include "base/random.h"
 #include "disagg/instance/cluster.h"
+#include "experiments/published_routers.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::placement_test {
@@ -37,40 +38,39 @@ TEST_CASE("random reaches every eligible pair and no other", "[disagg]") {
 
 TEST_CASE("placement: every rule chooses an eligible instance if there is one, and no other", "[placement]") {
   Random random(5);
-  for (const PlacementPolicy& policy : placement_policies()) {
+  for (int trial = 0; trial < 5000; ++trial) {
+    const size_t own = placement_policies().size(), row = random.below(own + published_routers().size());
+    const PlacementPolicy& policy = row < own ? placement_policies()[row] : published_routers()[row - own];
     INFO(policy.name);
-    for (int trial = 0; trial < 300; ++trial) {
-      std::vector<InstanceView> instances(1 + random.below(6));
-      bool prefill = false, decode = false;
-      for (InstanceView& i : instances) {
-        i = {.role = Role(random.below(3)),
-             .queued = int(random.below(200)),
-             .queued_tokens = int64_t(random.below(9999)),
-             .sequences = int(random.below(99)),
-             .context_tokens = int64_t(random.below(99999)),
-             .available_tokens = int64_t(random.below(99999)),
-             .capacity_tokens = 99999,
-             .cached_tokens = int(random.below(1000)),
-             .queue_s = random.uniform(),
-             .prefill_s = random.uniform(),
-             .fetch_s = random.uniform(),
-             .fetched_prefill_s = random.uniform(),
-             .step_s = random.uniform(),
-             .step_with_s = random.uniform()};
-        prefill |= i.role != Role::decode, decode |= i.role == Role::decode;
-      }
-      const Placement p = policy.place(
-          {.instances = instances, .prompt_tokens = 1000, .number = random.next(), .random = random.next()}, {});
-      REQUIRE((p.prefill >= 0) == prefill);
-      if (!prefill) continue;
-      const Role role = instances[size_t(p.prefill)].role;
-      REQUIRE(role != Role::decode);
-      if (role == Role::colocated) REQUIRE(p.decode == p.prefill);
-      if (role == Role::prefill) REQUIRE((p.decode >= 0) == decode);
-      if (role == Role::prefill && decode) REQUIRE(instances[size_t(p.decode)].role == Role::decode);
-      if (p.source >= 0)
-        REQUIRE(instances[size_t(p.source)].cached_tokens > instances[size_t(p.prefill)].cached_tokens);
+    std::vector<InstanceView> instances(1 + random.below(6));
+    bool prefill = false, decode = false;
+    for (InstanceView& i : instances) {
+      i = {.role = Role(random.below(3)),
+           .queued = int(random.below(200)),
+           .queued_tokens = int64_t(random.below(9999)),
+           .sequences = int(random.below(99)),
+           .context_tokens = int64_t(random.below(99999)),
+           .available_tokens = int64_t(random.below(99999)),
+           .capacity_tokens = 99999,
+           .cached_tokens = int(random.below(1000)),
+           .queue_s = random.uniform(),
+           .prefill_s = random.uniform(),
+           .fetch_s = random.uniform(),
+           .fetched_prefill_s = random.uniform(),
+           .step_s = random.uniform(),
+           .step_with_s = random.uniform()};
+      prefill |= i.role != Role::decode, decode |= i.role == Role::decode;
     }
+    const Placement p = policy.place(
+        {.instances = instances, .prompt_tokens = 1000, .number = random.next(), .random = random.next()}, {});
+    REQUIRE((p.prefill >= 0) == prefill);
+    if (!prefill) continue;
+    const Role role = instances[size_t(p.prefill)].role;
+    REQUIRE(role != Role::decode);
+    if (role == Role::colocated) REQUIRE(p.decode == p.prefill);
+    if (role == Role::prefill) REQUIRE((p.decode >= 0) == decode);
+    if (role == Role::prefill && decode) REQUIRE(instances[size_t(p.decode)].role == Role::decode);
+    if (p.source >= 0) REQUIRE(instances[size_t(p.source)].cached_tokens > instances[size_t(p.prefill)].cached_tokens);
   }
 }
 
@@ -81,7 +81,7 @@ struct Case {
   ClusterView view{.prompt_tokens = 1000};
   Placement place(const char* policy, double threshold = 1.5) {
     view.instances = instances;
-    return find_placement_policy(policy)->place(view, {.fetch_threshold = threshold});
+    return find_router(policy)->place(view, {.fetch_threshold = threshold});
   }
   // Sets the views of the three prefill instances, except their roles.
   void set(InstanceView a, InstanceView b, InstanceView c) {
@@ -220,17 +220,6 @@ const Row kRows[] = {
      [](Case& c) { c[2].cached_tokens = 800; },
      {2, 3}},  // .8 of the prompt is cached, at a queue 1.1 s longer
     {"llm_d_latency", [](Case& c) { c[2].queue_s = 6.5; }, {0, 3}},  // its queue is 5.6 s longer
-    // Exploits a match above a half, else explores the least work and eviction.
-    {"preble",
-     [](Case& c) {
-       c.set({.capacity_tokens = 9000, .recent_tokens = 9999, .cached_tokens = 501},
-             {.capacity_tokens = 9000, .indexed_tokens = 8600, .recent_tokens = 100},
-             {.capacity_tokens = 9000, .indexed_tokens = 100, .recent_tokens = 600});
-     },
-     {0, 3}},
-    // 1: 100 + 1000, and 600 of 1000 must be evicted; 2: 600 + 1000.
-    {"preble", [](Case& c) { c[0].cached_tokens = 500; }, {2, 3}},
-    {"preble", [](Case& c) { c[1].indexed_tokens = 8400; }, {1, 3}},  // 400 must be evicted
     // The best match among instances that are not much busier than the mean. The mean is 10/3 and the deviation 3.40,
     // so 8 is above 6.73. Of equal matches the one with fewer requests is taken.
     {"aibrix",
@@ -275,7 +264,7 @@ TEST_CASE("placement: each published rule chooses what was computed by hand", "[
     row.change(c);
     CHECK(c.place(row.policy, row.threshold) == row.is);
   }
-  CHECK(seen.size() == placement_policies().size());
+  CHECK(seen.size() == placement_policies().size() + published_routers().size());
   // dynamo_0_1: two instances have .32, and one is drawn.
   c = Case();
   c.set({.cached_tokens = 160}, {.available_tokens = 40, .capacity_tokens = 100, .cached_tokens = 320},

@@ -15,7 +15,6 @@ class SimCluster::Probe final : public InstanceProbe {
     if (node_->instance) stats_ = node_->instance->stats();
     return stats_;
   }
-  KvStats kv() const override { return stats().kv; }
   std::optional<int> matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const override {
     if (node_->log) return std::nullopt;
     return node_->instance ? node_->instance->memory().matched_tokens(tokens, salt) : 0;
@@ -74,7 +73,6 @@ SimCluster::NodePtr SimCluster::add(Role role) {
                            .stream_kv = o.stream_kv,
                            .reserve_blocks = o.conductor.reserve_blocks,
                            .lease_s = o.lease_s,
-                           .checksum = o.checksum,
                            .cache_log = node->log,
                            .log = o.conductor.log};
   instance.engine = {.policy = find_batch_policy("chunked"),

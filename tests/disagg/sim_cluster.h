@@ -26,7 +26,6 @@ struct SimOptions {
   int step_tokens = 16, max_batch = 4;
   ChunkOptions chunks;
   SpeculationOptions speculation;
-  bool checksum = false;
   double tier_byte_s = 0;   // of the link to the host, with kv.tiers
   bool far_caches = false;  // the conductor knows the instances' prefix caches by their reports alone
   double lease_s = 0.4;

@@ -46,8 +46,11 @@ size_t known(Bed& bed, Role role) {
 // Each transport carries the first order, and each order uses some transport.
 TEST_CASE("processes: every order and every transport give the answers of one instance", "[processes]") {
   NEEDS_PROGRAM();
-  const Words orders[] = {{"--disagg", "prefill_first"},    {"--kv-transfer", "pull"},   {"--disagg", "decode_first"},
-                          {"--disagg", "conditional_cost"}, {"--disagg", "append_cost"}, {"--reservation", "escrow"}};
+  const Words orders[] = {{"--disagg", "prefill_first"},
+                          {"--kv-transfer", "pull"},
+                          {"--disagg", "decode_first"},
+                          {"--disagg", "conditional_threshold"},
+                          {"--reservation", "escrow"}};
   const std::vector<std::string> all = transport_names();
   for (size_t w = 0; w < all.size(); ++w)
     for (size_t i = 0; i < std::size(orders); ++i) {
@@ -55,7 +58,7 @@ TEST_CASE("processes: every order and every transport give the answers of one in
       const std::string& transport = all[w];
       const Words& order = orders[i];
       INFO(transport << " " << order[0] << " " << order[1]);
-      Words words = {"--transport", transport, "--kv-checksum", "on"};
+      Words words = {"--transport", transport};
       words.insert(words.end(), order.begin(), order.end());
       Bed bed(words);
       bed.start("prefill");
@@ -79,7 +82,7 @@ TEST_CASE("processes: over every transport a killed worker is replaced, and noth
   NEEDS_PROGRAM();
   for (const std::string& transport : transport_names()) {
     INFO(transport);
-    Bed bed({"--transport", transport, "--kv-checksum", "on"}, kLongLease, "2P2D");
+    Bed bed({"--transport", transport}, kLongLease, "2P2D");
     const char* roles[] = {"prefill", "prefill", "decode", "decode"};
     std::vector<size_t> alive;
     for (const char* role : roles) alive.push_back(bed.start(role));
@@ -105,8 +108,7 @@ TEST_CASE("processes: prefixes are fetched from other workers, also with int8 KV
     const Words& memory = memories[m];
     const std::string& transport = all[m % all.size()];
     INFO(transport << " " << memory[0]);
-    Words words = {"--transport", transport, "--kv-checksum", "on",
-                   "--kv-fetch",  "always",  "--placement",   "round_robin"};
+    Words words = {"--transport", transport, "--kv-fetch", "always", "--placement", "round_robin"};
     words.insert(words.end(), memory.begin(), memory.end());
     Bed bed(words, kLongLease, "2P1D");
     for (const char* role : {"prefill", "prefill", "decode"}) bed.start(role);
@@ -173,8 +175,7 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
     for (const std::string& transport : transport_names()) {
       reserve_blocks = !reserve_blocks;
       const double lease = stages ? kLongLease : patient ? std::atof(patient) : kLease;
-      Words words = {"--transport", transport,       "--kv-checksum",
-                     "on",          "--reservation", reserve_blocks ? "escrow" : "off"};
+      Words words = {"--transport", transport, "--reservation", reserve_blocks ? "escrow" : "off"};
       if (stages) words.insert(words.end(), {"--ranks", "processes", "--prefill-pp", "2", "--decode-pp", "2"});
       INFO(transport << " " << reserve_blocks << " " << stages);
       Bed bed(words, lease, "2P2D");
@@ -217,9 +218,6 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
           "0 wrong\n",
           stages ? "stages" : "processes", transport.c_str(), asked, kills, stops, int(totals.failed_attempts),
           int(totals.replaced_choices));
-      for (int i = 0; i < kAttemptFailures; ++i)
-        if (totals.failed_by[size_t(i)] > 0)
-          std::printf("  %d %s\n", int(totals.failed_by[size_t(i)]), failure_name(AttemptFailure(i)));
       if (stages) continue;
       const auto logged = bed.check_logs();
       CHECK(logged.at("files") >= 5);  // from all workers except those killed before they had one

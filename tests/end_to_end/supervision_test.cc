@@ -193,8 +193,8 @@ TEST_CASE("serve: SIGTERM ends a start at once, even if its workers never join",
     for (pid_t worker : workers) CHECK(kill(worker, 0) != 0);
     CHECK(held->files_left() == 0);
   }
-  Server server(of_processes({"--topology", "1P1D", "--disagg", "conditional_cost"}));
-  REQUIRE(server.said("--disagg"));  // it has hardly begun
+  Server server(of_processes({"--topology", "1P1D", "--placement", "mooncake"}));
+  REQUIRE(server.said("--placement"));  // it has hardly begun
   CHECK(server.end(SIGTERM) == 128 + SIGTERM);
   CHECK(server.files_left() == 0);
 }

@@ -40,7 +40,7 @@ Ran run(int (*command)(const Options&), const char* name, std::vector<std::strin
 
 // Placements on two instances, of which the second has the prompt and the first is idle, and a request trace.
 std::string write_log(const std::string& path) {
-  const auto log = EventLog::create(path, 1 << 20, "{}").value();
+  const auto log = EventLog::create(path, "{}").value();
   for (uint64_t i = 0; i < 4; ++i) {
     const InstanceView instances[] = {
         {.role = Role::colocated}, {.role = Role::colocated, .queued_tokens = 100, .cached_tokens = i < 3 ? 900 : 0}};

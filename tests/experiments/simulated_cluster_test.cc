@@ -43,7 +43,6 @@ SimulationOptions options(const std::string& topology) {
   o.conductor.placement = find_placement_policy("prefix_aware");
   o.conductor.disagg = find_disagg_policy("prefill_first");
   o.conductor.max_model_len = 8192;
-  o.conductor.max_queue_bytes = INT64_MAX;
   o.conductor.step_tokens = 512;
   return o;
 }
@@ -82,7 +81,7 @@ TEST_CASE("simulation: the same seed gives the same times and the same log", "[s
   const TempDir dir;
   std::string logs[2];
   for (std::string& log : logs) {
-    o.conductor.log = EventLog::create(dir.path + "/log", 1 << 30, "{}").value();
+    o.conductor.log = EventLog::create(dir.path + "/log", "{}").value();
     CHECK(numbers(o, trace)["log_hash"] == hash);
     o.conductor.log.reset();
     log = read_small_file(dir.path + "/log", 1 << 30).value();
@@ -288,7 +287,7 @@ TEST_CASE("simulation: a calibration from a log predicts its steps", "[simulate]
   const Trace trace = some_load(5, 200, 6);
   SimulationOptions o = options("2P2D");
   o.conductor.placement = find_placement_policy("round_robin");  // small differences change no decision
-  o.conductor.log = EventLog::create(log, 1 << 30, "{}").value();
+  o.conductor.log = EventLog::create(log, "{}").value();
   const nlohmann::json known = numbers(o, trace);
   o.conductor.log.reset();
   const Result<Calibration> found = calibrate(std::vector{log});
@@ -370,7 +369,6 @@ struct Said final : MessageBus {
 
 struct SilentProbe final : InstanceProbe {
   InstanceStats stats() const override { return {}; }
-  KvStats kv() const override { return {}; }
   std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
 };
 

@@ -202,89 +202,9 @@ TEST_CASE("issue: none of 1,000 prompts that come at once is refused", "[cluster
   CHECK(tiny.recorder->ended() == 1000);
 }
 
-TEST_CASE("cluster: the queue's bytes are given back, however its requests leave it", "[cluster]") {
-  for (const char* disagg : {"prefill_first", "decode_first"}) {
-    INFO(disagg);
-    TinyCluster tiny({.topology = "1P1D", .disagg = disagg, .max_queue_bytes = 3 * (4096 + 80)});
-    for (uint64_t round = 0; round < 5; ++round) {
-      const uint64_t first = 10 * round;
-      for (uint64_t i = 0; i < 3; ++i)
-        REQUIRE(tiny.submit(tiny_request(first + i, std::vector<int32_t>(20, 7), 2)).ok());
-      CHECK(tiny.submit(tiny_request(first + 3, std::vector<int32_t>(20, 7), 2)).error().code ==
-            ErrorCode::unavailable);
-      if (round % 2)
-        for (uint64_t i = 0; i < 3; ++i) tiny.cluster->abort(first + i);
-      tiny.run();
-    }
-    CHECK(tiny.recorder->ended() == 15);
-  }
-}
-
-// ---- conditional_cost.
-
-const DisaggPolicy& cost() { return *find_disagg_policy("conditional_cost"); }
-
-TEST_CASE("conditional_cost: the size of a chunk and the overlap count", "[issues][order]") {
-  CHECK(overlap(StreamKv::layer, false, 32, 500, 512) == Approx(31.0 / 32));
-  CHECK(overlap(StreamKv::layer, false, 32, 2048, 512) == Approx(1 - 0.25 / 32));
-  CHECK(overlap(StreamKv::chunk, false, 32, 2048, 512) == Approx(0.75));
-  CHECK(overlap(StreamKv::chunk, false, 32, 100, 512) == 0);
-  CHECK(overlap(StreamKv::request, false, 32, 2048, 512) == 0);
-  CHECK(overlap(StreamKv::layer, true, 32, 2048, 512) == 0);
-  // The transfer takes as long as the computation. It is worth it if it hides behind the computation.
-  DisaggView view{.tokens = 1000,
-                  .prefill_s_per_token = 1e-4,
-                  .decode_s_per_token = 1e-4,
-                  .step_s = 0.01,
-                  .kv_s_per_token = 1e-4,
-                  .chunk_tokens = 100};
-  view.overlap = 0;
-  CHECK(cost().decide(view, {}) == DisaggOrder::local);
-  view.overlap = 0.9;
-  CHECK(cost().decide(view, {}) == DisaggOrder::push);
-  // A transfer hides behind no more than there is to compute.
-  view.cached_prefill = 990;
-  CHECK(cost().decide(view, {}) == DisaggOrder::push);
-  view.kv_s_per_token = 1e-3;
-  CHECK(cost().decide(view, {}) == DisaggOrder::local);
-  // Each chunk of a local prompt costs a step of D.
-  view = {.tokens = 1000, .prefill_s_per_token = 1e-4, .decode_s_per_token = 1e-4, .step_s = 0.01};
-  view.kv_s_per_token = 3e-5;
-  view.chunk_tokens = 2000;
-  CHECK(cost().decide(view, {}) == DisaggOrder::local);
-  view.chunk_tokens = 100;
-  CHECK(cost().decide(view, {}) == DisaggOrder::push);
-}
-
-// Every prompt was once local for ever: a P that had never run seemed to cost as little as D, so it never ran.
-TEST_CASE("conditional_cost: a P that has not run yet gets its share", "[issues][order]") {
-  for (bool pull : {false, true}) {
-    SimOptions options;
-    options.conductor.disagg = &cost();
-    options.conductor.disagg_options.pull = pull;
-    options.conductor.step_tokens = 16;
-    options.conductor.prior = CostPrior{{checksum_config()}, {1e6, 1e8}};
-    SimCluster sim;
-    sim.open(std::move(options));
-    sim.add_all("1P1D");
-    sim.tick();
-    auto recorder = std::make_shared<Recorder>();
-    for (uint64_t id = 1; id <= 3; ++id) {
-      auto request = tiny_request(id, Tokens(id == 1 ? 4 : 100, 5), 20);
-      request->ignore_eos = true;
-      REQUIRE(sim.conductor().submit(request, recorder).ok());
-      sim.ticks(5);
-    }
-    for (int i = 0; i < 5000 && !sim.conductor().wait_idle(0); ++i) sim.tick();
-    CHECK(sim.find(pull ? "D1" : "P0")->instance->stats().transfers >= 1);
-    CHECK(recorder->ended() == 3);
-  }
-}
-
-TEST_CASE("conditional_cost: the server knows the model's work and the machine's peaks", "[issues][order]") {
-  const std::vector<std::string> words = {"--topology",     "1P1D", "--disagg",    "conditional_cost",
-                                          "--kv-bytes",     "4MiB", "--threads",   "1",
-                                          "--chunk-tokens", "96",   "--stream-kv", "chunk"};
+TEST_CASE("placement: the server knows the model's work and the machine's peaks", "[issues][placement]") {
+  const std::vector<std::string> words = {"--topology", "1P1D", "--placement",    "mooncake", "--kv-bytes",  "4MiB",
+                                          "--threads",  "1",    "--chunk-tokens", "96",       "--stream-kv", "chunk"};
   const auto build = prepare_build(Options::parse(option_table(), "serve", words, 0).value()).value();
   const ConductorOptions options = conductor_options(build->options);
   REQUIRE(options.prior.has_value());

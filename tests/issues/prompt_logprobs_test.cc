@@ -129,8 +129,7 @@ TEST_CASE(
   check_setup({.prefill_tp = 2, .prefill_pp = 2, .max_batch = 7});
   check_setup({.step_tokens = 8, .max_batch = 2});
   for (const char* transport : {"local", "handoff"})
-    for (const char* disagg :
-         {"prefill_first", "decode_first", "conditional_threshold", "conditional_cost", "append_cost"})
+    for (const char* disagg : {"prefill_first", "decode_first", "conditional_threshold"})
       for (bool pull : {false, true}) {
         if (pull && std::string(transport) == "handoff") continue;
         TinySetup setup{

@@ -255,12 +255,12 @@ TEST_CASE("api: a refusal by the cluster becomes 503 or 400 and aborts the other
           "[server][api]") {
   TestServer server;
   server.service.admit = [](const Request& r) -> Status {
-    if (r.prompt[0] == 'b') return Error{ErrorCode::unavailable, "the queue is full"};
+    if (r.prompt[0] == 'b') return Error{ErrorCode::unavailable, "the server is shutting down"};
     if (r.prompt[0] == 'c') return invalid("needs 9 blocks of 8");
     return ok();
   };
   Reply full = server.post("/v1/completions", R"({"prompt":"b","stream":true})");
-  check_error(full, 503, "overloaded_error", nullptr, "queue_full");
+  check_error(full, 503, "overloaded_error", nullptr, "unavailable");
   CHECK(full.header("retry-after") == "1");
   CHECK(full.header("x-should-retry") == "");
   CHECK(full.reason == "Service Unavailable");

@@ -156,7 +156,6 @@ TEST_CASE("command line: KV memory that cannot be allocated is a message and not
       {"", "--allocator slots --kv-bytes 64KiB", 2, "too small for one slot"},
       {"", "--allocator vattention --page-group-bytes 4096 --kv-bytes 2GiB --max-batch 65536", 2, "vattention: "},
       {"", "--disk-kv-dir " + dir.path, 2, "needs --host-kv-bytes"},
-      {"", "--admission-decode oracle", 2, "--admission-decode oracle: only xpyd simulate"},
       {"", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path + "/none", 2, "No such file"},
       {"ulimit -f 1000; ", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path, 2, "File too large"},
   };

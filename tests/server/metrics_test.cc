@@ -181,7 +181,7 @@ TEST_CASE("metrics: vLLM's names exist, and their numbers add up", "[server][met
   for (int i = 0; i < 40; ++i) metrics.generated_token();
   for (int i = 0; i < 38; ++i) metrics.inter_token(0.05);
   metrics.finished(one_request());
-  metrics.rejected(RejectReason::queue_full);
+  metrics.rejected(RejectReason::unavailable);
   Parsed p = parse(metrics.render(service.stats()));
   REQUIRE(p.error == "");
   for (const auto& [type, names] : {std::pair("gauge",
@@ -229,7 +229,7 @@ TEST_CASE("metrics: vLLM's names exist, and their numbers add up", "[server][met
       {"request_success_total", ",finished_reason=\"stop\"", 1},
       {"request_success_total", ",finished_reason=\"length\"", 1},
       {"request_success_total", ",finished_reason=\"abort\"", 0},
-      {"requests_rejected_total", ",reason=\"queue_full\"", 1},
+      {"requests_rejected_total", ",reason=\"unavailable\"", 1},
       {"e2e_request_latency_seconds_sum", "", 3},
       {"request_queue_time_seconds_sum", "", 0.3},
       {"request_prefill_time_seconds_sum", "", 0.6},
@@ -272,19 +272,6 @@ TEST_CASE("metrics: blocks of a shared pool are reported once", "[server][metric
   for (const auto& [key, value] : p.samples) capacities += key.starts_with("x:kv_blocks_capacity");
   CHECK(capacities == 1);
   CHECK(p.samples.count("x:kv_blocks_capacity{model_name=\"tiny\",engine=\"pool\"}") == 1);
-}
-
-TEST_CASE("metrics: failed attempts have a row for each reason", "[server][metrics]") {
-  FakeService service;
-  ServiceStats stats = service.stats();
-  stats.conductor.failed_by[size_t(AttemptFailure::peer_silent)] = 3;
-  Parsed p = parse(Metrics("x", "tiny", 16).render(stats));
-  REQUIRE(p.error == "");
-  const std::string row = "x:attempts_failed_total{model_name=\"tiny\",engine=\"all\",reason=\"";
-  CHECK(p.samples[row + "peer_silent\"}"] == 3);
-  int rows = 0;
-  for (const auto& [key, value] : p.samples) rows += key.starts_with(row);
-  CHECK(rows == kAttemptFailures);
 }
 
 TEST_CASE("metrics under vLLM's newer names exist, with buckets for token times of 0.2 ms", "[server][metrics]") {

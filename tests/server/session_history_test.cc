@@ -352,10 +352,9 @@ void Sim::refused(Talker& talker, const Exchange& exchange) {
 
 std::string Sim::run() {
   SimOptions options;
-  options.conductor.max_tries = options.conductor.max_crashes = 200;
+  options.conductor.max_tries = 200;
   options.kv.max_sequence_tokens = kContext;
   options.kv.pool_bytes = kContext * 5 / 4 * kv_shape(checksum_config(), Dtype::f32).token_bytes();  // preempts
-  options.conductor.max_queue_bytes = 1 << 30;
   open(std::move(options));
   for (Role role : {Role::prefill, Role::prefill, Role::decode, Role::decode}) children_.push_back({.role = role});
   talkers_.resize(6);

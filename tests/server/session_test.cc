@@ -39,7 +39,7 @@ void refused(const Reply& reply, int status, const std::string& param, const jso
 }
 void expired(const Reply& reply) { refused(reply, 410, "session_id", "session_expired"); }
 
-Status full(const Request&) { return Error{ErrorCode::unavailable, "the queue is full"}; }
+Status full(const Request&) { return Error{ErrorCode::unavailable, "the server is shutting down"}; }
 
 }  // namespace
 

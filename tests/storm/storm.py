@@ -46,7 +46,6 @@ OPTIONS = {
     "--max-batch": ["64", "8", "2"],
     "--speculate": ["off", "off", "ngram"],
     "--stream-kv": ["layer", "chunk", "request"],
-    "--kv-checksum": ["off", "on"],
 }
 COMMON = ["--threads", "1", "--max-model-len", "450"]
 STILL_S = 6
