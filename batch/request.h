@@ -54,7 +54,6 @@ struct TokenEvent {
   // token precedes it.
   std::vector<Sampled> prompt_logprobs;
   int cached_tokens = 0;     // prompt tokens whose KV was reused; the same in every event of the request
-  int preemptions = 0;       // of this choice so far
   uint64_t logits_hash = 0;  // with finish: chained hash of the logits rows from which this choice was sampled
   double queued_s = 0, scheduled_s = 0,
          time_s = 0;  // Clock: arrival at the engine, first step, this token

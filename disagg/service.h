@@ -29,8 +29,6 @@ struct Refusal {
   explicit operator bool() const { return why != none; }
 };
 
-inline constexpr int kRefusals = int(Refusal::load) + 1;
-
 // An instance whose loop has not begun an iteration for this long counts as hung. An iteration takes as long as its
 // step, and a very long prompt on a slow machine stays well below this.
 inline constexpr double kLongestTurnSeconds = 60;
@@ -41,9 +39,6 @@ struct FetchStats {
   int64_t failed = 0;                 // parts of fetches that did not arrive, or arrived changed
   int64_t lent = 0, lent_tokens = 0;  // prefixes lent to other instances
   int64_t expired = 0;                // of these, given up because the reader was silent
-  double seconds = 0;                 // of all fetches, from the question to the end
-  double wait_s = 0;                  // by which steps waited for layers of fetches
-  double regret_s = 0;                // by which fetches took longer than computing their tokens
   double ask_s = 0;                   // moving mean of the time from the question to a holder's answer
 };
 
@@ -64,7 +59,6 @@ struct InstanceStats {
   KvStats kv;
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   int64_t draft_tokens = 0, accepted_tokens = 0;          // as in EngineStats
-  int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // as in EngineStats
   double step_seconds = 0, schedule_seconds = 0;          // in forward and sampling; in the rest of a step
   double wait_seconds = 0;                                // waiting for the model
   int64_t transfers = 0;                                  // of KV, started here: pushed, pulled or fetched
@@ -72,7 +66,6 @@ struct InstanceStats {
   double transfer_seconds = 0;                            // in which the instance's thread planned and started them
   double wire_s_per_byte = 0;                             // from post() to done, over the last transfers; 0: not known
   int64_t kv_refused = 0;      // arrived KV that was short or changed, so that the prompt was computed again
-  int64_t leases_expired = 0;  // reserved blocks that were given up because the peer was silent
   FetchStats fetch;
   Spent spent;
   double heartbeat_s = 0;      // Clock seconds of the last iteration of its loop
@@ -93,33 +86,22 @@ enum class AttemptFailure : uint8_t {
 inline constexpr int kAttemptFailures = int(AttemptFailure::refused) + 1;
 const char* failure_name(AttemptFailure why);
 
-// The conductor. Cumulative, except prefill_jobs.
+// The conductor. Cumulative.
 struct ConductorStats {
   int64_t attempts = 0, failed_attempts = 0, replaced_choices = 0;
   std::array<int64_t, kAttemptFailures> failed_by = {};  // failed_attempts by AttemptFailure
-  int64_t late_tokens = 0;                               // dropped, because their attempt had been given up
-  int64_t joined = 0, left = 0;                          // instances
-  int prefill_jobs = 0;                                  // now in the global prefill queue
+  int64_t left = 0;                                      // instances
   int64_t refused_early = 0, refused_late = 0;           // requests, on arrival; after their prompt was computed
-  std::array<int64_t, kRefusals> refused_by = {};        // both, by Refusal::Why
   double wasted_prefill_s = 0;                           // predicted prefill time of those refused late
   double regret = 0;                                     // sum of regret_ratio() of all attempts
   PredictionError ttft_error, tbt_error;  // of predictions at placement; TBT: the mean of a choice's gaps
   int64_t ended = 0, kept = 0;            // choices that ended by stop or length; of these, within both objectives
 };
 
-// One KV pool that several processes share, counted by the process that made it.
-struct SharedPoolStats {
-  int blocks = 0, free = 0;
-  int64_t bytes = 0, block_bytes = 0;
-};
-
 struct ServiceStats {
   ConductorStats conductor;
   std::vector<InstanceStats> instances;
   bool shared_pool = false;  // all instances take blocks from one pool: their `kv` blocks are the same blocks
-  // Set if all instances are processes on one pool. `kv` is then what each holds, and `kv.free` is the pool's.
-  std::optional<SharedPoolStats> process_pool;
 };
 
 // The data of the server's status page, beside ServiceStats.

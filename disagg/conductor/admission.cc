@@ -152,7 +152,7 @@ constexpr AdmissionPolicy kPolicies[] = {
 
 const char* refusal_name(Refusal::Why why) {
   static constexpr const char* kNames[] = {"none", "ttft", "tbt", "room", "load"};
-  static_assert(std::size(kNames) == kRefusals);
+  static_assert(std::size(kNames) == int(Refusal::load) + 1);
   return kNames[why];
 }
 

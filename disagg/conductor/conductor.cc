@@ -185,7 +185,6 @@ ServiceStats Conductor::stats() const {
   ServiceStats all;
   all.shared_pool = shared_pool_;
   all.conductor = context_.totals;
-  all.conductor.prefill_jobs = jobs_.size();
   for (const auto& [id, member] : cluster_.members()) all.instances.push_back(member.probe->stats());
   return all;
 }

@@ -113,7 +113,6 @@ void RequestTable::refuse(Entry& entry, const Refusal& refusal, int64_t& counted
   std::snprintf(why, sizeof why, "%s: %.4g%s predicted, but at most %.4g%s allowed", refusal_name(refusal.why),
                 refusal.predicted, kUnits[refusal.why], refusal.objective, kUnits[refusal.why]);
   ++counted;
-  ++context_.totals.refused_by[refusal.why];
   for (int c = 0; c < int(entry.choices.size()); ++c)
     if (!entry.choices[size_t(c)].ended) end_choice(entry, c, FinishReason::refused, why, out, refusal.retry_s);
 }

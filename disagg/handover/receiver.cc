@@ -32,7 +32,6 @@ void Receiver::on(Incoming& in, Event event, With with) {
       parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
       break;
     case Action::expire:
-      ++stats_.expired;
       parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
       break;
     case Action::refuse: give_back(with.from, in.attempt, with.delivered->handover); [[fallthrough]];

@@ -50,8 +50,6 @@ void InstanceStatus::publish(const StepCost::Terms& cost) {
   s.preemptions = engine.preemptions;
   s.draft_tokens = engine.draft_tokens;
   s.accepted_tokens = engine.accepted_tokens;
-  s.chunk_decisions = engine.chunk_decisions;
-  s.chunk_extrapolations = engine.chunk_extrapolations;
   s.step_seconds = engine.step_seconds;
   s.wait_seconds = engine.wait_seconds;
   s.schedule_seconds = engine.schedule_seconds;
@@ -62,7 +60,6 @@ void InstanceStatus::publish(const StepCost::Terms& cost) {
   s.transfer_seconds = parts_.posted.seconds;
   s.wire_s_per_byte = parts_.rate.s_per_byte();
   s.kv_refused = received.refused_kv;
-  s.leases_expired = received.expired;
   s.fetch = parts_.fetch;
   const double block_gb = 1e-9 * options_.bytes_scale * kv.block_tokens *
                           double(parts_.memory.layout().shape.token_bytes());

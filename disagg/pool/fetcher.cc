@@ -204,7 +204,6 @@ bool Fetcher::wait(Fetch& fetch, int layer) {
     }
     whole &= part.state != Part::lost;
   }
-  parts_.fetch.wait_s += parts_.clock.now() - began_s;
   return whole;
 }
 
@@ -242,17 +241,10 @@ std::vector<TransferId> Fetcher::cancel(Fetch& fetch) {
 }
 
 void Fetcher::count(const Fetch& fetch, int tokens) {
-  const double now = parts_.clock.now(), took_s = now - fetch.asked_s;
-  FetchStats& stats = parts_.fetch;
-  stats.fetches += tokens > 0;
-  stats.tokens += tokens;
-  stats.seconds += took_s;
-  // Tokens that did not arrive are computed after all.
-  const int wanted = fetch.parts.empty() ? 0 : fetch.parts.back().end - fetch.here;
-  const double share = wanted > 0 ? std::min(1.0, double(tokens) / wanted) : 0;
-  stats.regret_s += std::max(0.0, took_s - fetch.worth_s * share);
+  parts_.fetch.fetches += tokens > 0;
+  parts_.fetch.tokens += tokens;
   if (ended && !fetch.parts.empty())
-    ended({fetch.request, fetch.parts[0].holder, fetch.asked_s, now, tokens, fetch.bytes, fetch.worth_s});
+    ended({fetch.request, fetch.parts[0].holder, fetch.asked_s, parts_.clock.now(), tokens, fetch.bytes, fetch.worth_s});
 }
 
 void Fetcher::clear(FinishReason reason, const std::string& error, Attempts& attempts) {

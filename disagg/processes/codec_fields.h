@@ -137,11 +137,11 @@ void fields(A& a, typename A::template Ref<PredictionError> s) {
 XPYD_MESSAGE(Request, id, prompt, sampling, max_tokens, min_tokens, n, prompt_logprobs, ignore_eos, stop,
              stop_token_ids, include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt,
              session_id, arrival_s, deadline_s, slo_ttft_s, slo_tbt_s, most_drafts)
-XPYD_MESSAGE(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s, scheduled_s,
-             hidden_tokens, hidden)
+XPYD_MESSAGE(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, queued_s, scheduled_s, hidden_tokens,
+             hidden)
 XPYD_MESSAGE(Sampled, chosen, top, nan_logits, rank)
 XPYD_MESSAGE(TokenEvent, request_id, choice, token, text, finish, stop_text, stop_token, error, retry_s, has_logprobs,
-             sampled, prompt_logprobs, cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s)
+             sampled, prompt_logprobs, cached_tokens, logits_hash, queued_s, scheduled_s, time_s)
 XPYD_MESSAGE(KvShape, n_layers, n_kv_heads, head_dim, dtype)
 XPYD_MESSAGE(KvLayout, shape, order, block_tokens, n_blocks)
 XPYD_MESSAGE(KvShards, n_layers, n_kv_heads, tp, pp, long_stage, stage_layers)
@@ -156,13 +156,12 @@ XPYD_MESSAGE(VattentionStats, map_calls, unmap_calls, waited_jobs, map_wait_seco
 XPYD_MESSAGE(KvStats, capacity, free, active, cached, in_transfer, reserved_blocks, elsewhere, block_tokens,
              prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes,
              reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
-XPYD_MESSAGE(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, seconds, wait_s, regret_s, ask_s)
+XPYD_MESSAGE(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, ask_s)
 XPYD_MESSAGE(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops)
 XPYD_MESSAGE(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
-             prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, chunk_decisions,
-             chunk_extrapolations, step_seconds, schedule_seconds, wait_seconds, transfers, transfer_bytes,
-             transfer_descriptors, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired, fetch, spent,
-             heartbeat_s, cost, cost_error)
+             prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, step_seconds,
+             schedule_seconds, wait_seconds, transfers, transfer_bytes, transfer_descriptors, transfer_seconds,
+             wire_s_per_byte, kv_refused, fetch, spent, heartbeat_s, cost, cost_error)
 
 // ---- the messages
 

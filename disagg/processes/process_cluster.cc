@@ -263,16 +263,6 @@ Status ProcessCluster::submit(std::shared_ptr<const Request> request, std::share
   return conductor_.submit(std::move(request), std::move(sink));
 }
 
-ServiceStats ProcessCluster::stats() const {
-  ServiceStats all = conductor_.stats();
-  if (const HandoffPool* pool = options_.pool.get())
-    all.process_pool = {.blocks = pool->ledger().n_blocks(),
-                        .free = pool->ledger().count_free(),
-                        .bytes = int64_t(pool->bytes()),
-                        .block_bytes = int64_t(pool->block_bytes())};
-  return all;
-}
-
 void ProcessCluster::clear_prefix_caches() {
   for (const InstanceInfo& info : conductor_.members()) send(kConductor, info.id, ClearPrefixCache{});
 }

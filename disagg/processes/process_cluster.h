@@ -56,7 +56,7 @@ class ProcessCluster final : public Runtime, public MessageBus {
 
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override;
   void abort(uint64_t request_id) override { conductor_.abort(request_id); }
-  ServiceStats stats() const override;
+  ServiceStats stats() const override { return conductor_.stats(); }
   ServicePicture picture() const override { return conductor_.picture(); }
   std::string trouble() const override { return conductor_.trouble(); }
   uint64_t logits_hash() const override { return conductor_.logits_hash(); }

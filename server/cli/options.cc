@@ -504,8 +504,6 @@ std::vector<OptionRow> make_rows() {
        "serve", sets<&ServerOptions::max_sessions>},
       {"session-bytes", bytes, "64MiB", "bytes", "", 4096, kMaxBytes,
        "maximum memory of all conversations that the server keeps", "serve", sets<&ServerOptions::session_bytes>},
-      {"metrics-prefix", text, "vllm", "", "PREFIX", 0, 0, "prefix of the metric names in /metrics", "serve",
-       sets<&ServerOptions::metrics_prefix>},
       {"dev-endpoints", flag, "off", "", "", 0, 0,
        "also answer /reset_prefix_cache, /retire_instance and /server_info, but only to loopback clients", "serve",
        sets<&ServerOptions::dev_endpoints>},

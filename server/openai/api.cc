@@ -170,7 +170,7 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
       service_(service),
       clock_(clock),
       post_(std::move(post)),
-      metrics_(options.metrics_prefix, options.name, options.max_model_len),
+      metrics_(options.name),
       random_(options.seed),
       id_random_(random_word()),
       created_unix_s_(std::time(nullptr)) {
@@ -224,7 +224,6 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
     return preflight(request);
   const bool guarded = !options_.api_keys.empty() && (row == nullptr || !row->open);
   if (guarded && key_owner(options_.api_keys, request) < 0) {
-    metrics_.rejected(RejectReason::unauthorized);
     HttpResponse response = error_response(
         {.status = 401,
          .message = "expected the header Authorization: Bearer KEY with a key of this server",
@@ -246,7 +245,6 @@ std::optional<HttpResponse> Api::turn_away(const HttpRequest& request, const Row
     return response;
   }
   if (methods != "POST" || !draining_) return {};
-  metrics_.rejected(RejectReason::draining);
   HttpResponse response = error_response({.status = 503, .message = "the server is shutting down"});
   response.close = true;
   return response;
@@ -277,7 +275,6 @@ HttpResponse Api::error_response(const ApiError& error) {
 }
 
 HttpResponse Api::refuse(int status, const std::string& why) {
-  metrics_.http_request("none", "other", status);
   return error_response({.status = status, .message = why});
 }
 
@@ -287,8 +284,6 @@ void Api::answer(const Incoming& in, HttpResponse response, const std::string& w
 }
 
 void Api::finish(const HttpRequest& request, const Row* row, HttpResponse& response, const std::string& why) {
-  const char* path = row == nullptr ? "none" : row->path;
-  metrics_.http_request(path, request.method, response.status);
   response.headers.emplace_back("X-Content-Type-Options", "nosniff");
   for (auto& header : cross_origin(request)) response.headers.push_back(std::move(header));
   if (std::string id = client_id(request); !id.empty()) response.headers.emplace_back("X-Request-Id", id);
@@ -296,12 +291,11 @@ void Api::finish(const HttpRequest& request, const Row* row, HttpResponse& respo
     log_line(response.status >= 500   ? LogLevel::error
              : response.status >= 400 ? LogLevel::warning
                                       : LogLevel::debug,
-             std::string(response.status >= 400 ? "refused" : "answered") + " route=" + std::string(path) +
+             std::string(response.status >= 400 ? "refused" : "answered") + " route=" + (row == nullptr ? "none" : row->path) +
                  " status=" + std::to_string(response.status) + why);
 }
 
 void Api::fail(const Incoming& in, const ApiError& error) {
-  metrics_.rejected(error.reason);
   std::string why;
   if (!error.code.empty()) why += " code=" + error.code;
   if (!error.param.empty()) why += " param=" + error.param;
@@ -489,9 +483,6 @@ std::optional<ApiError> Api::retire_instance(std::string_view text) try {
 Result<std::unique_ptr<HttpServer>> HttpServer::listen(const ServerOptions& options, Service& service,
                                                        const Tokenizer* tokenizer, const ChatTemplate* chat_template,
                                                        Clock& clock) {
-  if (!Metrics::valid_prefix(options.metrics_prefix))
-    return invalid("metrics prefix \"" + options.metrics_prefix +
-                   "\": expected letters, digits and '_', not beginning with a digit");
   if (options.max_model_len < 2)
     return invalid("max_model_len " + std::to_string(options.max_model_len) + ": expected at least 2 tokens");
   auto listener = HttpListener::open(options);

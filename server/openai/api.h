@@ -43,7 +43,6 @@ struct ApiError {
   std::string message;
   std::string param;  // the field that is wrong; "" = null
   std::string code;   // machine-readable, such as "context_length_exceeded"; "" = null
-  RejectReason reason = RejectReason::invalid;
   double retry_s = 1;  // status 429 and 503: Retry-After
 };
 
@@ -130,7 +129,6 @@ struct ServerOptions : HttpListenOptions, ServedModel {
   std::vector<std::string> allowed_hosts;    // see object_to()
   std::vector<std::string> allowed_origins;  // see allows_origin()
   bool insecure = false;                     // allow no key even on addresses that other machines reach
-  std::string metrics_prefix = "vllm";
   int max_sessions = 1024;  // bounds for the sessions of all keys together
   size_t session_bytes = size_t{64} << 20;
   uint64_t seed = 0;           // from which requests without a seed get theirs
@@ -283,6 +281,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   };
   struct Prompt {
     std::shared_ptr<const Request> request;
+    int n_tokens() const { return int(request->prompt.size()); }
+    int cached_tokens = 0;
     int ended = 0;                  // choices
     std::vector<Sampled> logprobs;  // of its tokens, if requested
     FinishedRequest seen;           // of the request so far

@@ -196,8 +196,7 @@ ApiError too_long(const std::string& param, const std::string& what, const Serve
   return {.message = "This model's maximum context length is " + std::to_string(model.max_model_len) +
                      " tokens. However, " + what + ". Please shorten the prompt or ask for fewer tokens.",
           .param = param,
-          .code = "context_length_exceeded",
-          .reason = RejectReason::too_long};
+          .code = "context_length_exceeded"};
 }
 
 // Returns the ids from `encode`. It throws an Error if the model's own regexes cannot process this text.
@@ -636,9 +635,7 @@ void take_session(Request& request, const std::string& salt, const std::string& 
       throw refused(409, name + ": session_generation is not that of its last answer", "session_stale",
                     "session_generation");
     case Sessions::State::full:
-      ApiError full = refused(503, "all sessions that this server can keep are busy; try again later", "sessions_full");
-      full.reason = RejectReason::overloaded;
-      throw full;
+      throw refused(503, "all sessions that this server can keep are busy; try again later", "sessions_full");
   }
   const Conversation& so_far = out.turn.so_far();
   if (chat ? !so_far.tokens.empty() : !so_far.messages.empty())
@@ -657,8 +654,7 @@ ApiError unknown_model(const std::string& name, const ServedModel& model) {
   return {.status = 404,
           .message = "The model `" + name + "` does not exist; this server serves `" + model.name + "`.",
           .param = "model",
-          .code = "model_not_found",
-          .reason = RejectReason::unknown_model};
+          .code = "model_not_found"};
 }
 
 std::span<const IntegerField> integer_fields() { return kIntegerFields; }
@@ -733,7 +729,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   return {};
 } catch (ApiError& error) {
   // The history, which is not in the request, may be the reason why it does not fit.
-  if (out.turn && error.reason == RejectReason::too_long)
+  if (out.turn && error.code == "context_length_exceeded")
     error.message += " The conversation so far, session `" + out.session_id + "`, counts as part of the prompt.";
   return error;
 }

@@ -163,10 +163,7 @@ void Generation::start() {
     // kv_salt() needs this: the server's request ids start again at 1, but caches of its workers may survive.
     if (request->prompt_logprobs >= 0 && request->cache_salt == 0) request->cache_salt = api_.id_random_.next();
     prompts_[i].request = request;
-    prompts_[i].seen = {.n = request->n,
-                        .prompt_tokens = static_cast<int>(request->prompt.size()),
-                        .max_tokens = request->max_tokens,
-                        .arrival_s = arrival_s_};
+    prompts_[i].seen.arrival_s = arrival_s_;
     Status taken = api_.service_.submit(request, std::make_shared<Sink>(self, i, api_.clock_, api_.post_));
     if (taken.ok()) {
       expected_ += static_cast<size_t>(request->n);
@@ -176,9 +173,8 @@ void Generation::start() {
     if (taken.error().code == ErrorCode::invalid_argument)
       error.status = 400, error.param = call_.chat ? "messages" : "prompt";
     if (taken.error().code == ErrorCode::unavailable)
-      error.status = 503, error.code = "queue_full", error.reason = RejectReason::queue_full;
+      error.status = 503, error.code = "queue_full";
     prompts_.resize(i);  // the others were never submitted
-    if (error.status != 500) api_.metrics_.rejected(error.reason);
     return fail(error);
   }
   // Requests that the cluster has refused by now get an HTTP status, because their event was posted before this.
@@ -202,7 +198,6 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
   if (!over_ && call_.turn && !call_.prompt_only) remember(choice, event);
   if (!over_) {
     if (event.finish == FinishReason::refused) {
-      api_.metrics_.rejected(RejectReason::objective);
       fail({.status = 429, .message = event.error, .code = "objective_missed", .retry_s = event.retry_s});
     } else if (event.finish == FinishReason::error || event.finish == FinishReason::timeout) {
       fail(event.finish == FinishReason::timeout
@@ -218,7 +213,7 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
 
 void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, double received_s) {
   FinishedRequest& seen = prompt.seen;
-  seen.cached_tokens = std::max(seen.cached_tokens, event.cached_tokens);
+  prompt.cached_tokens = std::max(prompt.cached_tokens, event.cached_tokens);
   seen.queued_s = event.queued_s;
   seen.last_token_s = received_s;
   if (event.token >= 0) {
@@ -229,16 +224,14 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
     if (seen.first_token_s == 0) {
       seen.first_token_s = received_s;
       seen.scheduled_s = event.scheduled_s;
-      api_.metrics_.first_token(received_s - arrival_s_, seen.prompt_tokens, seen.cached_tokens);
+      api_.metrics_.first_token(received_s - arrival_s_, prompt.n_tokens());
     }
   }
   if (event.finish == FinishReason::none) return;
   choice.finish = event.finish;
   ++ended_;
   seen.finishes.push_back(event.finish);
-  seen.generated.push_back(choice.tokens);
-  seen.preemptions += event.preemptions;
-  if (++prompt.ended == seen.n) api_.metrics_.finished(seen);
+  if (++prompt.ended == prompt.request->n) api_.metrics_.finished(seen);
 }
 
 // ---- Sessions.
@@ -404,7 +397,7 @@ void Generation::stream(size_t prompt_index, size_t index) {
   add_choice(out, index, first);
   out.close(']');
   if (call_.continuous_usage)
-    add_usage(out, {prompt.seen.prompt_tokens, call_.prompt_only ? 0 : choice.tokens, prompt.seen.cached_tokens});
+    add_usage(out, {prompt.n_tokens(), call_.prompt_only ? 0 : choice.tokens, prompt.cached_tokens});
   else if (call_.include_usage)
     out.add("usage", nullptr);
   send(sse_event(answer(out.take())));
@@ -473,14 +466,13 @@ void Generation::end() {
   if (api_.live_.erase(this) == 0) return;
   const LogLevel level = status_ >= 500 ? LogLevel::error : status_ >= 400 ? LogLevel::warning : LogLevel::info;
   api_.log_line(level, log_text(api_.clock_.now()));
-  api_.metrics_.http_request(call_.chat ? "/v1/chat/completions" : "/v1/completions", "POST", status_);
 }
 
 Generation::Usage Generation::usage() const {
   Usage sum;
   for (const Prompt& prompt : prompts_) {
-    sum.prompt_tokens += prompt.seen.prompt_tokens;
-    sum.cached_tokens += prompt.seen.cached_tokens;
+    sum.prompt_tokens += prompt.n_tokens();
+    sum.cached_tokens += prompt.cached_tokens;
   }
   for (const Choice& choice : choices_)
     if (!call_.prompt_only) sum.completion_tokens += choice.tokens;

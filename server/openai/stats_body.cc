@@ -57,15 +57,13 @@ std::string stats_body(const ServedModel& model, const ServiceStats& stats, cons
   JsonText out;
   out.open('{').add("model", model.name, "max_model_len", model.max_model_len);
   out.add("has_chat", model.chat_template != nullptr && model.tokenizer != nullptr, "shared_pool", stats.shared_pool);
-  const auto& pool = stats.process_pool;  // free blocks of a process pool belong to no instance
-  if (pool) out.key("pool").object("blocks", pool->blocks, "free", pool->free);
   out.key("instances").open('[');
   for (const InstanceStats& i : stats.instances) {
     const KvStats& kv = i.kv;
     out.open('{').add("name", i.name, "running", i.running, "waiting", i.waiting);
     out.add("remote_prefilling", i.queue_remote_prefilling, "sending", i.queue_prefill_sending);
     out.add("block_tokens", kv.block_tokens).key("blocks");
-    out.object("capacity", pool ? pool->blocks : kv.capacity, "free", pool ? 0 : kv.free, "active", kv.active, "cached",
+    out.object("capacity", kv.capacity, "free", kv.free, "active", kv.active, "cached",
                kv.cached, "in_transfer", kv.in_transfer);
     out.add("steps", i.steps, "generated_tokens", i.generated_tokens, "preemptions", i.preemptions);
     out.add("draft_tokens", i.draft_tokens, "accepted_tokens", i.accepted_tokens);

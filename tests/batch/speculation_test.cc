@@ -222,13 +222,11 @@ Answers answers(const TinySetup& setup) {
   }
   Answers all;
   for (uint64_t i = 0; i < id; ++i)
-    for (int c = 0; c < (i % 4 == 2 ? 3 : 1); ++c) {
-      all.choices.push_back(tiny.recorder->choice(i, c));
-      all.preemptions += all.choices.back().preemptions;
-    }
+    for (int c = 0; c < (i % 4 == 2 ? 3 : 1); ++c) all.choices.push_back(tiny.recorder->choice(i, c));
   for (const auto& instance : tiny.cluster->instances()) {
     instance->memory().check_invariants();
     all.hits += instance->memory().stats().prefix_hit_tokens;
+    all.preemptions += instance->stats().preemptions;
     all.drafted += instance->stats().draft_tokens, all.accepted += instance->stats().accepted_tokens;
     all.kv = instance->memory().stats();
   }

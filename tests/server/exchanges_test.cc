@@ -325,18 +325,6 @@ TEST_CASE("api: models, version, health, ready, stats, page and tokens answer", 
   for (const char* path : {"/health", "/ready"}) CHECK(server.get(path).status == 503);
 }
 
-TEST_CASE("api: /stats reports the free blocks of a pool that processes share once", "[server][api]") {
-  ServiceStats stats = FakeService().stats();
-  const ServedModel model{.name = "tiny"};
-  CHECK_FALSE(parsed(stats_body(model, stats)).contains("pool"));
-  stats.process_pool = {.blocks = 100, .free = 50, .bytes = 6400, .block_bytes = 64};
-  stats.instances[0].kv = {};
-  stats.instances[0].kv.capacity = 80, stats.instances[0].kv.free = 50, stats.instances[0].kv.active = 30;
-  const json body = parsed(stats_body(model, stats)), blocks = body["instances"][0]["blocks"];
-  CHECK_SAME(body["pool"], parsed(R"({"blocks":100,"free":50})"));
-  CHECK((blocks["capacity"] == 100 && blocks["free"] == 0 && blocks["active"] == 30));
-}
-
 TEST_CASE("api: without a tokenizer, token ids are served and text is refused", "[server][api]") {
   TestServer server({}, false);
   check(server, {{post("/v1/completions", R"({"prompt":[1,299],"logprobs":1})"), 200},
