@@ -4,7 +4,6 @@
 #pragma once
 
 #include <array>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +11,6 @@
 
 #include "allocator/kv_memory.h"
 #include "batch/request.h"
-#include "disagg/block_map.h"
 #include "disagg/request_trace.h"
 #include "model/cost/step_cost.h"
 
@@ -65,7 +63,7 @@ struct InstanceStats {
   int64_t transfer_bytes = 0, transfer_descriptors = 0;   // of these transfers
   double transfer_seconds = 0;                            // in which the instance's thread planned and started them
   double wire_s_per_byte = 0;                             // from post() to done, over the last transfers; 0: not known
-  int64_t kv_refused = 0;      // arrived KV that was short or changed, so that the prompt was computed again
+  int64_t kv_refused = 0;  // arrived KV that was short or changed, so that the prompt was computed again
   FetchStats fetch;
   Spent spent;
   double heartbeat_s = 0;      // Clock seconds of the last iteration of its loop
@@ -106,8 +104,7 @@ struct ServiceStats {
 
 // The data of the server's status page, beside ServiceStats.
 struct ServicePicture {
-  double t = 0;                                                 // Clock: now
-  std::map<std::string, std::shared_ptr<const BlockMap>> maps;  // by name of the instance; only those that have one
+  double t = 0;                      // Clock: now
   std::vector<RequestTrace> traces;  // some running requests (ended = 0) and the last that have ended; without gaps
 };
 

@@ -99,7 +99,6 @@ bool Instance::turn() {
   const bool became_idle = status_.became_idle(idle());
   const bool tell_counters = options_.lease_s > 0 && (bus_.has_answers() || became_idle);
   bus_.release(options_.id, tell_counters ? std::optional<Message>(Report{stats()}) : std::nullopt);
-  status_.draw_map();
   return moved;
 }
 

@@ -78,32 +78,4 @@ InstanceStats InstanceStatus::stats() const {
   return published_;
 }
 
-std::shared_ptr<const BlockMap> InstanceStatus::block_map() const {
-  watched_until_s_.store(parts_.clock.now() + 5, std::memory_order_relaxed);
-  std::lock_guard lock(mutex_);
-  return map_;
-}
-
-void InstanceStatus::draw_map() {
-  double until = watched_until_s_.load(std::memory_order_relaxed);
-  if (until == 0) return;
-  const double began = parts_.clock.now();
-  std::shared_ptr<BlockMap> map;  // null: nobody asks any more
-  if (began <= until) {
-    if (began < next_map_s_) return;
-    std::vector<std::pair<int32_t, uint64_t>> held;
-    const auto add = [&](uint64_t request, KvHandle handle) {
-      for (int32_t block : parts_.memory.blocks(handle)) held.emplace_back(block, request);
-    };
-    engine_.each_holder(add), kv_.each_holder(add);
-    map = std::make_shared<BlockMap>(map_blocks(parts_.memory.states(), std::move(held)));
-    map->t = began;
-    next_map_s_ = began + std::max(0.1, 50 * (parts_.clock.now() - began));
-  } else if (!watched_until_s_.compare_exchange_strong(until, 0)) {
-    return;  // block_map() was called just now
-  }
-  std::lock_guard lock(mutex_);
-  map_ = std::move(map);
-}
-
 }  // namespace xpyd::disagg
