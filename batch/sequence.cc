@@ -21,10 +21,9 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
   if (!state.output.empty()) {
     s->sampler = SamplerState(request->sampling, state.choice, request->prompt);
     s->text = OutputText(tokenizer, *request);
-    int n = 0;
     for (int32_t token : state.output) {
       repeat_draw(request->sampling, token, s->sampler);
-      s->text.feed(token, *request, ++n >= request->min_tokens);
+      s->text.feed(token, *request);
     }
   }
   s->request = std::move(request);

@@ -45,7 +45,7 @@ int EngineChunks::decide(std::span<const Candidate> candidates, int step_tokens,
   return choice_.step_tokens;
 }
 
-void EngineChunks::keep(std::span<const StepEntry> entries, EngineStats& stats) {
+void EngineChunks::keep(std::span<const StepEntry> entries) {
   for (const StepEntry& entry : entries)
     if (entry.n_tokens > 1) {
       longest_prefix_ = std::max(longest_prefix_, entry.first);

@@ -9,23 +9,15 @@
 namespace xpyd::disagg {
 
 Objectives ConductorContext::objectives(const Request& request) const {
-  const auto first = [](double own, double all, double none) { return own > 0 ? own : all > 0 ? all : none; };
-  Objectives own = {first(request.slo_ttft_s, options.objectives.ttft_s, kNoObjectives.ttft_s),
-                    first(request.slo_tbt_s, options.objectives.tbt_s, kNoObjectives.tbt_s)};
-  if (request.max_tokens <= 1) own.tbt_s = kNoObjectives.tbt_s;  // a one-token answer has no TBT
+  Objectives own = options.objectives;
+  if (own.ttft_s <= 0) own.ttft_s = kNoObjectives.ttft_s;
+  if (own.tbt_s <= 0 || request.max_tokens <= 1) own.tbt_s = kNoObjectives.tbt_s;  // a one-token answer has no TBT
   return own;
 }
 
 // ---- New and waiting requests.
 
-int64_t queue_bytes(const Request& request) {
-  size_t ids = request.prompt.size();
-  if (const auto& rules = request.sampling.rules) {
-    ids += rules->allowed.size() + rules->end_tokens.size() + 2 * rules->bias.size();
-    for (const auto& word : rules->bad_words) ids += 8 + word.tokens.size();
-  }
-  return 4096 + int64_t(ids * sizeof(int32_t));
-}
+int64_t queue_bytes(const Request& request) { return 4096 + int64_t(request.prompt.size() * sizeof(int32_t)); }
 
 RequestTable::Entry& RequestTable::add(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) {
   Entry& entry = requests_[request->id];

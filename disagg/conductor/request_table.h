@@ -23,7 +23,7 @@ struct SinkEvent {
 };
 using SinkEvents = std::vector<SinkEvent>;  // in the order of delivery
 
-// Returns the bytes that a waiting request holds here: its prompt, its sampling rules, and an allowance for the rest.
+// Returns the bytes that a waiting request holds here: its prompt, and an allowance for the rest.
 int64_t queue_bytes(const Request& request);
 
 class RequestTable {

@@ -31,10 +31,8 @@ void Receiver::on(Incoming& in, Event event, With with) {
       if (!samples_first()) break;
       parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
       break;
-    case Action::expire:
-      parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)});
-      break;
     case Action::refuse: give_back(with.from, in.attempt, with.delivered->handover); [[fallthrough]];
+    case Action::expire:
     case Action::fail: parts_.tell(kConductor, AttemptFailed{in.attempt, with.reason, std::move(with.why)}); break;
   }
   // All remaining actions give up the room.

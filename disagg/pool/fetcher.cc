@@ -244,7 +244,8 @@ void Fetcher::count(const Fetch& fetch, int tokens) {
   parts_.fetch.fetches += tokens > 0;
   parts_.fetch.tokens += tokens;
   if (ended && !fetch.parts.empty())
-    ended({fetch.request, fetch.parts[0].holder, fetch.asked_s, parts_.clock.now(), tokens, fetch.bytes, fetch.worth_s});
+    ended(
+        {fetch.request, fetch.parts[0].holder, fetch.asked_s, parts_.clock.now(), tokens, fetch.bytes, fetch.worth_s});
 }
 
 void Fetcher::clear(FinishReason reason, const std::string& error, Attempts& attempts) {

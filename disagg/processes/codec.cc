@@ -25,10 +25,6 @@ struct Encoder : FieldWriter<Encoder> {
     XPYD_CHECK(value != nullptr);
     fields(*this, *value);
   }
-  void rules(const char*, const std::shared_ptr<const model::TokenRules>& value) {
-    to.boolean(value != nullptr);
-    if (value) fields(*this, *value);
-  }
 };
 
 // A time other than 0 is the receiver's now minus the age.
@@ -66,14 +62,6 @@ struct Decoder : FieldReader<Decoder> {
     if (!from.failed() && made->prompt.empty()) from.fail("prompt", "empty");
     value = std::move(made);
   }
-  void rules(const char* name, std::shared_ptr<const model::TokenRules>& value) {
-    if (!from.boolean(name)) return;
-    auto made = std::make_shared<model::TokenRules>();
-    fields(*this, *made);
-    for (const model::BadWord& word : made->bad_words)
-      if (!from.failed() && word.tokens.empty()) from.fail("bad_words", "a word has no tokens");
-    value = std::move(made);
-  }
 };
 
 struct Describer : FieldDescriber<Describer> {
@@ -81,11 +69,6 @@ struct Describer : FieldDescriber<Describer> {
   void request(const char* name, std::shared_ptr<const Request>&) {
     add("request", name, 0);
     Request one;
-    fields(*this, one);
-  }
-  void rules(const char* name, std::shared_ptr<const model::TokenRules>&) {
-    add("rules", name, 0);
-    model::TokenRules one;
     fields(*this, one);
   }
 };

@@ -5,7 +5,7 @@
 //
 // codec.cc adds to the archives of fields.h:
 //   number(name, x, Number), numbers(name, v, Number)   ranges.h has the table
-//   time(name, x): Clock seconds, as an age             request(name, shared Request), rules(name, shared TokenRules)
+//   time(name, x): Clock seconds, as an age             request(name, shared Request)
 #pragma once
 
 #include "disagg/messages.h"
@@ -81,32 +81,9 @@ void message_fields(A& a, T&... values) {
   }
 
 template <class A>
-void fields(A& a, typename A::template Ref<model::TokenBias> s) {
-  auto& [token, bias] = s;
-  a.number("token", token, Number::token);
-  a.number("bias", bias, -1e6, 1e6);
-}
-
-template <class A>
-void fields(A& a, typename A::template Ref<model::BadWord> s) {
-  auto& [tokens] = s;
-  a.numbers("bad_words", tokens, Number::token);
-}
-
-template <class A>
-void fields(A& a, typename A::template Ref<model::TokenRules> s) {
-  auto& [allowed, bias, bad_words, end_tokens, min_tokens] = s;
-  a.numbers("allowed", allowed, Number::token);
-  a.list("bias", bias, 1 << 16);
-  a.list("bad_words", bad_words, 1 << 16);
-  a.numbers("end_tokens", end_tokens, Number::token);
-  a.number("min_tokens", min_tokens, Number::tokens);
-}
-
-template <class A>
 void fields(A& a, typename A::template Ref<SamplingParams> s) {
-  auto& [temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, top_logprobs,
-         rules] = s;
+  auto& [temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed,
+         top_logprobs] = s;
   XPYD_EACH(a, seed);
   a.number("temperature", temperature, 0, 1e6);
   a.number("top_k", top_k, Number::natural);
@@ -116,7 +93,6 @@ void fields(A& a, typename A::template Ref<SamplingParams> s) {
   a.number("presence_penalty", presence_penalty, -1e6, 1e6);
   a.number("frequency_penalty", frequency_penalty, -1e6, 1e6);
   a.number("top_logprobs", top_logprobs, Number::top_logprobs);
-  a.rules("rules", rules);
 }
 
 template <class A>
@@ -134,9 +110,9 @@ void fields(A& a, typename A::template Ref<PredictionError> s) {
   a.number("signed_sum", signed_sum, -codec::kMaxSeconds, codec::kMaxSeconds);
 }
 
-XPYD_MESSAGE(Request, id, prompt, sampling, max_tokens, min_tokens, n, prompt_logprobs, ignore_eos, stop,
-             stop_token_ids, include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt,
-             session_id, arrival_s, deadline_s, slo_ttft_s, slo_tbt_s, most_drafts)
+XPYD_MESSAGE(Request, id, prompt, sampling, max_tokens, n, prompt_logprobs, ignore_eos, stop, stop_token_ids,
+             include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt, session_id, arrival_s,
+             deadline_s)
 XPYD_MESSAGE(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, queued_s, scheduled_s, hidden_tokens,
              hidden)
 XPYD_MESSAGE(Sampled, chosen, top, nan_logits, rank)

@@ -58,12 +58,12 @@ Value parts_of(Value words) {
 
 }  // namespace
 
-void ChatTemplate::set(const std::string& source, const std::string& where, bool tool_use) {
+void ChatTemplate::set(const std::string& source, const std::string& where) {
   auto made = jinja::Template::parse(source);
   if (!made.ok())
     throw invalid(where + ": chat template, " + made.error().message + " (--chat-template gives another template)");
-  (tool_use ? tool_use_ : default_) = std::make_unique<Source>(Source{std::move(made).value()});
-  look_at_contents(*(tool_use ? tool_use_ : default_));
+  jinja_ = std::move(made).value();
+  look_at_contents();
 }
 
 void ChatTemplate::read_folder(const std::string& dir, bool with_template) {
@@ -78,23 +78,18 @@ void ChatTemplate::read_folder(const std::string& dir, bool with_template) {
   }
   if (!with_template) return;
   const std::string file = read_optional(dir + "/chat_template.jinja");
-  const std::string tools = read_optional(dir + "/additional_chat_templates/tool_use.jinja");
-  if (!file.empty()) {
-    set(file, dir + "/chat_template.jinja", false);
-    if (!tools.empty()) set(tools, dir + "/additional_chat_templates/tool_use.jinja", true);
-    return;
-  }
+  if (!file.empty()) return set(file, dir + "/chat_template.jinja");
   const std::string path = dir + "/tokenizer_config.json";
   const nlohmann::json* value = find_field(config, "chat_template");
   if (value == nullptr) return;
-  if (value->is_string()) return set(value->get<std::string>(), path, false);
+  if (value->is_string()) return set(value->get<std::string>(), path);
   if (!value->is_array()) throw invalid(path + ": field \"chat_template\": expected a string or an array");
   for (const nlohmann::json& named : *value) {  // [{"name": "default", "template": ...}, ...]
     JsonFields fields(named, path + ": chat_template");
     const std::string name = fields.string("name"), source = fields.string("template");
-    if (name == "default" || name == "tool_use") set(source, path, name == "tool_use");
+    if (name == "default") set(source, path);
   }
-  if (!default_) throw invalid(path + ": field \"chat_template\": no template in it has the name \"default\"");
+  if (!jinja_) throw invalid(path + ": field \"chat_template\": no template in it has the name \"default\"");
 }
 
 Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string& wanted, const std::string& dir,
@@ -104,14 +99,14 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string
   chat->plain_ = wanted == "plain";
   if (!dir.empty()) chat->read_folder(dir, wanted == "auto");
   if (chat->plain_) {
-    chat->set(kPlain, "plain", false);
+    chat->set(kPlain, "plain");
   } else if (wanted != "auto") {
     auto file = read_small_file(wanted, jinja::Template::kMaxBytes);
     if (!file.ok())
       return invalid("--chat-template: expected auto, plain, none or the path of a file; " + file.error().message);
-    chat->set(file.value(), wanted, false);
+    chat->set(file.value(), wanted);
   }
-  if (!chat->default_) return std::unique_ptr<const ChatTemplate>();
+  if (!chat->jinja_) return std::unique_ptr<const ChatTemplate>();
   return std::unique_ptr<const ChatTemplate>(std::move(chat));
 } catch (const Error& error) {
   return error;
@@ -120,64 +115,44 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string
 Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view jinja, WallClock clock) try {
   std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
   chat->clock_ = std::move(clock);
-  chat->set(std::string(jinja), "text", false);
+  chat->set(std::string(jinja), "text");
   return std::unique_ptr<const ChatTemplate>(std::move(chat));
 } catch (const Error& error) {
   return error;
 }
 
-// A content is text unless the template iterates over it. A trial tells whether such a template also reads text: a list
-// of one text part should print the same as its text alone.
-void ChatTemplate::look_at_contents(Source& source) {
-  if (!source.jinja.iterates_over_content()) return;
+// A content is text unless the template iterates over it and a trial shows that it then prints no text.
+void ChatTemplate::look_at_contents() {
+  if (!jinja_->iterates_over_content()) return;
   const std::string words = "what a user says";
-  auto prints = [&](bool reads_text, bool reads_parts) {
-    source.reads_text = reads_text;
-    source.reads_parts = reads_parts;
-    auto out = run(source,
-                   {{"user", words,
-                     reads_parts ? jinja::dict_value({{text("role", false), text("user", false)},
-                                                      {text("content", false), parts_of(text(words, true))}})
-                                 : Value()}},
-                   {});
-    return out.ok() ? out.value().bytes : "";
+  const auto prints = [&](bool reads_text) {
+    reads_text_ = reads_text;
+    const auto out = run({{"user", words}}, {});
+    return out.ok() && out.value().bytes.find(words) != std::string::npos;
   };
-  const std::string of_text = prints(true, false), of_parts = prints(false, true);
-  source.reads_text = of_text.find(words) != of_text.npos || of_parts.find(words) == of_parts.npos;
-  source.reads_parts = of_text == of_parts || !source.reads_text;
+  const bool as_text = prints(true), as_parts = prints(false);
+  reads_text_ = as_text || !as_parts;
 }
 
-Result<jinja::Text> ChatTemplate::run(const Source& source, const std::vector<ChatMessage>& messages,
-                                      const Request& request) const try {
-  const bool knows_developer = source.jinja.mentions("developer");
+Result<jinja::Text> ChatTemplate::run(const std::vector<ChatMessage>& messages, const Request& request) const try {
+  const bool knows_developer = jinja_->mentions("developer");
   std::vector<Value> list;
   for (const ChatMessage& message : messages) {
     const std::string& role = message.role == "developer" && !knows_developer ? "system" : message.role;
-    Value content = text(message.content, true);
-    if (!source.reads_text) content = parts_of(std::move(content));
-    std::vector<std::pair<Value, Value>> items;
-    // A message of calls only has content none, which templates test for; any other none would print as "None".
-    const bool has_calls = message.fields.dict() && message.fields.dict()->find("tool_calls");
-    if (message.fields.dict())
-      items = message.fields.dict()->items;
-    else
-      items = {{text("role", false), Value()}, {text("content", false), Value()}};
-    for (auto& [key, value] : items) {
-      if (key.text()->bytes == "role") value = text(role, false);
-      if (key.text()->bytes != "content" || (value.is_none() && has_calls)) continue;
-      if (!value.list() || !source.reads_parts) value = content;
-    }
-    list.push_back(jinja::dict_value(std::move(items)));
+    const Value words = text(message.content, true);
+    list.push_back(jinja::dict_value(
+        {{text("role", false), text(role, false)}, {text("content", false), reads_text_ ? words : parts_of(words)}}));
   }
   std::vector<std::pair<std::string, Value>> variables;  // the first of a name counts
   variables.emplace_back("messages", jinja::list_value(std::move(list)));
-  variables.emplace_back("tools", request.tools);
+  variables.emplace_back("tools", jinja::None());
   variables.emplace_back("documents", jinja::None());
   variables.emplace_back("add_generation_prompt", request.add_generation_prompt);
-  if (const jinja::Dict* more = request.kwargs.dict())
-    for (const auto& [name, value] : more->items) variables.emplace_back(name.text()->bytes, value);
+  const Value more = request.kwargs.empty() ? Value() : jinja::json_value(request.kwargs);
+  if (more.dict())
+    for (const auto& [name, value] : more.dict()->items) variables.emplace_back(name.text()->bytes, value);
   variables.insert(variables.end(), special_tokens_.begin(), special_tokens_.end());
-  return source.jinja.render(std::move(variables), clock_());
+  return jinja_->render(std::move(variables), clock_());
 } catch (const jinja::Fault& fault) {  // the messages are too large or too deep for a value
   return invalid("messages: " + fault.what);
 }
@@ -185,8 +160,7 @@ Result<jinja::Text> ChatTemplate::run(const Source& source, const std::vector<Ch
 Result<std::vector<PromptPiece>> ChatTemplate::render(const std::vector<ChatMessage>& messages,
                                                       const Request& request) const {
   if (messages.empty()) return invalid("messages: expected at least one message");
-  const bool has_tools = request.tools.list() != nullptr;
-  auto made = run(has_tools && tool_use_ ? *tool_use_ : *default_, messages, request);
+  auto made = run(messages, request);
   if (!made.ok()) return invalid("the model's chat template failed, " + made.error().message);
   std::vector<PromptPiece> pieces;
   size_t begin = 0;

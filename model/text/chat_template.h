@@ -1,12 +1,13 @@
 // Chat messages -> prompt text, by the model's own Jinja template (model/jinja/jinja.h). It renders as Hugging Face's
-// apply_chat_template does. The template's variables are messages, tools, documents (none), add_generation_prompt, the
-// tokenizer's special tokens (bos_token, eos_token, ...) and chat_template_kwargs.
+// apply_chat_template does. The template's variables are messages, tools and documents (none), add_generation_prompt,
+// the tokenizer's special tokens (bos_token, eos_token, ...) and chat_template_kwargs.
 //
 // Thread safety: const after loading.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,16 +19,13 @@
 namespace xpyd::model {
 
 struct ChatMessage {
-  std::string role;  // system | developer | user | assistant | tool
+  std::string role;  // system | developer | user | assistant
   std::string content;
-  // The whole message, if it has more than these two: a dict with role, content (none, text or a list of text parts),
-  // tool_calls, name, ...
-  jinja::Value fields = {};
 };
 
 // A piece of the prompt. Pieces of the template's text alternate with pieces of clients' text; special tokens are
 // parsed in the template's text only. So a message's text never becomes a control token, whatever the template does to
-// it. Roles are one of five words and count as template text. If a template marks turns with plain text, a message can
+// it. Roles are one of four words and count as template text. If a template marks turns with plain text, a message can
 // still contain that text; such models have no better mark.
 struct PromptPiece {
   std::string text;
@@ -40,14 +38,12 @@ class ChatTemplate {
 
   struct Request {
     bool add_generation_prompt = true;
-    jinja::Value tools = jinja::None();  // a list
-    jinja::Value kwargs = {};            // a dict of more variables, or undefined
+    std::string kwargs = {};  // a JSON object of more variables, or ""
   };
 
   // Loads a template. `wanted` is "auto", "plain" or a file.
-  // "auto" is the folder's own template: chat_template.jinja, or else chat_template in tokenizer_config.json. If that
-  // has several, "tool_use" serves requests with tools and "default" all others. "plain" is the messages' text, one per
-  // line, for models without a template.
+  // "auto" is the folder's own template: chat_template.jinja, or else chat_template in tokenizer_config.json; if that
+  // has several, the one named "default". "plain" is the messages' text, one per line, for models without a template.
   // Returns null for "auto" in a folder without a template. Errors name the file, the line of a template and the
   // unknown construct.
   static Result<std::unique_ptr<const ChatTemplate>> load(const std::string& wanted, const std::string& dir,
@@ -57,9 +53,8 @@ class ChatTemplate {
   // Renders a chat. If the template refuses the messages (raise_exception), the Error has its words.
   Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages, const Request& request) const;
   Result<std::vector<PromptPiece>> render(const std::vector<ChatMessage>& messages, bool add_generation_prompt) const {
-    return render(messages, Request{add_generation_prompt, jinja::None(), {}});
+    return render(messages, Request{add_generation_prompt});
   }
-  bool takes_tools() const { return tool_use_ || default_->jinja.mentions("tools"); }
 
   // Returns the ids of the whole text at once, so merges reach across pieces. BOS is where the template puts it; for
   // "plain", the tokenizer adds its own.
@@ -68,18 +63,14 @@ class ChatTemplate {
  private:
   ChatTemplate() = default;
   // Both throw an Error that says what is wrong.
-  void set(const std::string& text, const std::string& where, bool tool_use);
+  void set(const std::string& text, const std::string& where);
   void read_folder(const std::string& dir, bool with_template);
-  struct Source {
-    jinja::Template jinja;
-    // Forms of a message's content that the template reads: text, a list of parts, or either.
-    bool reads_text = true, reads_parts = false;
-  };
-  Result<jinja::Text> run(const Source& source, const std::vector<ChatMessage>& messages, const Request& request) const;
-  void look_at_contents(Source& source);
+  Result<jinja::Text> run(const std::vector<ChatMessage>& messages, const Request& request) const;
+  void look_at_contents();
 
   WallClock clock_;
-  std::unique_ptr<Source> default_, tool_use_;
+  std::optional<jinja::Template> jinja_;
+  bool reads_text_ = true;  // the template reads a message's content as text; false: as a list of parts
   std::vector<std::pair<std::string, jinja::Value>> special_tokens_;
   bool plain_ = false;
 };

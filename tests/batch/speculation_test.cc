@@ -311,22 +311,6 @@ TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]"
     }
 }
 
-TEST_CASE("speculate: a request bounds its number of drafts", "[speculate]") {
-  const auto drafted = [](int most) {
-    TinySetup setup{.topology = "1C"};
-    setup.speculation = told(8);
-    TinyCluster tiny(setup);
-    auto request = tiny_request(1, {5, 6, 7}, 9);
-    request->most_drafts = most;
-    REQUIRE(tiny.submit(request).ok());
-    tiny.run();
-    return tiny.cluster->instances()[0]->stats().draft_tokens;
-  };
-  CHECK(drafted(0) == 0);
-  CHECK(drafted(1) > 0);
-  CHECK(drafted(1) < drafted(-1));
-}
-
 TEST_CASE("speculate: the room of rejected drafts is free after their step", "[speculate]") {
   known().clear();  // so that drafts are right by chance alone
   TinySetup setup{.topology = "1C", .scheme = "token"};

@@ -110,11 +110,6 @@ StartRequest start(const Request& request, const ChoiceState& state = {}) {
   message.state = state;
   return message;
 }
-StartRequest ruled(const TokenRules& rules) {
-  Request request{.prompt = {1, 2}};
-  request.sampling.rules = std::make_shared<TokenRules>(rules);
-  return start(request);
-}
 
 // tests/issues/lies_test.cc takes each number of each message beyond its range. These rows break the rules of a type or
 // of an order.
@@ -129,8 +124,6 @@ TEST_CASE("a message that no honest peer sends is refused, and the error names t
       {start({.prompt = {1}, .stop_token_ids = {3, -3}}), "stop_token_ids"},
       {start({.prompt = {1}}, {.choice = 5, .stands_for = 4}), "stands_for"},
       {start({.prompt = {1}}, {.stands_for = 0}), "stands_for: 0"},
-      {ruled({.allowed = {1}, .bad_words = {{{2}}}}), ""},
-      {ruled({.bad_words = {{}}}), "bad_words: a word has no tokens"},
       {KvReserved{.destination = {.blocks = {4, -1}}}, "blocks: -1"},
       {KvOffered{1, start({.prompt = {1}}).request, {{}, {.stands_for = 9}}, {}}, "stands_for: 9"},
       {PeerJoined{{.id = 1, .layout = {{4096, 4096, 4096, Dtype::f32}, KvOrder::layer_major, 1 << 29, 1 << 29}}},

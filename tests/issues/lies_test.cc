@@ -83,11 +83,6 @@ struct Spoiler {
     fields(*this, copy);
     value = std::make_shared<Request>(copy);
   }
-  void rules(const char*, std::shared_ptr<const TokenRules>& value) {
-    TokenRules copy = *value;
-    fields(*this, copy);
-    value = std::make_shared<TokenRules>(copy);
-  }
 };
 
 struct Lie {
