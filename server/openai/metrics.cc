@@ -111,8 +111,7 @@ constexpr Row<ConductorStats> kConductorRows[] = {
     {"requests_refused_total", "Number of requests refused by --admission.",
      [](C c) { return double(c.refused_early + c.refused_late); }},
     {"choices_ended_total", "Number of choices that ended by stop or length.", [](C c) { return double(c.ended); }},
-    {"choices_kept_total",
-     "Number of choices that ended by stop or length and met both objectives (goodput).",
+    {"choices_kept_total", "Number of choices that ended by stop or length and met both objectives (goodput).",
      [](C c) { return double(c.kept); }},
 };
 
@@ -214,8 +213,8 @@ std::string Metrics::render(const ServiceStats& service) const {
                "Number of prompt tokens, computed or reused, of requests that got a first token.", prompt_tokens_);
   text.counter("generation_tokens_total", "Number of output tokens.", generation_tokens_);
   text.family("request_success_total", "Number of ended choices, by reason.", "counter");
-  for (const FinishReason reason : {FinishReason::stop, FinishReason::length, FinishReason::abort, FinishReason::timeout,
-                                    FinishReason::error, FinishReason::refused})
+  for (const FinishReason reason : {FinishReason::stop, FinishReason::length, FinishReason::abort,
+                                    FinishReason::timeout, FinishReason::error, FinishReason::refused})
     text.sample("all", std::string("finished_reason=\"") + finish_reason_name(reason) + "\"",
                 double(finishes_[size_t(reason)]));
   text.histogram("time_to_first_token_seconds", "Seconds from arrival at the frontend to the first token.", ttft_);

@@ -24,7 +24,7 @@ namespace xpyd::server {
 
 class Histogram {
  public:
-  explicit Histogram(std::span<const double> bounds) : bounds(bounds), counts(bounds.size() + 1) {}
+  explicit Histogram(std::span<const double> upper) : bounds(upper), counts(upper.size() + 1) {}
   void observe(double value);
 
   const std::span<const double> bounds;  // upper bounds, inclusive, ascending
