@@ -25,7 +25,6 @@ struct Request {
   bool prompt_is_text_prefix = true;  // the output continues the prompt's text, so a leading space is kept
   int priority = 0;                   // lower runs earlier
   uint64_t cache_salt = 0;            // prefixes are shared only between equal salts; each session has its own
-  std::string session_id;             // multi-turn session whose history the prompt contains; empty: none
   double arrival_s = 0;               // Clock seconds, at the frontend
   double deadline_s = 0;              // Clock seconds; 0 = none. After it the request ends with `timeout`
 };

@@ -159,7 +159,6 @@ void Instance::handle(InstanceId, PrefillJob message) {
   request->ignore_eos = true;
   request->priority = message.request->priority;
   request->cache_salt = message.request->cache_salt;
-  request->session_id = message.request->session_id;
   request->arrival_s = message.request->arrival_s;
   request->deadline_s = message.request->deadline_s;
   compute(kv_.attempts.begin(message.attempt, std::move(request), {}, true), true, message.decode);

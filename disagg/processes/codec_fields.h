@@ -111,8 +111,7 @@ void fields(A& a, typename A::template Ref<PredictionError> s) {
 }
 
 XPYD_MESSAGE(Request, id, prompt, sampling, max_tokens, n, prompt_logprobs, ignore_eos, stop, stop_token_ids,
-             include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt, session_id, arrival_s,
-             deadline_s)
+             include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt, arrival_s, deadline_s)
 XPYD_MESSAGE(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, queued_s, scheduled_s, hidden_tokens,
              hidden)
 XPYD_MESSAGE(Sampled, chosen, top, nan_logits, rank)

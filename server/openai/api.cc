@@ -21,7 +21,6 @@ namespace {
 // Bodies up to this size are parsed and tokenized on the I/O thread: about a millisecond. Longer ones go to other
 // threads.
 constexpr size_t kInlineBodyBytes = 16u << 10;
-constexpr int kLogLinesPerSecond = 500;
 constexpr size_t kMaxKeyFileBytes = 4u << 10;
 
 // Compares digests, so that the time says nothing about the keys or their lengths.
@@ -242,18 +241,7 @@ void Api::on_body(const std::shared_ptr<Incoming>& in, std::function<std::option
 
 // Writes wall-clock time (UTC), level and text.
 void Api::log_line(LogLevel level, const std::string& line) {
-  if (level < options_.log_level) return;
-  double now = clock_.now();
-  auto write = [&](const std::string& text) { (options_.log ? options_.log : log_text)(log_stamp(level) + text); };
-  if (now - log_window_s_ >= 1) {
-    if (log_dropped_ > 0) write("log dropped_lines=" + std::to_string(log_dropped_));
-    log_window_s_ = now;
-    log_lines_ = log_dropped_ = 0;
-  }
-  if (++log_lines_ <= kLogLinesPerSecond)
-    write(line);
-  else
-    ++log_dropped_;
+  if (level >= options_.log_level) (options_.log ? options_.log : log_text)(log_stamp(level) + line);
 }
 
 // ---- The key.

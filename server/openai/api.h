@@ -192,8 +192,6 @@ class Api final : public HttpHandler {
   bool draining_ = false;
   uint64_t last_request_id_ = 0;
   std::unordered_map<Generation*, std::shared_ptr<Generation>> live_;  // calls not yet answered
-  double log_window_s_ = 0;  // start of the second whose log lines are counted
-  int log_lines_ = 0, log_dropped_ = 0;
 
   // Threads that parse and tokenize large bodies. The listener's bounds on connections and bodies also bound its queue.
   // Last member: joined before the others are destroyed.

@@ -313,7 +313,7 @@ void read_echo(Fields& fields, bool chat, Request& request, GenerationCall& out)
   if (out.prompt_logprobs && out.stream)
     throw bad("prompt_logprobs", "prompt_logprobs: cannot be streamed; use echo with logprobs");
   if (out.echo) request.prompt_logprobs = std::max(request.prompt_logprobs, request.sampling.top_logprobs);
-  if (request.prompt_logprobs >= 0 && !request.session_id.empty())
+  if (request.prompt_logprobs >= 0 && !out.session_id.empty())
     throw bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
               "prompt logprobs cannot be combined with session_id, because the prompt also has earlier turns");
 }
@@ -351,7 +351,7 @@ void set_max_tokens(const char* name, int64_t wanted, const GenerationCall& call
 // Takes the session that the request names.
 void take_session(Request& request, const std::string& salt, const std::string& generation, bool chat,
                   Sessions* sessions, GenerationCall& out) {
-  const std::string& id = request.session_id;
+  const std::string& id = out.session_id;
   if (id.empty()) {
     if (out.session_end) throw bad("session_end", "session_end: needs a session_id");
     if (!generation.empty()) throw bad("session_generation", "session_generation: needs a session_id");
@@ -424,7 +424,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   request.ignore_eos = fields.boolean("ignore_eos", false);
   request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
   request.priority = static_cast<int>(fields.integer("priority", INT32_MIN, INT32_MAX, 0));
-  out.session_id = request.session_id = fields.text("session_id", 1, kMaxShortText);
+  out.session_id = fields.text("session_id", 1, kMaxShortText);
   out.session_end = fields.boolean("session_end", false);
   std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
   const std::string generation = fields.text("session_generation", 1, kMaxShortText);
