@@ -16,7 +16,6 @@
 #include "base/log.h"
 #include "base/numbers.h"
 #include "base/os.h"
-#include "base/version.h"
 #include "model/folder.h"
 #include "model/generation_config.h"
 #include "server/build.h"
