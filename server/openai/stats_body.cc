@@ -47,14 +47,10 @@ std::string stats_body(const ServedModel& model, const ServiceStats& stats, cons
     const KvStats& kv = i.kv;
     out.open('{').add("name", i.name, "running", i.running, "waiting", i.waiting);
     out.add("remote_prefilling", i.queue_remote_prefilling, "sending", i.queue_prefill_sending);
-    out.add("block_tokens", kv.block_tokens).key("blocks");
-    out.object("capacity", kv.capacity, "free", kv.free, "active", kv.active, "cached", kv.cached, "in_transfer",
-               kv.in_transfer);
-    out.add("steps", i.steps, "generated_tokens", i.generated_tokens, "preemptions", i.preemptions);
-    out.add("draft_tokens", i.draft_tokens, "accepted_tokens", i.accepted_tokens);
+    out.key("blocks").object("capacity", kv.capacity, "free", kv.free, "active", kv.active, "cached", kv.cached,
+                             "in_transfer", kv.in_transfer);
     out.add("prefix_query_tokens", kv.prefix_query_tokens, "prefix_hit_tokens", kv.prefix_hit_tokens);
-    out.add("transfers", i.transfers, "transfer_bytes", i.transfer_bytes, "transfer_seconds", i.transfer_seconds);
-    out.close('}');
+    out.add("transfers", i.transfers, "transfer_bytes", i.transfer_bytes).close('}');
   }
   out.close(']').key("answers").open('[');
   for (const RequestTrace& trace : picture.traces) add_trace(out, trace, picture.t);
