@@ -43,25 +43,23 @@ OutputText::OutputText(const Tokenizer* tokenizer, const Request& request) : tok
   if (request.prompt_is_text_prefix) detokenizer_.continues_text();
 }
 
-OutputText::Piece OutputText::feed(int32_t token, const Request& request, bool may_stop) {
+OutputText::Piece OutputText::feed(int32_t token, const Request& request) {
   Piece piece;
   if (!tokenizer_) return piece;
   held_ += detokenizer_.feed(token);
-  if (may_stop) {
-    size_t first = std::string::npos;
-    for (const std::string& stop : request.stop) {
-      size_t at = held_.find(stop);
-      if (at < first) {
-        first = at;
-        piece.stop = &stop;
-      }
+  size_t first = std::string::npos;
+  for (const std::string& stop : request.stop) {
+    size_t at = held_.find(stop);
+    if (at < first) {
+      first = at;
+      piece.stop = &stop;
     }
-    if (piece.stop) {
-      if (request.include_stop_text) first += piece.stop->size();
-      piece.text = held_.substr(0, first);
-      held_.clear();
-      return piece;
-    }
+  }
+  if (piece.stop) {
+    if (request.include_stop_text) first += piece.stop->size();
+    piece.text = held_.substr(0, first);
+    held_.clear();
+    return piece;
   }
   size_t keep = utf8_boundary(held_, held_.size() - forming_stop(held_, request.stop));
   piece.text = held_.substr(0, keep);

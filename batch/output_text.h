@@ -19,9 +19,8 @@ class OutputText {
     std::string text;
     const std::string* stop = nullptr;  // the request's stop string that ended the text; null: none did
   };
-  // Returns the text that `token` makes final. If `may_stop` is false (min_tokens is not reached), stop strings pass as
-  // text.
-  Piece feed(int32_t token, const Request& request, bool may_stop);
+  // Returns the text that `token` makes final.
+  Piece feed(int32_t token, const Request& request);
   std::string flush();  // text held back so far; call it once at the end, unless a stop string ended the text
 
  private:

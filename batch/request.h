@@ -14,23 +14,19 @@ struct Request {
   uint64_t id = 0;              // unique in this process
   std::vector<int32_t> prompt;  // token ids, at least one; prompt + max_tokens fits the context
   SamplingParams sampling;
-  int max_tokens = 16;  // output tokens, at least 1
-  int min_tokens = 0;   // the output cannot stop before this many tokens; sampling.rules forbid end tokens until then
-  int n = 1;            // choices, 1..8
+  int max_tokens = 16;       // output tokens, at least 1
+  int n = 1;                 // choices, 1..8
   int prompt_logprobs = -1;  // 0..20: return logprobs of the prompt's tokens with that many alternatives; -1: none
   bool ignore_eos = false;
   std::vector<std::string> stop;  // stop strings
   std::vector<int32_t> stop_token_ids;
-  bool include_stop_text = false;        // the stop string is part of the text
-  bool skip_special_tokens = true;       // in the text
-  bool prompt_is_text_prefix = true;     // the output continues the prompt's text, so a leading space is kept
-  int priority = 0;                      // lower runs earlier
-  uint64_t cache_salt = 0;               // prefixes are shared only between equal salts; each session has its own
-  std::string session_id;                // multi-turn session whose history the prompt contains; empty: none
-  double arrival_s = 0;                  // Clock seconds, at the frontend
-  double deadline_s = 0;                 // Clock seconds; 0 = none. After it the request ends with `timeout`
-  double slo_ttft_s = 0, slo_tbt_s = 0;  // the client's SLOs; 0: the server's defaults apply
-  int most_drafts = -1;                  // drafts per step; 0: no speculation; -1: as the engine's options say
+  bool include_stop_text = false;     // the stop string is part of the text
+  bool skip_special_tokens = true;    // in the text
+  bool prompt_is_text_prefix = true;  // the output continues the prompt's text, so a leading space is kept
+  int priority = 0;                   // lower runs earlier
+  uint64_t cache_salt = 0;            // prefixes are shared only between equal salts; each session has its own
+  double arrival_s = 0;               // Clock seconds, at the frontend
+  double deadline_s = 0;              // Clock seconds; 0 = none. After it the request ends with `timeout`
 };
 
 enum class FinishReason : uint8_t { none, stop, length, abort, timeout, error, refused };
@@ -53,7 +49,6 @@ struct TokenEvent {
   // token precedes it.
   std::vector<Sampled> prompt_logprobs;
   int cached_tokens = 0;     // prompt tokens whose KV was reused; the same in every event of the request
-  int preemptions = 0;       // of this choice so far
   uint64_t logits_hash = 0;  // with finish: chained hash of the logits rows from which this choice was sampled
   double queued_s = 0, scheduled_s = 0,
          time_s = 0;  // Clock: arrival at the engine, first step, this token

@@ -14,7 +14,6 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
   s->given = int(s->tokens.size());
   s->logits_hash = state.logits_hash;
   s->cached_tokens = state.cached_tokens;
-  s->preemptions = state.preemptions;
   s->hidden_tokens = state.hidden_tokens;
   s->hidden = state.hidden;
   s->queued_s = state.queued_s > 0 ? state.queued_s : request->arrival_s;
@@ -22,10 +21,9 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
   if (!state.output.empty()) {
     s->sampler = SamplerState(request->sampling, state.choice, request->prompt);
     s->text = OutputText(tokenizer, *request);
-    int n = 0;
     for (int32_t token : state.output) {
       repeat_draw(request->sampling, token, s->sampler);
-      s->text.feed(token, *request, ++n >= request->min_tokens);
+      s->text.feed(token, *request);
     }
   }
   s->request = std::move(request);
@@ -52,7 +50,6 @@ ChoiceState state_of(const Sequence& s) {
           .output = {s.tokens.begin() + s.n_prompt(), s.tokens.end()},
           .logits_hash = s.logits_hash,
           .cached_tokens = s.cached_tokens,
-          .preemptions = s.preemptions,
           .queued_s = s.queued_s,
           .scheduled_s = s.scheduled_s,
           .hidden_tokens = s.hidden_tokens,
@@ -64,7 +61,6 @@ TokenEvent event_of(const Sequence& s, int choice, double now) {
   event.request_id = s.request->id;
   event.choice = choice;
   event.cached_tokens = s.cached_tokens;
-  event.preemptions = s.preemptions;
   event.logits_hash = s.logits_hash;
   event.queued_s = s.queued_s;
   event.scheduled_s = s.scheduled_s;

@@ -22,7 +22,6 @@ struct ChoiceState {
   std::vector<int32_t> output;  // tokens that the client has or that are on their way to it
   uint64_t logits_hash = 0;     // of the logits rows from which `output` was sampled
   int cached_tokens = 0;
-  int preemptions = 0;
   double queued_s = 0, scheduled_s = 0;  // Clock; 0: not yet
   int hidden_tokens = 0;                 // `hidden` belongs to the last of this many tokens; 0: not known
   std::vector<float> hidden = {};        // HiddenStates::before, for a multi-token head
@@ -57,7 +56,6 @@ struct Sequence {
   int computed = 0;       // tokens whose KV is computed or being computed on the instance that holds it
   KvHandle kv = kNoKv;    // in that instance's memory
   int cached_tokens = 0;  // prompt tokens found in a prefix cache at first admission
-  int preemptions = 0;    // times that it lost its memory
 
   SamplerState sampler;
   OutputText text;

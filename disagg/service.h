@@ -4,7 +4,6 @@
 #pragma once
 
 #include <array>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +11,6 @@
 
 #include "allocator/kv_memory.h"
 #include "batch/request.h"
-#include "disagg/block_map.h"
 #include "disagg/request_trace.h"
 #include "model/cost/step_cost.h"
 
@@ -28,8 +26,6 @@ struct Refusal {
   explicit operator bool() const { return why != none; }
 };
 
-inline constexpr int kRefusals = int(Refusal::room) + 1;
-
 // An instance whose loop has not begun an iteration for this long counts as hung. An iteration takes as long as its
 // step, and a very long prompt on a slow machine stays well below this.
 inline constexpr double kLongestTurnSeconds = 60;
@@ -40,8 +36,6 @@ struct FetchStats {
   int64_t failed = 0;                 // fetches that did not arrive
   int64_t lent = 0, lent_tokens = 0;  // prefixes lent to other instances
   int64_t expired = 0;                // of these, given up because the reader was silent
-  double seconds = 0;                 // of all fetches, from the question to the end
-  double regret_s = 0;                // by which fetches took longer than computing their tokens
   double ask_s = 0;                   // moving mean of the time from the question to a holder's answer
 };
 
@@ -62,15 +56,13 @@ struct InstanceStats {
   KvStats kv;
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
   int64_t draft_tokens = 0, accepted_tokens = 0;          // as in EngineStats
-  int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // as in EngineStats
   double step_seconds = 0, schedule_seconds = 0;          // in forward and sampling; in the rest of a step
   double wait_seconds = 0;                                // waiting for the model
   int64_t transfers = 0;                                  // of KV, started here: pushed, pulled or fetched
   int64_t transfer_bytes = 0, transfer_descriptors = 0;   // of these transfers
   double transfer_seconds = 0;                            // in which the instance's thread planned and started them
   double wire_s_per_byte = 0;                             // from post() to done, over the last transfers; 0: not known
-  int64_t kv_refused = 0;      // arrived KV that was short or changed, so that the prompt was computed again
-  int64_t leases_expired = 0;  // reserved blocks that were given up because the peer was silent
+  int64_t kv_refused = 0;  // arrived KV that was short or changed, so that the prompt was computed again
   FetchStats fetch;
   Spent spent;
   double heartbeat_s = 0;      // Clock seconds of the last iteration of its loop
@@ -79,16 +71,13 @@ struct InstanceStats {
 };
 
 // Why an attempt to serve a request's choices failed.
-// The conductor. Cumulative, except prefill_jobs.
+// The conductor. Cumulative.
 struct ConductorStats {
   int64_t attempts = 0, failed_attempts = 0, replaced_choices = 0;
-  int64_t late_tokens = 0;                         // dropped, because their attempt had been given up
-  int64_t joined = 0, left = 0;                    // instances
-  int prefill_jobs = 0;                            // now in the global prefill queue
-  int64_t refused_early = 0, refused_late = 0;     // requests, on arrival; after their prompt was computed
-  std::array<int64_t, kRefusals> refused_by = {};  // both, by Refusal::Why
-  double wasted_prefill_s = 0;                     // predicted prefill time of those refused late
-  PredictionError ttft_error, tbt_error;           // of predictions at placement; TBT: the mean of a choice's gaps
+  int64_t left = 0;                             // instances
+  int64_t refused_early = 0, refused_late = 0;  // requests, on arrival; after their prompt was computed
+  double wasted_prefill_s = 0;                  // predicted prefill time of those refused late
+  PredictionError ttft_error, tbt_error;        // of predictions at placement; TBT: the mean of a choice's gaps
   int64_t ended = 0, kept = 0;  // choices that ended by stop or length; of these, within both objectives
 };
 
@@ -100,8 +89,7 @@ struct ServiceStats {
 
 // The data of the server's status page, beside ServiceStats.
 struct ServicePicture {
-  double t = 0;                                                 // Clock: now
-  std::map<std::string, std::shared_ptr<const BlockMap>> maps;  // by name of the instance; only those that have one
+  double t = 0;                      // Clock: now
   std::vector<RequestTrace> traces;  // some running requests (ended = 0) and the last that have ended; without gaps
 };
 

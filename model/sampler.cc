@@ -46,31 +46,6 @@ Top find_top(const float* x, int n) {
   return top;
 }
 
-// Applies the rules to logits without NaN.
-void apply(const TokenRules& rules, std::span<const int32_t> output, float* x, int n) {
-  const auto forbid = [&](int32_t id) {
-    if (id >= 0 && id < n) x[id] = kLowest;
-  };
-  if (!rules.allowed.empty()) {
-    int next = 0;
-    for (int32_t id : rules.allowed) {
-      if (id < next || id >= n) continue;
-      std::fill(x + next, x + id, kLowest);
-      next = id + 1;
-    }
-    std::fill(x + next, x + n, kLowest);
-  }
-  for (const TokenBias& b : rules.bias)
-    if (b.token >= 0 && b.token < n) x[b.token] = made_finite(x[b.token] + b.bias);
-  for (const BadWord& word : rules.bad_words) {
-    const std::span<const int32_t> begin = std::span(word.tokens).first(word.tokens.size() - 1);
-    if (begin.size() <= output.size() && std::ranges::equal(begin, output.last(begin.size())))
-      forbid(word.tokens.back());
-  }
-  if (output.size() < size_t(std::max(rules.min_tokens, 0)))
-    for (int32_t id : rules.end_tokens) forbid(id);
-}
-
 // Applies the penalties to the logits of tokens seen before.
 void penalise(const SamplingParams& params, const SamplerState& state, float* x, int n) {
   auto repeat = [&](int32_t id) {
@@ -96,7 +71,6 @@ bool has_penalties(const SamplingParams& params) {
 // Records a chosen token.
 void record(const SamplingParams& params, int32_t token, SamplerState& state) {
   if (has_penalties(params)) ++state.output_counts[token];
-  if (params.rules) state.output.push_back(token);
 }
 
 // Draws from softmax(x / temperature) after the filters. x may be scratch.logits.
@@ -202,7 +176,7 @@ SamplerState::SamplerState(const SamplingParams& params, int choice, std::span<c
 
 bool more_than_a_draw(const SamplingParams& params) {
   const bool filters = params.top_k > 0 || params.top_p < 1 || params.min_p > 0;
-  return params.rules || has_penalties(params) || params.top_logprobs >= 0 || (draws(params) && filters);
+  return has_penalties(params) || params.top_logprobs >= 0 || (draws(params) && filters);
 }
 
 Draw next_draw(const SamplingParams& params, SamplerState& state) {
@@ -224,11 +198,10 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params, Samp
   const bool penalties = has_penalties(params);
   const float* x = logits.data();
   Top top = raw;
-  if (params.rules || penalties || raw.nans || raw.value > FLT_MAX) {
+  if (penalties || raw.nans || raw.value > FLT_MAX) {
     scratch.logits.resize(size_t(n));
     float* copy = scratch.logits.data();
     std::transform(x, x + n, copy, made_finite);
-    if (params.rules) apply(*params.rules, state.output, copy, n);
     if (penalties) penalise(params, state, copy, n);
     x = copy;
     top = find_top(x, n);
@@ -237,8 +210,6 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params, Samp
   Sampled sampled;
   sampled.nan_logits = raw.nans;
   sampled.chosen.token = top.id;
-  if (top.value == kLowest && params.rules && !params.rules->allowed.empty())
-    sampled.chosen.token = std::clamp(params.rules->allowed.front(), 0, n - 1);
   if (draws(params) && top.value != kLowest)
     sampled.chosen.token = draw(x, n, top.value, params, state.random, scratch);
   if (params.top_logprobs >= 0) add_logprobs(logits, raw, params.top_logprobs, sampled, scratch);

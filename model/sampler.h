@@ -1,10 +1,9 @@
-// Turns logits into one token. The order is: rules, penalties, temperature, top-k, top-p, min-p, draw.
+// Turns logits into one token. The order is: penalties, temperature, top-k, top-p, min-p, draw.
 //
 // Thread safety: plain functions; a SamplerState and a SamplerScratch have one user at a time.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -13,25 +12,6 @@
 #include "base/rooms.h"
 
 namespace xpyd::model {
-
-struct TokenBias {
-  int32_t token = 0;
-  float bias = 0;  // added to the token's logit
-};
-
-struct BadWord {
-  std::vector<int32_t> tokens;  // at least one; the last may not follow the others
-};
-
-// A request's rules about single tokens. A forbidden token has the logit -infinity, whatever penalties and bias add. If
-// no token is left, the first of `allowed` is chosen, or token 0 without `allowed`.
-struct TokenRules {
-  std::vector<int32_t> allowed;     // ids, ascending; only these may be chosen; empty: all
-  std::vector<TokenBias> bias;      // distinct tokens
-  std::vector<BadWord> bad_words;   // matched in the output only, not across the prompt
-  std::vector<int32_t> end_tokens;  // forbidden …
-  int min_tokens = 0;               // … among the first min_tokens output tokens
-};
 
 struct SamplingParams {
   float temperature = 1;         // 0: greedy, the lowest id among the highest logits
@@ -42,8 +22,7 @@ struct SamplingParams {
   float presence_penalty = 0;    // [-2, 2], once per distinct output token
   float frequency_penalty = 0;   // [-2, 2], times the output count
   uint64_t seed = 0;
-  int top_logprobs = -1;                              // number of alternatives, 0 to 20; -1: no logprobs
-  std::shared_ptr<const TokenRules> rules = nullptr;  // null: every token may be chosen
+  int top_logprobs = -1;  // number of alternatives, 0 to 20; -1: no logprobs
 };
 
 // One token's choice from all tokens; a device may make it itself (model.h).
@@ -54,7 +33,7 @@ struct Draw {
 
 struct TokenLogprob {
   int32_t token = 0;
-  float logprob = 0;  // log-softmax of the raw logits, before rules, penalties and temperature
+  float logprob = 0;  // log-softmax of the raw logits, before penalties and temperature
 };
 
 struct Sampled {
@@ -70,14 +49,13 @@ struct SamplerState {
   Random random;
   std::unordered_map<int32_t, int> output_counts;  // kept only with a penalty
   std::vector<int32_t> prompt_tokens;              // distinct; kept only with a repetition penalty
-  std::vector<int32_t> output;                     // output so far; kept only with rules
 
   SamplerState() = default;
   // `choice` is the index among the request's n choices; each has its own stream of the same seed.
   SamplerState(const SamplingParams& params, int choice, std::span<const int32_t> prompt);
 };
 
-// True if sample() needs more than a Draw holds: rules, penalties, logprobs, or a filter at a temperature.
+// True if sample() needs more than a Draw holds: penalties, logprobs, or a filter at a temperature.
 bool more_than_a_draw(const SamplingParams& params);
 // Returns the next choice as a Draw and takes from state.random as much as sample() would.
 Draw next_draw(const SamplingParams& params, SamplerState& state);
@@ -86,7 +64,7 @@ Draw next_draw(const SamplingParams& params, SamplerState& state);
 void repeat_draw(const SamplingParams& params, int32_t token, SamplerState& state);
 
 // Scratch that a caller reuses. Once it has grown to the vocabulary, sampling allocates only entries of output_counts
-// and output (penalties, rules) and Sampled::top (top_logprobs).
+// (penalties) and Sampled::top (top_logprobs).
 struct SamplerScratch {
   std::vector<float> logits, sorted;
   std::vector<int32_t> order;
@@ -94,7 +72,7 @@ struct SamplerScratch {
 
 // Chooses a token from logits [vocab] and records it in `state`. The result depends on (logits, params, state) only,
 // and any bits of logits give a token. The lower id wins among equals. +infinity is read as the largest float. If every
-// logit is -infinity or NaN, the token is 0 (with rules: the first allowed) and its logprob -infinity.
+// logit is -infinity or NaN, the token is 0 and its logprob -infinity.
 // Requires: params are in the ranges above; the API checks them.
 Sampled sample(std::span<const float> logits, const SamplingParams& params, SamplerState& state,
                SamplerScratch& scratch);

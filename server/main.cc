@@ -143,20 +143,6 @@ int run(const std::vector<std::string>& words) {
   }
 }
 
-// Hides secrets, because every user of a machine can read the command lines of all processes.
-void hide_secrets(int argc, char** argv) {
-  for (const OptionRow& row : all_options()) {
-    if (std::string(row.unit) != "secret") continue;
-    const std::string name = std::string("--") + row.name;
-    for (int i = 1; i < argc; ++i) {
-      char* value = nullptr;
-      if (argv[i] == name && i + 1 < argc) value = argv[i + 1];
-      if (std::string(argv[i]).starts_with(name + "=")) value = argv[i] + name.size() + 1;
-      if (value) std::fill(value, value + std::strlen(value), '*');
-    }
-  }
-}
-
 }  // namespace
 }  // namespace xpyd::server
 
@@ -164,7 +150,6 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f becomes a failed write with a message
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
-    xpyd::server::hide_secrets(argc, argv);
     int code = xpyd::server::run(words);
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
       std::fprintf(stderr, "xpyd: stdout: %s\n", std::strerror(errno));

@@ -72,7 +72,6 @@ void Recorder::on_event(TokenEvent event) {
     choice.error = event.error;
   }
   choice.cached_tokens = event.cached_tokens;
-  choice.preemptions = event.preemptions;
 }
 
 Recorder::Choice Recorder::choice(uint64_t request, int index) const {

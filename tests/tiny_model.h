@@ -65,7 +65,6 @@ class Recorder final : public EventSink {
     int ends = 0;  // events with finish != none
     uint64_t logits_hash = 0;
     int cached_tokens = 0;
-    int preemptions = 0;
     std::string error;
   };
   void on_event(TokenEvent event) override;

@@ -10,8 +10,8 @@ namespace xpyd::batch {
 int Drafts::most_for(const StepEntry& entry, int spare_tokens, int spare_rows, int room) const {
   const Sequence& s = *entry.sequence;
   const bool decodes = entry.wants_logits && s.n_output() > 0 && !s.leaves;
-  if (!decodes || s.request->most_drafts == 0) return 0;
-  const int wanted = s.request->most_drafts > 0 ? s.request->most_drafts : options_.speculation.tokens;
+  if (!decodes) return 0;
+  const int wanted = options_.speculation.tokens;
   return std::max(0, std::min({wanted > 0 ? wanted : kMostDrafts, s.request->max_tokens - s.n_output() - 1,
                                spare_tokens, spare_rows, room}));
 }
@@ -37,7 +37,7 @@ void Drafts::add(std::vector<StepEntry>& entries, const StepCost::Terms& cost) {
     int most = most_for(entry, spare_tokens, spare_rows, (blocks + free_blocks) * block_tokens - entry.end());
     if (most == 0) continue;
     rate.token_seconds = cost[1] + 2 * entry.end() * cost[3] + drafter_->round_seconds() / double(entries.size());
-    const bool as_pay = s.request->most_drafts < 0 && options_.speculation.tokens == 0;
+    const bool as_pay = options_.speculation.tokens == 0;
     if (as_pay && (most = rate.take(s.draft_record, most)) == 0) {
       s.draft_record.saw(0, 0);
       continue;

@@ -30,18 +30,17 @@ bool Emission::accept(Sequence& s, int at, Sampled sampled, uint64_t row_hash, d
 void Emission::set_text_and_end(Sequence& s, TokenEvent& event, int n_output) const {
   const Request& request = *s.request;
   const int32_t token = event.token;
-  const bool may_stop = n_output >= request.min_tokens;
   auto among = [token](const auto& list) { return std::find(list.begin(), list.end(), token) != list.end(); };
-  const bool eos = may_stop && !request.ignore_eos && among(options_.eos_tokens);
-  const bool stop_token = may_stop && !eos && among(request.stop_token_ids);
+  const bool eos = !request.ignore_eos && among(options_.eos_tokens);
+  const bool stop_token = !eos && among(request.stop_token_ids);
   if (eos || stop_token) {
     event.finish = FinishReason::stop;
     if (stop_token) event.stop_token = token;
-    if (request.include_stop_text) event.text = s.text.feed(token, request, false).text;
+    if (request.include_stop_text) event.text = s.text.feed(token, request).text;
     event.text += s.text.flush();
     return;
   }
-  OutputText::Piece piece = s.text.feed(token, request, may_stop);
+  OutputText::Piece piece = s.text.feed(token, request);
   event.text = std::move(piece.text);
   if (piece.stop) {
     event.finish = FinishReason::stop;

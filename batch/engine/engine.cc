@@ -59,7 +59,7 @@ bool Engine::iterate(double now) {
   if (options_.policy->keeps_rows) steps_.arrange();
   if (next.entries.empty()) return steps_.empty() ? moved || ended : wait();
 
-  scheduler_.chunks().keep(next.entries, stats_);
+  scheduler_.chunks().keep(next.entries);
   run();
   return true;
 }

@@ -51,16 +51,6 @@ class Engine final {
   int waiting_with_kv() const { return scheduler_.waiting_with_kv(); }
   int64_t pending_tokens() const { return scheduler_.pending_tokens(); }  // of waiting and running ones
   int blocks_wanted() const { return scheduler_.blocks_wanted(); }        // by waiting sequences that hold none
-  // Calls f(request id, handle) for each sequence that holds KV here. Call between steps.
-  template <class F>
-  void each_holder(F&& f) const {
-    const auto look = [&f](const SequencePtr& s) {
-      if (s->kv != kNoKv) f(s->request->id, s->kv);
-    };
-    for (const SequencePtr& s : scheduler_.running()) look(s);
-    for (const SequencePtr& s : scheduler_.waiting()) look(s);
-    steps_.each_held(look);
-  }
   bool idle() const { return scheduler_.empty() && steps_.empty(); }
   // True: steps are waves of a pipeline. Their seconds are those of the slowest stage, known when the wave ends.
   bool in_waves() const { return steps_.in_waves(); }

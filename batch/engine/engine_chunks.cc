@@ -45,7 +45,7 @@ int EngineChunks::decide(std::span<const Candidate> candidates, int step_tokens,
   return choice_.step_tokens;
 }
 
-void EngineChunks::keep(std::span<const StepEntry> entries, EngineStats& stats) {
+void EngineChunks::keep(std::span<const StepEntry> entries) {
   for (const StepEntry& entry : entries)
     if (entry.n_tokens > 1) {
       longest_prefix_ = std::max(longest_prefix_, entry.first);
@@ -54,16 +54,13 @@ void EngineChunks::keep(std::span<const StepEntry> entries, EngineStats& stats) 
   if (!std::exchange(decided_, false)) return;
   if (watcher_) watcher_(view_, state_, choice_);
   state_ = choice_.state;
-  ++stats.chunk_decisions;
-  stats.chunk_extrapolations += choice_.extrapolates;
   if (choice_.extrapolates && steps_seen_ >= kKnownSteps && !std::exchange(told_, true)) say_once();
 }
 
 void EngineChunks::say_once() const {
   log_line(LogLevel::info,
            "xpyd: --chunk-policy %s extrapolates: it plans %d prompt tokens, the first of them after %d earlier tokens "
-           "of its prompt; the steps to which its cost was fitted had at most %d prompt tokens, after at most %d. From "
-           "now on such plans are only counted (chunk_extrapolations_total)",
+           "of its prompt; the steps to which its cost was fitted had at most %d prompt tokens, after at most %d",
            options_.policy->name, choice_.step_tokens - view_.decodes, prompts_[0].done, view_.longest_chunk,
            view_.longest_prefix);
 }

@@ -43,7 +43,7 @@ class EngineChunks {
   // Returns the tokens of the next step, at most `step_tokens`. Requires: decides().
   int decide(std::span<const Candidate> candidates, int step_tokens, int block_tokens, int stages);
   // Records the decision of a step that runs. A decision whose plan runs nothing is not counted.
-  void keep(std::span<const StepEntry> entries, EngineStats& stats);
+  void keep(std::span<const StepEntry> entries);
 
  private:
   void say_once() const;

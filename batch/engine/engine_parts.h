@@ -33,7 +33,6 @@ struct EngineStats {
   int64_t steps = 0, generated_tokens = 0, preemptions = 0;
   int64_t prompt_tokens = 0;                      // computed: without cached ones, and again after each preemption
   int64_t draft_tokens = 0, accepted_tokens = 0;  // drafts computed; drafts accepted
-  int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // of the chunk policy; of these, extrapolated
   double step_seconds = 0;        // forward and sampling; for waves the slowest stage, beside this thread
   double wait_seconds = 0;        // waiting for a step to end; includes begin() of a model that computes there
   double schedule_seconds = 0;    // the rest of step()

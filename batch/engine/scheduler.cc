@@ -344,7 +344,6 @@ void Scheduler::preempt(SequencePtr s) {
   s->computed = 0;
   s->early = s->probed = false;
   ++stats_.preemptions;
-  ++s->preemptions;
   waiting_.insert(first_without_kv(), std::move(s));
 }
 

@@ -62,11 +62,6 @@ class Steps final : private LayerObserver {
   // Keeps an ended sequence until the last step under way that contains it ends, and drops what those steps compute for
   // it. False: no step contains it, and it stays the caller's.
   bool hold(SequencePtr& sequence);
-  template <class F>
-  void each_held(F&& f) const {
-    for (const auto& step : under_way_)
-      for (const SequencePtr& s : step->ended) f(s);
-  }
 
  private:
   void layer_done(int layer) override;

@@ -90,7 +90,7 @@ constexpr AdmissionPolicy kPolicies[] = {
 
 const char* refusal_name(Refusal::Why why) {
   static constexpr const char* kNames[] = {"none", "ttft", "tbt", "room"};
-  static_assert(std::size(kNames) == kRefusals);
+  static_assert(std::size(kNames) == int(Refusal::room) + 1);
   return kNames[why];
 }
 

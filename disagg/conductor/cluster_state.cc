@@ -20,7 +20,6 @@ void ClusterState::join(InstanceInfo info, std::shared_ptr<InstanceProbe> probe)
   member.probe = std::move(probe);
   member.heard_s = context_.clock.now();
   board_.joined(member);
-  ++context_.totals.joined;
 }
 
 bool ClusterState::leave(InstanceId id) {

@@ -136,7 +136,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     return true;
   }
   planner_.decide_order(plan);
-  planner_.charge_fetch(plan);
+  planner_.check_fetch(plan);
   requests_.mark_placed(entry, cluster_.at(plan.attempt.decode).info);
   const AttemptId number = attempts_.add(plan.attempt);
   for (int c = first; c < first + count; ++c) {
@@ -179,19 +179,13 @@ ServiceStats Conductor::stats() const {
   ServiceStats all;
   all.shared_pool = shared_pool_;
   all.conductor = context_.totals;
-  all.conductor.prefill_jobs = jobs_.size();
   for (const auto& [id, member] : cluster_.members()) all.instances.push_back(member.probe->stats());
   return all;
 }
 
 ServicePicture Conductor::picture() const {
   std::lock_guard lock(mutex_);
-  ServicePicture all;
-  all.t = context_.clock.now();
-  for (const auto& [id, member] : cluster_.members())
-    if (auto map = member.probe->block_map()) all.maps[member.info.name] = std::move(map);
-  all.traces = requests_.traces();
-  return all;
+  return {context_.clock.now(), requests_.traces()};
 }
 
 std::string Conductor::trouble() const {

@@ -32,10 +32,7 @@ void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
 
 void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   Attempt* const attempt = attempts_.find(message.attempt);
-  if (!attempt) {
-    ++context_.totals.late_tokens;
-    return;
-  }
+  if (!attempt) return;
   if (from != attempt->prefill && from != attempt->decode) return;  // the attempt is not on this instance
   Entry& entry = requests_.at(attempt->request);
   Choice& choice = entry.choices[size_t(message.event.choice)];

@@ -9,10 +9,9 @@
 namespace xpyd::disagg {
 
 Objectives ConductorContext::objectives(const Request& request) const {
-  const auto first = [](double own, double all, double none) { return own > 0 ? own : all > 0 ? all : none; };
-  Objectives own = {first(request.slo_ttft_s, options.objectives.ttft_s, kNoObjectives.ttft_s),
-                    first(request.slo_tbt_s, options.objectives.tbt_s, kNoObjectives.tbt_s)};
-  if (request.max_tokens <= 1) own.tbt_s = kNoObjectives.tbt_s;  // a one-token answer has no TBT
+  Objectives own = options.objectives;
+  if (own.ttft_s <= 0) own.ttft_s = kNoObjectives.ttft_s;
+  if (own.tbt_s <= 0 || request.max_tokens <= 1) own.tbt_s = kNoObjectives.tbt_s;  // a one-token answer has no TBT
   return own;
 }
 
@@ -93,7 +92,6 @@ void RequestTable::refuse(Entry& entry, const Refusal& refusal, int64_t& counted
   std::snprintf(why, sizeof why, "%s: %.4g%s predicted, but at most %.4g%s allowed", refusal_name(refusal.why),
                 refusal.predicted, kUnits[refusal.why], refusal.objective, kUnits[refusal.why]);
   ++counted;
-  ++context_.totals.refused_by[refusal.why];
   for (int c = 0; c < int(entry.choices.size()); ++c)
     if (!entry.choices[size_t(c)].ended) end_choice(entry, c, FinishReason::refused, why, out);
 }

@@ -29,8 +29,6 @@ class InstanceProbe {
   // Returns the seconds that fetching one token's KV from `source` would take now, beside the present load of the
   // links; none: the links cannot be observed.
   virtual std::optional<double> fetch_s_per_token(InstanceId) const { return {}; }
-  // Null: there is none, or none yet.
-  virtual std::shared_ptr<const BlockMap> block_map() const { return {}; }
   // Changes when stats() may have changed; null: assume that every call differs.
   virtual const std::atomic<uint64_t>* version() const { return nullptr; }
 };

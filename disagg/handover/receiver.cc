@@ -32,9 +32,6 @@ void Receiver::on(Incoming& in, Event event, With with) {
       parts_.tell(kConductor, AttemptFailed{in.attempt, std::move(with.why)});
       break;
     case Action::expire:
-      ++stats_.expired;
-      parts_.tell(kConductor, AttemptFailed{in.attempt, std::move(with.why)});
-      break;
     case Action::fail: parts_.tell(kConductor, AttemptFailed{in.attempt, std::move(with.why)}); break;
   }
   // All remaining actions give up the room.

@@ -22,7 +22,6 @@ namespace xpyd::disagg::handover {
 // Cumulative counters.
 struct ReceiverStats {
   int64_t refused_kv = 0;  // deliveries with missing or late KV; computed again here
-  int64_t expired = 0;     // attempts given up because the peer was silent
 };
 
 class Receiver {

@@ -139,7 +139,6 @@ class LocalProbe final : public InstanceProbe {
  public:
   explicit LocalProbe(const Instance& instance) : instance_(instance) {}
   InstanceStats stats() const override { return instance_.stats(); }
-  std::shared_ptr<const BlockMap> block_map() const override { return instance_.block_map(); }
   std::optional<int> matched_tokens(std::span<const int32_t> tokens, uint64_t salt) const override {
     return instance_.memory().matched_tokens(tokens, salt);
   }

@@ -94,7 +94,6 @@ bool Instance::turn() {
   const bool became_idle = status_.became_idle(idle());
   const bool tell_counters = options_.lease_s > 0 && (bus_.has_answers() || became_idle);
   bus_.release(options_.id, tell_counters ? std::optional<Message>(Report{stats()}) : std::nullopt);
-  status_.draw_map();
   return moved;
 }
 
@@ -150,7 +149,6 @@ void Instance::handle(InstanceId, PrefillJob message) {
   request->ignore_eos = true;
   request->priority = message.request->priority;
   request->cache_salt = message.request->cache_salt;
-  request->session_id = message.request->session_id;
   request->arrival_s = message.request->arrival_s;
   request->deadline_s = message.request->deadline_s;
   compute(kv_.attempts.begin(message.attempt, std::move(request), {}, true), true, message.decode);

@@ -2,7 +2,7 @@
 // disagg/handover/README.md). It knows peers and conductor by number and sends them messages through a MessageBus,
 // whether they are threads or processes.
 //
-// Thread safety: any thread may call send(), poke(), stats(), block_map() and renew_leases(). Everything else is for
+// Thread safety: any thread may call send(), poke(), stats() and renew_leases(). Everything else is for
 // the instance's own thread, or, under a virtual clock, for the one thread that calls turn() of all instances.
 #pragma once
 
@@ -62,7 +62,6 @@ class Instance final {
   KvMemory& memory() { return *memory_; }
   // See InstanceStatus.
   InstanceStats stats() const { return status_.stats(); }
-  std::shared_ptr<const BlockMap> block_map() const { return status_.block_map(); }
   const std::atomic<uint64_t>& published() const { return status_.published(); }
 
  private:

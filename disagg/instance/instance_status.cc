@@ -50,8 +50,6 @@ void InstanceStatus::publish(const StepCost::Terms& cost) {
   s.preemptions = engine.preemptions;
   s.draft_tokens = engine.draft_tokens;
   s.accepted_tokens = engine.accepted_tokens;
-  s.chunk_decisions = engine.chunk_decisions;
-  s.chunk_extrapolations = engine.chunk_extrapolations;
   s.step_seconds = engine.step_seconds;
   s.wait_seconds = engine.wait_seconds;
   s.schedule_seconds = engine.schedule_seconds;
@@ -62,7 +60,6 @@ void InstanceStatus::publish(const StepCost::Terms& cost) {
   s.transfer_seconds = parts_.posted.seconds;
   s.wire_s_per_byte = parts_.rate.s_per_byte();
   s.kv_refused = received.refused_kv;
-  s.leases_expired = received.expired;
   s.fetch = parts_.fetch;
   const double block_gb = 1e-9 * options_.bytes_scale * kv.block_tokens *
                           double(parts_.memory.layout().shape.token_bytes());
@@ -79,34 +76,6 @@ void InstanceStatus::publish(const StepCost::Terms& cost) {
 InstanceStats InstanceStatus::stats() const {
   std::lock_guard lock(mutex_);
   return published_;
-}
-
-std::shared_ptr<const BlockMap> InstanceStatus::block_map() const {
-  watched_until_s_.store(parts_.clock.now() + 5, std::memory_order_relaxed);
-  std::lock_guard lock(mutex_);
-  return map_;
-}
-
-void InstanceStatus::draw_map() {
-  double until = watched_until_s_.load(std::memory_order_relaxed);
-  if (until == 0) return;
-  const double began = parts_.clock.now();
-  std::shared_ptr<BlockMap> map;  // null: nobody asks any more
-  if (began <= until) {
-    if (began < next_map_s_) return;
-    std::vector<std::pair<int32_t, uint64_t>> held;
-    const auto add = [&](uint64_t request, KvHandle handle) {
-      for (int32_t block : parts_.memory.blocks(handle)) held.emplace_back(block, request);
-    };
-    engine_.each_holder(add), kv_.each_holder(add);
-    map = std::make_shared<BlockMap>(map_blocks(parts_.memory.states(), std::move(held)));
-    map->t = began;
-    next_map_s_ = began + std::max(0.1, 50 * (parts_.clock.now() - began));
-  } else if (!watched_until_s_.compare_exchange_strong(until, 0)) {
-    return;  // block_map() was called just now
-  }
-  std::lock_guard lock(mutex_);
-  map_ = std::move(map);
 }
 
 }  // namespace xpyd::disagg

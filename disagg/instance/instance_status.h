@@ -1,10 +1,9 @@
-// InstanceStatus publishes an instance's state: counters, a map of its blocks, and the changes of its prefix cache.
+// InstanceStatus publishes an instance's state: counters, and the changes of its prefix cache.
 //
-// Thread safety: any thread may call stats(), block_map() and published(); the rest is for the instance's thread.
+// Thread safety: any thread may call stats() and published(); the rest is for the instance's thread.
 #pragma once
 
 #include <atomic>
-#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -22,9 +21,6 @@ class InstanceStatus {
   }
 
   InstanceStats stats() const;
-  // Returns the map of its blocks; null: not drawn yet. A call requests maps for the next 5 s. They are drawn between
-  // two steps, at most every 0.1 s and in at most 1/50 of the time. Without calls none is drawn.
-  std::shared_ptr<const BlockMap> block_map() const;
   const std::atomic<uint64_t>& published() const { return count_; }  // counts the changes of stats()
 
   // Before a step: charges the KV held outside the engine, which stays charged until the next call.
@@ -33,7 +29,6 @@ class InstanceStatus {
   // After a step: sends the changes of the prefix cache to the conductor, if a report is due.
   void report_cache();
   void publish(const StepCost::Terms& cost);
-  void draw_map();
   // Returns true if the instance is idle and was not at the last call. The conductor then gets a report, which shows
   // that the last answer's KV is free.
   bool became_idle(bool idle) { return !std::exchange(idle_, idle) && idle; }
@@ -47,13 +42,10 @@ class InstanceStatus {
   size_t moving_blocks_ = 0;                     // blocks charged since then
   bool idle_ = true;
   double reported_s_ = 0;  // Clock: the last CacheReport
-  double next_map_s_ = 0;  // Clock: no map before
 
-  mutable std::mutex mutex_;  // guards the next two
+  mutable std::mutex mutex_;  // guards the next one
   InstanceStats published_;
-  std::shared_ptr<const BlockMap> map_;
   std::atomic<uint64_t> count_{0};
-  mutable std::atomic<double> watched_until_s_{0};  // Clock; 0: no maps are wanted
 };
 
 }  // namespace xpyd::disagg

@@ -135,16 +135,11 @@ bool Fetcher::give_up(Fetch& fetch) {
 }
 
 void Fetcher::count(const Fetch& fetch, int tokens) {
-  const double now = parts_.clock.now(), took_s = now - fetch.asked_s, worth_s = fetch.message.fetch.worth_s;
-  FetchStats& stats = parts_.fetch;
-  stats.fetches += tokens > 0;
-  stats.tokens += tokens;
-  stats.seconds += took_s;
-  // Tokens that did not arrive are computed after all.
-  stats.regret_s += std::max(0.0, took_s - (tokens > 0 ? worth_s : 0));
+  parts_.fetch.fetches += tokens > 0;
+  parts_.fetch.tokens += tokens;
   if (ended)
-    ended({fetch.message.request->id, fetch.holder, fetch.asked_s, now, tokens,
-           fetch.state == Fetch::here ? int64_t(fetch.bytes) : 0, worth_s});
+    ended({fetch.message.request->id, fetch.holder, fetch.asked_s, parts_.clock.now(), tokens,
+           fetch.state == Fetch::here ? int64_t(fetch.bytes) : 0, fetch.message.fetch.worth_s});
 }
 
 void Fetcher::clear(FinishReason reason, const std::string& error, Attempts& attempts) {

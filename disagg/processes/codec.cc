@@ -29,10 +29,6 @@ struct Encoder : FieldWriter<Encoder> {
     XPYD_CHECK(value != nullptr);
     fields(*this, *value);
   }
-  void shared(const char*, const std::shared_ptr<const model::TokenRules>& value) {
-    to.boolean(value != nullptr);
-    if (value) fields(*this, *value);
-  }
 };
 
 // A time other than 0 is the receiver's now minus the age.
@@ -46,12 +42,6 @@ struct Decoder : FieldReader<Decoder> {
   }
   void shared(const char*, std::shared_ptr<const Request>& value) {
     auto made = std::make_shared<Request>();
-    fields(*this, *made);
-    value = std::move(made);
-  }
-  void shared(const char* name, std::shared_ptr<const model::TokenRules>& value) {
-    if (!from.boolean(name)) return;
-    auto made = std::make_shared<model::TokenRules>();
     fields(*this, *made);
     value = std::move(made);
   }

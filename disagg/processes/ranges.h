@@ -88,11 +88,11 @@ struct NamedNumbers {
 inline constexpr NamedNumbers kNamedNumbers[] = {
     {Number::token, "", "prompt output tokens stop_token_ids"},
     {Number::token_or_none, "token stop_token"},
-    {Number::tokens, "tokens min_tokens cached_tokens index begin kept"},
+    {Number::tokens, "tokens cached_tokens index begin kept"},
     {Number::tokens_some, "max_tokens"},
     {Number::choice, "choice"},
     {Number::choices, "n stands_for"},
-    {Number::top_logprobs, "top_logprobs prompt_logprobs most_drafts"},
+    {Number::top_logprobs, "top_logprobs prompt_logprobs"},
     {Number::instance, "id", "holders"},
     {Number::instance_or_none, "decode"},
     {Number::block, "slot", "blocks"},

@@ -14,6 +14,7 @@
 #include "experiments/load/progress.h"
 #include "experiments/subcommands.h"
 #include "server/cli/commands.h"
+#include "server/openai/api.h"
 
 namespace xpyd::server {
 namespace {
@@ -146,7 +147,8 @@ int bench_main(const Options& options) try {
   if (!url) throw invalid("--url: " + url.error().message);
   need(check_result_file(options));
   HttpHeaders headers;
-  if (!bench.api_key.empty()) headers.emplace_back("Authorization", "Bearer " + bench.api_key);
+  if (!bench.api_key_file.empty())
+    headers.emplace_back("Authorization", "Bearer " + need(read_api_key(bench.api_key_file), "--api-key-file: "));
   raise_descriptor_limit();  // each request in flight needs a descriptor
   const std::unique_ptr<HttpClient> created = from_server(HttpClient::create(url.value(), headers));
   HttpClient& client = *created;

@@ -111,7 +111,7 @@ Result<int> count_tokens(HttpClient& client, const std::string& model, const std
 
 // The options of a run, except its data set and its requests.
 struct BenchOptions {
-  std::string url, api_key, goodput, format;
+  std::string url, api_key_file, goodput, format;
   int warmups = 1;
   bool progress = true;  // shows a bar if stderr is a terminal
 };

@@ -15,8 +15,8 @@ std::vector<OptionRow> bench_options() {
        "bench", sets<&SendOptions::endpoint>},
       {"model", text, "", "", "NAME", 0, 0, "model name in requests; empty: the server's first model", "bench",
        sets<&SendOptions::model>},
-      {"api-key", text, "", "secret", "KEY", 0, 0, "API key that is sent as a Bearer token", "bench",
-       sets<&BenchOptions::api_key>},
+      {"api-key-file", text, "", "", "FILE", 0, 0, "file with the API key that is sent as a Bearer token", "bench",
+       sets<&BenchOptions::api_key_file>},
       {"dataset", choice, "random", "", "random|shared-prefix|generated-shared-prefix|sharegpt|mooncake", 0, 0,
        "source of prompts and lengths; generated-shared-prefix: prompts of readable words, with as many words as "
        "shared-prefix has tokens",

@@ -79,12 +79,11 @@ ConductorStats Routers::totals() const {
   ConductorStats sum = routers_.front()->conductor.totals();
   for (size_t r = 1; r < routers_.size(); ++r) {
     // Names every member, so that a new one fails to compile until it is added here.
-    const auto& [attempts, failed, replaced, late, joined, left, jobs, early, refused_late, refused_by, wasted_s, ttft,
-                 tbt, ended, kept] = routers_[r]->conductor.totals();
-    sum.attempts += attempts, sum.failed_attempts += failed, sum.replaced_choices += replaced, sum.late_tokens += late;
-    for (size_t i = 0; i < refused_by.size(); ++i) sum.refused_by[i] += refused_by[i];
-    sum.joined = std::max(sum.joined, joined), sum.left = std::max(sum.left, left);  // every router sees all of them
-    sum.prefill_jobs += jobs, sum.refused_early += early, sum.refused_late += refused_late;
+    const auto& [attempts, failed, replaced, left, early, late, wasted_s, ttft, tbt, ended, kept] =
+        routers_[r]->conductor.totals();
+    sum.attempts += attempts, sum.failed_attempts += failed, sum.replaced_choices += replaced;
+    sum.left = std::max(sum.left, left);  // every router sees all of them
+    sum.refused_early += early, sum.refused_late += late;
     sum.wasted_prefill_s += wasted_s, sum.ended += ended, sum.kept += kept;
     add(sum.ttft_error, ttft), add(sum.tbt_error, tbt);
   }

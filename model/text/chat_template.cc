@@ -65,26 +65,18 @@ Value guarded(const Tokenizer& tokenizer, const Value& value) {
 
 // A template that does not know the role "developer" gets "system".
 Value message_value(const Tokenizer& tokenizer, const ChatMessage& message, bool knows_developer) {
-  Value role = jinja::text_value(message.role == "developer" && !knows_developer ? "system" : message.role);
-  Value content = jinja::text_value(tokenizer.guard(message.content));
-  if (!message.fields.dict()) return jinja::dict_value({{"role", std::move(role)}, {"content", std::move(content)}});
-  // A message of calls only has content none, which templates test for; any other none would print as "None".
-  const bool has_calls = jinja::find(*message.fields.dict(), "tool_calls");
-  jinja::Dict items = *guarded(tokenizer, message.fields).dict();
-  for (auto& [key, value] : items) {
-    if (key == "role") value = role;
-    if (key == "content" && !(value.is_none() && has_calls)) value = content;
-  }
-  return jinja::dict_value(std::move(items));
+  const std::string& role = message.role == "developer" && !knows_developer ? "system" : message.role;
+  return jinja::dict_value(
+      {{"role", jinja::text_value(role)}, {"content", jinja::text_value(tokenizer.guard(message.content))}});
 }
 
 }  // namespace
 
-void ChatTemplate::set(const std::string& source, const std::string& where, bool tool_use) {
+void ChatTemplate::set(const std::string& source, const std::string& where) {
   auto made = jinja::Template::parse(source);
   if (!made.ok())
     throw invalid(where + ": chat template, " + made.error().message + " (--chat-template gives another template)");
-  (tool_use ? tool_use_ : default_) = std::move(made).value();
+  jinja_ = std::move(made).value();
 }
 
 void ChatTemplate::read_folder(const std::string& dir, bool with_template) {
@@ -99,23 +91,18 @@ void ChatTemplate::read_folder(const std::string& dir, bool with_template) {
   }
   if (!with_template) return;
   const std::string file = read_optional(dir + "/chat_template.jinja");
-  const std::string tools = read_optional(dir + "/additional_chat_templates/tool_use.jinja");
-  if (!file.empty()) {
-    set(file, dir + "/chat_template.jinja", false);
-    if (!tools.empty()) set(tools, dir + "/additional_chat_templates/tool_use.jinja", true);
-    return;
-  }
+  if (!file.empty()) return set(file, dir + "/chat_template.jinja");
   const std::string path = dir + "/tokenizer_config.json";
   const nlohmann::json* value = find_field(config, "chat_template");
   if (value == nullptr) return;
-  if (value->is_string()) return set(value->get<std::string>(), path, false);
+  if (value->is_string()) return set(value->get<std::string>(), path);
   if (!value->is_array()) throw invalid(path + ": field \"chat_template\": expected a string or an array");
   for (const nlohmann::json& named : *value) {  // [{"name": "default", "template": ...}, ...]
     JsonFields fields(named, path + ": chat_template");
     const std::string name = fields.string("name"), source = fields.string("template");
-    if (name == "default" || name == "tool_use") set(source, path, name == "tool_use");
+    if (name == "default") set(source, path);
   }
-  if (!default_) throw invalid(path + ": field \"chat_template\": no template in it has the name \"default\"");
+  if (!jinja_) throw invalid(path + ": field \"chat_template\": no template in it has the name \"default\"");
 }
 
 Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string& wanted, const std::string& dir,
@@ -125,14 +112,14 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string
   chat->plain_ = wanted == "plain";
   if (!dir.empty()) chat->read_folder(dir, wanted == "auto");
   if (chat->plain_) {
-    chat->set(kPlain, "plain", false);
+    chat->set(kPlain, "plain");
   } else if (wanted != "auto") {
     auto file = read_small_file(wanted, kMaxConfigBytes);
     if (!file.ok())
       return invalid("--chat-template: expected auto, plain, none or the path of a file; " + file.error().message);
-    chat->set(file.value(), wanted, false);
+    chat->set(file.value(), wanted);
   }
-  if (!chat->default_) return std::unique_ptr<const ChatTemplate>();
+  if (!chat->jinja_) return std::unique_ptr<const ChatTemplate>();
   return std::unique_ptr<const ChatTemplate>(std::move(chat));
 } catch (const Error& error) {
   return error;
@@ -141,7 +128,7 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string
 Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view jinja, WallClock clock) try {
   std::unique_ptr<ChatTemplate> chat(new ChatTemplate());
   chat->clock_ = std::move(clock);
-  chat->set(std::string(jinja), "text", false);
+  chat->set(std::string(jinja), "text");
   return std::unique_ptr<const ChatTemplate>(std::move(chat));
 } catch (const Error& error) {
   return error;
@@ -150,20 +137,19 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::parse(std::string_view
 Result<std::string> ChatTemplate::render(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages,
                                          const Request& request) const {
   if (messages.empty()) return invalid("messages: expected at least one message");
-  const bool has_tools = request.tools.list() != nullptr;
-  const jinja::Template& chosen = has_tools && tool_use_ ? *tool_use_ : *default_;
-  const bool knows_developer = chosen.mentions("developer");
+  const bool knows_developer = jinja_->mentions("developer");
   jinja::List list;
   for (const ChatMessage& message : messages) list.push_back(message_value(tokenizer, message, knows_developer));
   jinja::Dict variables;  // the first of a name counts
   variables.emplace_back("messages", jinja::list_value(std::move(list)));
-  variables.emplace_back("tools", guarded(tokenizer, request.tools));
+  variables.emplace_back("tools", Value{jinja::None()});
   variables.emplace_back("documents", Value{jinja::None()});
   variables.emplace_back("add_generation_prompt", Value{request.add_generation_prompt});
-  if (const jinja::Dict* more = request.kwargs.dict())
-    for (const auto& [name, value] : *more) variables.emplace_back(name, guarded(tokenizer, value));
+  const Value more = request.kwargs.empty() ? Value() : jinja::json_value(request.kwargs);
+  if (more.dict())
+    for (const auto& [name, value] : *more.dict()) variables.emplace_back(name, guarded(tokenizer, value));
   variables.insert(variables.end(), special_tokens_.begin(), special_tokens_.end());
-  auto made = chosen.render(std::move(variables), clock_());
+  auto made = jinja_->render(std::move(variables), clock_());
   if (!made.ok()) return invalid("the model's chat template failed, " + made.error().message);
   return made;
 }

@@ -1,6 +1,6 @@
 // Chat messages -> prompt text, by the model's own Jinja template (model/jinja/jinja.h). It renders as Hugging Face's
-// apply_chat_template does. The template's variables are messages, tools, documents (none), add_generation_prompt, the
-// tokenizer's special tokens (bos_token, eos_token, ...) and chat_template_kwargs.
+// apply_chat_template does. The template's variables are messages, tools and documents (none), add_generation_prompt,
+// the tokenizer's special tokens (bos_token, eos_token, ...) and chat_template_kwargs.
 //
 // Thread safety: const after loading.
 #pragma once
@@ -19,11 +19,8 @@
 namespace xpyd::model {
 
 struct ChatMessage {
-  std::string role;  // system | developer | user | assistant | tool
+  std::string role;  // system | developer | user | assistant
   std::string content;
-  // The whole message, if it has more than these two: a dict with role, content (none, text or a list of text parts),
-  // tool_calls, name, ... The template gets `content` in place of the text or list.
-  jinja::Value fields = {};
 };
 
 class ChatTemplate {
@@ -32,14 +29,12 @@ class ChatTemplate {
 
   struct Request {
     bool add_generation_prompt = true;
-    jinja::Value tools = {jinja::None()};  // a list
-    jinja::Value kwargs = {};              // a dict of more variables, or undefined
+    std::string kwargs = {};  // a JSON object of more variables, or ""
   };
 
   // Loads a template. `wanted` is "auto", "plain" or a file.
-  // "auto" is the folder's own template: chat_template.jinja, or else chat_template in tokenizer_config.json. If that
-  // has several, "tool_use" serves requests with tools and "default" all others. "plain" is the messages' text, one per
-  // line, for models without a template.
+  // "auto" is the folder's own template: chat_template.jinja, or else chat_template in tokenizer_config.json; if that
+  // has several, the one named "default". "plain" is the messages' text, one per line, for models without a template.
   // Returns null for "auto" in a folder without a template. Errors name the file, the line of a template and the
   // unknown construct.
   static Result<std::unique_ptr<const ChatTemplate>> load(const std::string& wanted, const std::string& dir,
@@ -55,7 +50,6 @@ class ChatTemplate {
   Result<std::string> render(const Tokenizer& tokenizer, const std::vector<ChatMessage>& messages) const {
     return render(tokenizer, messages, Request());
   }
-  bool takes_tools() const { return tool_use_ || default_->mentions("tools"); }
 
   // Returns the ids of a rendered chat. BOS is where the template puts it; for "plain", the tokenizer adds its own.
   std::vector<int32_t> encode(const Tokenizer& tokenizer, const std::string& prompt) const;
@@ -63,11 +57,11 @@ class ChatTemplate {
  private:
   ChatTemplate() = default;
   // Both throw an Error that says what is wrong.
-  void set(const std::string& text, const std::string& where, bool tool_use);
+  void set(const std::string& text, const std::string& where);
   void read_folder(const std::string& dir, bool with_template);
 
   WallClock clock_;
-  std::optional<jinja::Template> default_, tool_use_;
+  std::optional<jinja::Template> jinja_;
   jinja::Dict special_tokens_;
   bool plain_ = false;
 };

@@ -68,10 +68,6 @@ int word_or_number(const char* word, const std::string& text, int most) {
 int draft_tokens(const std::string& text) { return word_or_number("turbo", text, kMostDrafts); }
 int slot_chunk(const std::string& text) { return text == "none" ? 1 : word_or_number("all", text, INT_MAX); }
 
-std::vector<std::string> one_or_none(const std::string& text) {
-  return text.empty() ? std::vector<std::string>() : std::vector{text};
-}
-
 // This function stays whole because it is one table.
 std::vector<OptionRow> make_rows() {
   // The rows keep pointers into these strings. A new row of another table is a new choice here.
@@ -165,8 +161,6 @@ std::vector<OptionRow> make_rows() {
        "memory behind KV pools other than vattention's: one allocation, in huge pages if the system grants them, or "
        "page groups as vattention maps them",
        kEngine, sets_as<is<"groups">, &ClusterOptions::kv, &KvOptions::pool_in_groups>},
-       "vattention with --device cpu: time added to every map and unmap call, to imitate the latency of another device",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::page_call_us>},
       {"kv-map-ahead", choice, "on", "", "on|off", 0, 0,
        "vattention: map the memory that the next steps need in the background", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::map_ahead>},
@@ -295,13 +289,11 @@ std::vector<OptionRow> make_rows() {
        "when a request is refused with 429 and Retry-After because it would miss its objectives or make others miss "
        "theirs",
        kPolicy, sets_as<find_admission_policy, &ConductorOptions::admission>},
-      {"slo-ttft", number, "0", "s", "", 0, 1e6,
-       "objective for the time to the first token; 0: none (header x-slo-ttft-ms sets it per request)", kEverywhere,
+      {"slo-ttft", number, "0", "s", "", 0, 1e6, "objective for the time to the first token; 0: none", kEverywhere,
        sets<&ConductorOptions::objectives, &Objectives::ttft_s>},
       {"slo-tbt", number, "0", "s", "", 0, 1e6,
-       "objective for the time between tokens: the mean of the longest tenth of a choice's gaps; 0: none (header "
-       "x-slo-tbt-ms sets it per request)",
-       kEverywhere, sets<&ConductorOptions::objectives, &Objectives::tbt_s>},
+       "objective for the time between tokens: the mean of the longest tenth of a choice's gaps; 0: none", kEverywhere,
+       sets<&ConductorOptions::objectives, &Objectives::tbt_s>},
 
       {"event-log", text, "", "", "FILE", 0, 0,
        "file for every decision with its inputs, every step and every request trace (read by xpyd replay, trace, "
@@ -326,7 +318,7 @@ std::vector<OptionRow> make_rows() {
       {"processes", flag, "off", "", "", 0, 0, "run every instance in a process of its own", kCluster},
       {"start-workers", choice, "on", "", "on|off", 0, 0,
        "--processes: start a worker for each instance of --topology; off: all workers join from elsewhere (xpyd "
-       "worker), and /ready answers 503 until there are some for prefill and for decode",
+       "worker), and /health answers 503 until there are some for prefill and for decode",
        kCluster, sets<&ProcessOptions::start_workers>},
       {"restart-workers", choice, "on", "", "on|off", 0, 0,
        "--processes: a worker that exits is started again; a worker that does not respond is killed and started again",
@@ -411,10 +403,9 @@ std::vector<OptionRow> make_rows() {
       {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free port", "serve", sets<&HttpListenOptions::port>,
        "p"},
       {"host", text, "127.0.0.1", "", "ADDRESS", 0, 0, "address to listen on", "serve", sets<&HttpListenOptions::host>},
-      {"served-model-name", text, "", "", "NAME,...", 0, 0,
-       "model names that the API accepts; answers use the first; MODEL_DIR as given is accepted, too; empty: the name "
-       "of the model's folder",
-       "serve", sets<&ServedModel::names>},
+      {"served-model-name", text, "", "", "NAME", 0, 0,
+       "model name in requests and answers; MODEL_DIR as given is accepted, too; empty: the name of the model's folder",
+       "serve", sets<&ServedModel::name>},
       {"log-level", choice, "info", "", "debug|info|warning|error", 0, 0,
        "lowest level of log lines on stderr; debug: every HTTP answer; info: every completion; warning: refused "
        "requests and trouble; error: failures of this server",
@@ -427,38 +418,25 @@ std::vector<OptionRow> make_rows() {
        "defaults of temperature, top_k, top_p, min_p and repetition_penalty for requests without them; auto: the model "
        "folder's generation_config.json; none: 1, 0, 1, 0 and 1",
        "serve"},
-      {"api-key", text, "", "secret", "KEY", 0, 0,
-       "key that clients must send as a Bearer token; empty: no key is needed", "serve",
-       sets_as<one_or_none, &ServerOptions::api_keys>},
       {"api-key-file", text, "", "", "FILE", 0, 0,
-       "file with more API keys, one per line; only its owner and group may read it", "serve",
-       sets<&ServerOptions::api_key_file>},
-      {"insecure", flag, "off", "", "", 0, 0,
-       "accept requests without an API key also on an address that other machines can reach", "serve",
-       sets<&ServerOptions::insecure>},
+       "file with the key that clients must send as a Bearer token; only its owner and group may read it; empty: no "
+       "key "
+       "is needed",
+       "serve", sets<&ServerOptions::api_key_file>},
       {"allowed-hosts", text, "", "", "NAME,...", 0, 0,
        "names that requests may have in the Host header and pages in their Origin, beside IP addresses, localhost and "
        "this machine's name; *: any",
        "serve", sets<&ServerOptions::allowed_hosts>},
-      {"allowed-origins", text, "", "", "ORIGIN,...", 0, 0,
-       "origins of web pages elsewhere that may use this server (CORS), such as https://app.example.com; *: any",
-       "serve", sets<&ServerOptions::allowed_origins>},
       {"max-connections", integer, "2048", "connections", "", 1, 65536,
        "maximum open connections; beyond it new ones wait to be accepted", "serve",
        sets<&HttpListenOptions::max_connections>},
       {"request-timeout", number, "600", "s", "", 0, 86400, "time limit of a request, queue time included; 0: none",
        "serve", sets<&ServerOptions::request_timeout_s>},
       {"max-sessions", integer, "1024", "sessions", "", 1, 1 << 20,
-       "maximum conversations (session_id) that the server keeps, shared equally among API keys; the least recently "
-       "used one is dropped first",
+       "maximum conversations (session_id) that the server keeps; the least recently used one is dropped first",
        "serve", sets<&ServerOptions::max_sessions>},
       {"session-bytes", bytes, "64MiB", "bytes", "", 4096, kMaxBytes,
        "maximum memory of all conversations that the server keeps", "serve", sets<&ServerOptions::session_bytes>},
-      {"metrics-prefix", text, "vllm", "", "PREFIX", 0, 0, "prefix of the metric names in /metrics", "serve",
-       sets<&ServerOptions::metrics_prefix>},
-      {"dev-endpoints", flag, "off", "", "", 0, 0,
-       "also answer /reset_prefix_cache, /retire_instance and /server_info, but only to loopback clients", "serve",
-       sets<&ServerOptions::dev_endpoints>},
 
       // generate.
       {"prompt", text, "", "", "TEXT", 0, 0, "text to continue", "generate", kByName, "p"},
@@ -528,13 +506,9 @@ Status check_options(const Options& options, std::string_view group) {
                    options.text("ngram-max"));
   if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
     return invalid("--join: expected the conductor's address here, or --registry to find it");
-  if (group == "serve") {
-    const std::string names = "," + options.text("served-model-name") + ",";
-    if (names != ",," && names.find(",,") != names.npos)
-      return invalid("--served-model-name: expected NAME or NAME,NAME, got an empty name");
-    if (std::any_of(names.begin(), names.end(), [](char c) { return uint8_t(c) < ' ' || c == 127; }))
-      return invalid("--served-model-name: a name has a control character");
-  }
+  if (group == "serve" &&
+      std::ranges::any_of(options.text("served-model-name"), [](char c) { return uint8_t(c) < ' ' || c == 127; }))
+    return invalid("--served-model-name: the name has a control character");
   if (group == "serve" && options.given("registry") && options.text("cluster-bind").empty())
     return invalid("--registry: serve also needs --cluster-bind, an address that workers can reach");
   if ((group == "serve" || group == "generate") && options.text("start-workers") == "off" &&

@@ -16,7 +16,6 @@
 #include "base/log.h"
 #include "base/numbers.h"
 #include "base/os.h"
-#include "base/version.h"
 #include "model/folder.h"
 #include "model/generation_config.h"
 #include "server/build.h"
@@ -57,9 +56,6 @@ int serve_main(const Options& options) {
   const std::unique_ptr<HttpServer> listening = need(
       HttpServer::listen(http, *build.runtime, build.tokenizer.get(), build.chat_template.get(), build.clock));
   HttpServer& server = *listening;
-  if (http.api_keys.empty() && !server.is_loopback())
-    log_line(LogLevel::warning, "xpyd serve: no API key is set, so everybody who can reach %s can use this server",
-             http.host.c_str());
 
   signals.handle([&](int count) {
     log_line(LogLevel::info, "xpyd serve: %s", count > 1 ? "stopping" : "draining; a second signal stops at once");
@@ -111,22 +107,12 @@ ServerOptions access_options(const Options& options) {
   options.fill<HttpListenOptions>(http);
   options.fill<ServedModel>(http);
   options.fill(http);
-  for (const std::string& key : http.api_keys)
-    if (!is_api_key(key)) throw invalid("--api-key: expected printable ASCII without blanks");
-  if (!http.api_key_file.empty()) {
-    const std::vector<std::string> keys = need(read_api_keys(http.api_key_file), "--api-key-file: ");
-    http.api_keys.insert(http.api_keys.end(), keys.begin(), keys.end());
-  }
-  for (const std::string& origin : http.allowed_origins) {
-    const size_t host = origin.find("://");
-    if (origin != "*" && (host == origin.npos || origin.find('/', host + 3) != origin.npos))
-      throw invalid("--allowed-origins: " + origin + ": expected https://HOST, https://HOST:PORT or *");
-  }
+  if (!http.api_key_file.empty()) http.api_key = need(read_api_key(http.api_key_file), "--api-key-file: ");
   return http;
 }
 
 void complete(ServerOptions& http, const Options& options, Build& build) {
-  http.name = http.names.empty() ? build.config.name : http.names.front();
+  if (http.name.empty()) http.name = build.config.name;
   http.model_root = build.model_dir;
   if (!is_embedded(build.model_dir)) {
     http.model_root = std::filesystem::absolute(build.model_dir).string();
@@ -137,12 +123,9 @@ void complete(ServerOptions& http, const Options& options, Build& build) {
              folder.error().message.c_str());
   }
   http.other_names = {build.model_dir, http.model_root};
-  http.version = version();
   http.max_model_len = build.options.max_model_len;
   http.vocab_size = build.config.vocab;
   http.seed = build.options.seed;
-  http.speculates = build.options.speculation.on();
-  http.eos_tokens = build.config.eos_tokens;
   if (options.text("generation-config") == "auto")
     http.sampling = need(load_generation_config(build.model_dir), "--generation-config auto: ");
   if (const std::string defaults = describe_defaults(http.sampling); !defaults.empty())
@@ -150,7 +133,6 @@ void complete(ServerOptions& http, const Options& options, Build& build) {
         LogLevel::info,
         "xpyd serve: sampling defaults from generation_config.json: %s (--generation-config none ignores that file)",
         defaults.c_str());
-  http.server_info = options.table();
   http.switches = switches_json(options, build);
   http.reset_prefix_cache = [&build] { build.runtime->clear_prefix_caches(); };
   http.retire_instance = [&build](const std::string& name, const std::string& role) {

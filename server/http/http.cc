@@ -56,14 +56,13 @@ struct HttpListener::Loop {
   HttpListenOptions options;
   asio::io_context io{1};
   tcp::acceptor acceptor{io};
-  asio::steady_timer accept_retry{io}, ticker{io};
+  asio::steady_timer accept_retry{io};
   HttpHandler* handler = nullptr;
   std::unordered_set<std::shared_ptr<Connection>> connections;  // without those that came during a drain
   bool draining = false;
 
   void accept();
   void accept_later();
-  void tick();
   void drain();
   void end_drain();
   void leave(const std::shared_ptr<Connection>& connection);
@@ -368,15 +367,6 @@ void HttpListener::Loop::accept_later() {
   });
 }
 
-void HttpListener::Loop::tick() {
-  ticker.expires_after(std::chrono::milliseconds(500));
-  ticker.async_wait([this](const error_code& stopped) {
-    if (stopped) return;
-    handler->tick();
-    tick();
-  });
-}
-
 void HttpListener::Loop::drain() {
   draining = true;
   const auto all = std::vector(connections.begin(), connections.end());
@@ -434,7 +424,6 @@ HttpListener::~HttpListener() {
 void HttpListener::run(HttpHandler& handler) {
   loop_->handler = &handler;
   loop_->accept();
-  loop_->tick();
   loop_->io.run();
 }
 

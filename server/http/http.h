@@ -51,13 +51,9 @@ std::string lower(std::string_view text);  // ASCII only
 
 // Returns why the request's Host, Origin, content type or content encoding is refused, as status and text. Addresses,
 // localhost, this machine's name and `allowed_hosts` may stand in Host ("*": any). Without this check a web page of a
-// stranger could point its own name at this server and read the answers as its own (DNS rebinding). `allowed_origins`:
-// see allows_origin().
+// stranger could point its own name at this server and read the answers as its own (DNS rebinding).
 std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
-                                                     const std::vector<std::string>& allowed_hosts,
-                                                     const std::vector<std::string>& allowed_origins = {});
-// True if the request's Origin is in the list ("https://app.example.com"; "*": any): its pages may read answers.
-bool allows_origin(const HttpRequest& request, const std::vector<std::string>& allowed_origins);
+                                                     const std::vector<std::string>& allowed_hosts);
 
 // ---- The listener.
 
@@ -96,7 +92,6 @@ class HttpHandler {
   virtual std::optional<HttpResponse> on_header(const HttpRequest&) { return {}; }
   // Returns the answer to input that is no request or comes at a bad time (status 4xx or 503).
   virtual HttpResponse refuse(int status, const std::string& why) = 0;
-  virtual void tick() {}  // about every half second
 };
 
 // Runs a function on the I/O thread, soon. Callable from any thread; does not block. After the listener is gone the

@@ -47,15 +47,8 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-bool allows_origin(const HttpRequest& request, const std::vector<std::string>& allowed_origins) {
-  const std::string origin = lower(request.header("origin"));
-  return !origin.empty() && std::any_of(allowed_origins.begin(), allowed_origins.end(),
-                                        [&](const std::string& one) { return one == "*" || lower(one) == origin; });
-}
-
 std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
-                                                     const std::vector<std::string>& allowed_hosts,
-                                                     const std::vector<std::string>& allowed_origins) {
+                                                     const std::vector<std::string>& allowed_hosts) {
   const std::string_view host = request.header("host"), origin = request.header("origin");
   auto listed = [&](const std::string& name) {
     return std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
@@ -64,16 +57,14 @@ std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
   if (!host.empty() && !is_own_name(host_name(host)) && !listed(host_name(host)))
     return std::pair(403, "this server does not have the name in the Host header; --allowed-hosts sets its names");
   // A browser's Origin names the page that sends the request. Our own page has our own name.
-  if (!origin.empty() && !allows_origin(request, allowed_origins)) {
+  if (!origin.empty()) {
     const size_t at = origin.find("://");
     const std::string_view from = at == origin.npos ? "" : origin.substr(at + 3);
     const bool named =  // behind a proxy the Host may differ
         std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
                     [&](const std::string& one) { return lower(one) == lower(from); });
     if (from.empty() || (lower(from) != lower(host) && !named))
-      return std::pair(403,
-                       "this server does not answer requests from web pages of another origin; --allowed-origins sets "
-                       "which it does");
+      return std::pair(403, "this server does not answer requests from web pages of another origin");
   }
   // A form or script of another origin may send other content types without a preflight request.
   const std::string_view type = request.header("content-type"), length = request.header("content-length");

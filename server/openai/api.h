@@ -1,20 +1,16 @@
 // The OpenAI-compatible routes: what each method and path means. An HTTP request comes in; a JSON answer or an event
 // stream goes out.
 //
-// Thread safety: the I/O thread owns everything here. Large bodies are parsed and tokenized on BodyThreads.
+// Thread safety: the I/O thread owns everything here. Large bodies are parsed and tokenized on other threads.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -32,6 +28,10 @@
 #include "server/openai/metrics.h"
 #include "server/openai/sessions.h"
 
+namespace boost::asio {
+class thread_pool;
+}
+
 namespace xpyd::server {
 
 // ---- Request bodies -> Requests (api_parse.cc). Plain functions of the body and of what the server serves. They can
@@ -43,13 +43,11 @@ struct ApiError {
   std::string message;
   std::string param;  // the field that is wrong; "" = null
   std::string code;   // machine-readable, such as "context_length_exceeded"; "" = null
-  RejectReason reason = RejectReason::invalid;
 };
 
 // The model that is served. Constant after the start.
 struct ServedModel {
   std::string name = "model";            // its name in answers
-  std::vector<std::string> names;        // names shown to clients, `name` first; empty: only `name`
   std::vector<std::string> other_names;  // other accepted names: the model's folder
   bool is_called(std::string_view wanted) const;
   const Tokenizer* tokenizer = nullptr;         // null: no text, only token ids
@@ -58,9 +56,7 @@ struct ServedModel {
   int vocab_size = 0;                           // token ids from clients must be below it and the tokenizer's size
   size_t max_prompt_bytes = 0;                  // longer text cannot fit the context, however it is tokenized
   SipKey salt_key;
-  bool speculates = false;
-  std::vector<int> eos_tokens;  // EOS tokens; forbidden until min_tokens
-  SamplingParams sampling;      // defaults of sampling fields (model/generation_config.h)
+  SamplingParams sampling;  // defaults of sampling fields (model/generation_config.h)
 };
 
 ApiError unknown_model(const std::string& name, const ServedModel& model);
@@ -70,7 +66,7 @@ size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len);
 
 struct GenerationCall {
   bool chat = false;
-  bool stream = false, include_usage = false, continuous_usage = false;
+  bool stream = false, include_usage = false;
   bool echo = false, return_token_ids = false;
   bool prompt_logprobs = false;  // requested by this name, not by echo with logprobs
   bool prompt_only = false;      // echo with max_tokens 0: one token is generated but not returned
@@ -83,14 +79,6 @@ struct GenerationCall {
   std::vector<std::string> prompt_texts;  // with echo: one per prompt
   std::vector<std::string> ignored;       // unknown fields, for the log
 };
-
-// Bounds of the integer fields. The parser and its boundary test share this table.
-struct IntegerField {
-  const char* name;
-  int64_t min, max;
-  bool completions, chat;
-};
-std::span<const IntegerField> integer_fields();
 
 constexpr int kMaxChoicesPerCall = 128;  // prompts times n
 // Bound on prompt tokens times (prompt_logprobs + 1) in a call. It keeps an answer within 25 MB, and within a control
@@ -107,68 +95,41 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
 std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model, std::string& answer);
 std::optional<ApiError> detokenize(std::string_view body, const ServedModel& model, std::string& answer);
 
-// ---- API keys.
+// ---- The API key.
 
-// Returns the index in `keys` of the request's "Authorization: Bearer KEY"; -1: none matches. Takes equally long for
-// right and wrong keys of one length.
-int key_owner(const std::vector<std::string>& keys, const HttpRequest& request);
+// True if the request has the header "Authorization: Bearer KEY" with this key. Takes equally long for right and wrong
+// keys of one length.
+bool has_key(const std::string& key, const HttpRequest& request);
 
-bool is_api_key(const std::string& text);  // true if a header can carry it
-// Reads one key per line; empty lines and lines that begin with # are skipped. Error: others than its owner can access
-// the file.
-Result<std::vector<std::string>> read_api_keys(const std::string& path);
+// Reads the one key in a file. Error: it is not printable ASCII without blanks, or others than its owner can access the
+// file.
+Result<std::string> read_api_key(const std::string& path);
 
 // ---- The routes.
 
 struct ServerOptions : HttpListenOptions, ServedModel {
-  std::string model_root;                    // shown in /v1/models; clients load a tokenizer from there
-  std::string version;                       // shown in /version
-  double request_timeout_s = 600;            // of a whole request; 0: no limit
-  std::vector<std::string> api_keys;         // empty: no key needed
-  std::string api_key_file;                  // a file of further keys; serve.cc reads it
-  std::vector<std::string> allowed_hosts;    // see object_to()
-  std::vector<std::string> allowed_origins;  // see allows_origin()
-  bool insecure = false;                     // allow no key even on addresses that other machines reach
-  std::string metrics_prefix = "vllm";
-  int max_sessions = 1024;  // bounds for the sessions of all keys together
+  std::string model_root;                  // shown in /v1/models; clients load a tokenizer from there
+  double request_timeout_s = 600;          // of a whole request; 0: no limit
+  std::string api_key_file;                // serve.cc reads it
+  std::string api_key;                     // "": no key needed, and the listener must be on loopback
+  std::vector<std::string> allowed_hosts;  // see object_to()
+  int max_sessions = 1024;
   size_t session_bytes = size_t{64} << 20;
-  uint64_t seed = 0;           // from which requests without a seed get theirs
-  bool dev_endpoints = false;  // POST /reset_prefix_cache and GET /server_info, for clients on this machine
+  uint64_t seed = 0;                         // from which requests without a seed get theirs
   std::function<void()> reset_prefix_cache;  // callable from any thread; empty: the route answers 501
   // POST /retire_instance {"name": "P0", "role": "decode"}. The instance leaves when it is empty and returns in that
   // role ("": it does not return). Callable from any thread.
   std::function<Status(const std::string& name, const std::string& role)> retire_instance;
   std::string switches = "[]";                  // for /stats, a JSON list: name, value, whether it was given
-  std::string server_info;                      // the option table, for GET /server_info
   LogLevel log_level = LogLevel::info;          // lowest level that is logged
   std::function<void(std::string)> log;         // writes one line without its end; empty: stderr
 };
 
 std::string error_body(const ApiError& error);
-// The body of /stats, which the page draws (stats_body.cc): instances, their blocks by state and place, queues,
+// The body of /stats, which the page draws (stats_body.cc): instances, their blocks by state, queues,
 // transfers, the last answers.
 std::string stats_body(const ServedModel& model, const ServiceStats& stats, const ServicePicture& picture = {},
                        const std::string& switches = "[]");
-
-// Threads that parse and tokenize request bodies. One thread takes only small bodies, so that large ones never delay
-// them. The others take large bodies first, then small ones. The listener's bounds on connections and bodies also bound
-// the queue.
-//
-// Thread safety: any thread.
-class BodyThreads {
- public:
-  ~BodyThreads();  // waits for running work, drops queued work
-  void run(size_t body_bytes, std::function<void()> work);
-
- private:
-  using Work = std::function<void()>;
-  void loop(bool small_only);
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Work> small_, large_;
-  bool stopped_ = false;
-  std::vector<std::thread> threads_;  // started with the first body
-};
 
 class Generation;
 
@@ -181,15 +142,14 @@ class Api final : public HttpHandler {
   std::optional<HttpResponse> on_header(const HttpRequest& request) override;
   void handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
   HttpResponse refuse(int status, const std::string& why) override;
-  void tick() override;
   void begin_drain() { draining_ = true; }
 
   // For the test that visits every route.
   struct Route {
     const char* path;
-    const char* methods;  // "GET", "POST" or "GET POST"; GET also answers HEAD
-    bool open;            // needs no key
-    bool dev;             // only with dev_endpoints and for clients on this machine
+    const char* method;  // "GET", which also answers HEAD, or "POST"
+    bool open;           // needs no key
+    bool local;          // only for clients on this machine
   };
   static std::vector<Route> routes();
 
@@ -202,13 +162,10 @@ class Api final : public HttpHandler {
   const Row* find_row(const HttpRequest& request) const;  // null: no such path
   std::optional<HttpResponse> turn_away(const HttpRequest& request, const Row* row);
   static HttpResponse error_response(const ApiError& error);
-  // The CORS headers with which a page of that origin may read the answer. Empty if it may not, or if no page asks.
-  HttpHeaders cross_origin(const HttpRequest& request) const;
-  HttpResponse preflight(const HttpRequest& request) const;
-  std::string model_card(const std::string& name) const;
+  std::string model_card() const;
   // Sends the response. `why` is appended to the log line of a refusal.
   void answer(const Incoming& in, HttpResponse response, const std::string& why = "");
-  void finish(const HttpRequest& request, const Row* row, HttpResponse& response, const std::string& why);
+  void finish(const Row* row, HttpResponse& response, const std::string& why);
   void fail(const Incoming& in, const ApiError& error);
   // Runs `work`, off the I/O thread if the body is large. Then, on the I/O thread, answers with the error of `work`, or
   // runs the function that `work` stored in `then`.
@@ -227,7 +184,7 @@ class Api final : public HttpHandler {
   Clock& clock_;
   HttpPost post_;
   const ServedModel& model_ = options_;
-  std::vector<std::shared_ptr<Sessions>> sessions_;  // one per key; one if there are no keys
+  std::shared_ptr<Sessions> sessions_;
   Metrics metrics_;
   Random random_, id_random_;
   int64_t created_unix_s_;
@@ -235,7 +192,9 @@ class Api final : public HttpHandler {
   uint64_t last_request_id_ = 0;
   std::unordered_map<Generation*, std::shared_ptr<Generation>> live_;  // calls not yet answered
 
-  BodyThreads body_threads_;  // last member: joined before the others are destroyed
+  // Threads that parse and tokenize large bodies. The listener's bounds on connections and bodies also bound its queue.
+  // Last member: joined before the others are destroyed.
+  std::unique_ptr<boost::asio::thread_pool> body_threads_;
 };
 
 // One /v1/completions or /v1/chat/completions call. It submits the prompts, turns their events into stream events or
@@ -244,14 +203,8 @@ class Api final : public HttpHandler {
 // Thread safety: the I/O thread, except for the sinks, which engine threads call.
 class Generation : public std::enable_shared_from_this<Generation> {
  public:
-  // `headers`: of the answer, besides those that a Generation sets itself.
-  Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchange> exchange, std::string id,
-             std::string client_id, HttpHeaders headers, double arrival_s);
+  Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchange> exchange, std::string id, double arrival_s);
   void start();
-  // Ends the call if the cluster has not done so well after its deadline. Before that, writes a comment into a stream
-  // that has been silent for kQuietSeconds.
-  void tick(double now);
-  static constexpr double kQuietSeconds = 10;
   // The HTTP status of the answer. 499: the client left first. 0: not answered yet.
   int status() const { return status_; }
 
@@ -265,8 +218,6 @@ class Generation : public std::enable_shared_from_this<Generation> {
     std::vector<int32_t> offsets;   // code points before each token's text
     std::vector<int32_t> token_ids;
     FinishReason finish = FinishReason::none;
-    std::string stop_text;  // why it stopped, if not by EOS
-    int32_t stop_token = -1;
   };
   struct Choice {
     Part part;                // not yet sent
@@ -280,6 +231,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   };
   struct Prompt {
     std::shared_ptr<const Request> request;
+    int n_tokens() const { return int(request->prompt.size()); }
+    int cached_tokens = 0;
     int ended = 0;                  // choices
     std::vector<Sampled> logprobs;  // of its tokens, if requested
     FinishedRequest seen;           // of the request so far
@@ -306,21 +259,18 @@ class Generation : public std::enable_shared_from_this<Generation> {
   static void add_usage(JsonText& out, const Usage& usage);
   void add_choice(JsonText& out, size_t index, bool first) const;
   std::string answer(const std::string& choices_and_usage) const;
-  HttpHeaders headers() const;
-  std::string log_text(double now) const;
+  std::string log_text() const;
 
   Api& api_;
   GenerationCall call_;
   std::shared_ptr<HttpExchange> exchange_;
-  std::string id_, client_id_;
-  const HttpHeaders more_headers_;
+  std::string id_;
   double arrival_s_;
   std::string shared_;  // of all answers: the fields between object and choices
   std::vector<Prompt> prompts_;
   std::vector<Choice> choices_;      // [prompt][n]
   size_t expected_ = 0, ended_ = 0;  // choices
   bool streaming_ = false;           // the stream's head is sent
-  double sent_s_ = 0;                // Clock: the last bytes of the stream
   bool over_ = false;                // answered, failed or gone: nothing more to send
   int status_ = 0;
 };

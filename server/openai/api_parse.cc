@@ -1,11 +1,8 @@
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/json/json.h"
-#include "base/numbers.h"
-#include "base/table.h"
-#include "batch/drafter.h"
 #include "server/openai/api.h"
 
 namespace xpyd::server {
@@ -14,110 +11,16 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kIntMax = INT32_MAX;
-constexpr IntegerField kIntegerFields[] = {
-    {"max_tokens", 1, kIntMax, true, true},
-    {"max_completion_tokens", 1, kIntMax, true, true},
-    {"min_tokens", 0, kIntMax, true, true},
-    {"n", 1, 8, true, true},
-    {"best_of", 1, 8, true, false},
-    {"top_k", -1, kIntMax, true, true},
-    {"logprobs", 0, 20, true, false},
-    {"top_logprobs", 0, 20, false, true},
-    {"prompt_logprobs", 0, 20, true, true},
-    {"seed", INT64_MIN, INT64_MAX, true, true},
-    {"priority", INT32_MIN, INT32_MAX, true, true},
-};
 constexpr int kDefaultCompletionTokens = 16;
 constexpr size_t kMaxMessages = 4096, kMaxShortText = 256, kMaxSaltBytes = 1024;
-constexpr size_t kMaxBadWords = 256, kMaxBiases = 1024;
 
-// Fields of other servers (vLLM, SGLang, OpenAI) that this server cannot follow. A value that asks for something is
-// refused, because the answer would not be what the client expects.
-struct RefusedField {
-  const char* name;
-  const char* asks_nothing = R"([false,"",[],{}])";  // JSON: values that ask for nothing, like null
-  const char* instead = "";
-  bool completions = true, chat = true;
-};
-constexpr const char* kTemplateKwargs = "; pass it in chat_template_kwargs, which the model's template reads";
-constexpr RefusedField kRefusedFields[] = {
-    // Shape of the output.
-    {"guided_json", R"([false,"",[]])"},
-    {"guided_regex"},
-    {"guided_choice"},
-    {"guided_grammar"},
-    {"guided_decoding_backend"},
-    {"guided_whitespace_pattern"},
-    {"structured_outputs"},
-    {"structural_tag"},
-    {"json_schema"},
-    {"regex"},
-    {"ebnf"},
-    {"grammar"},
-    {"stop_regex"},
-    {"no_stop_trim", R"([false])", "; use include_stop_str_in_output"},
-    {"logits_processors"},
-    {"custom_logit_processor"},
-    {"custom_params"},
-    {"vllm_xargs"},
-    {"watermarking"},
-    {"repetition_detection"},
-    {"thinking_token_budget", "[-1]"},
-    {"use_beam_search"},
-    {"detokenize", "[true]"},
-    {"lora_path"},
-    {"suffix", R"([""])", "", true, false},
-    // Content of the answer.
-    {"logprob_token_ids"},
-    {"return_tokens_as_token_ids"},
-    {"return_hidden_states"},
-    {"return_routed_experts"},
-    {"routed_experts_prompt_start", "[0]"},
-    {"routed_experts_start_len", "[0]"},
-    {"return_cached_tokens_details"},
-    {"return_prompt_text"},
-    {"return_prompt_token_ids", "[false]", "; use return_token_ids", false, true},
-    {"return_meta_info", "[false]", "", false, true},
-    // Source of the prompt, and place of its KV.
-    {"prompt_embeds"},
-    {"truncate_prompt_tokens", "[]"},
-    {"session_params"},
-    {"extra_key", R"([""])", "; use cache_salt"},
-    {"kv_transfer_params"},
-    {"ec_transfer_params"},
-    {"bootstrap_host"},
-    {"bootstrap_port"},
-    {"bootstrap_room"},
-    {"echo", "[false]", "", false, true},
-    {"best_of", "[1]", "", false, true},
-    {"input_ids", "[[]]", "; use /v1/completions, which takes token ids", false, true},
-    {"continue_final_message", "[false]", "", false, true},
-    {"chat_template", "[]", "", false, true},
-    {"documents", "[[]]", "", false, true},
-    {"add_special_tokens", "[false]", "; the chat template adds the special tokens", false, true},
-    {"task", R"([""])", "", false, true},
-    {"enable_thinking", "[]", kTemplateKwargs, false, true},
-    {"thinking", R"([{}])", kTemplateKwargs, false, true},
-    {"reasoning_effort", R"([""])", kTemplateKwargs, false, true},
-    {"reasoning", R"([{}])", kTemplateKwargs, false, true},
-    {"include_reasoning", "[true]", "", false, true},
-    {"verbosity", R"(["","medium"])", "", false, true},
-    {"functions", "[[],{}]", "; use tools", false, true},
-    {"function_call", R"(["none","auto"])", "", false, true},
-    {"modalities", R"([[],["text"]])", "", false, true},
-    {"audio", "[]", "", false, true},
-    {"web_search_options", "[]", "", false, true},
-};
-// Fields that change no answer of this server, whatever their value. They name the client, say where a request runs, or
-// belong to features that are refused elsewhere (length_penalty: beam search) or to images, which messages cannot have.
+// Fields of other servers (vLLM, OpenAI) that this server cannot follow. A value that asks for something is refused,
+// because the answer would not be what the client expects.
 // clang-format off
-constexpr const char* kHarmlessFields[] = {
-    "user", "request_id", "rid", "safety_identifier", "metadata", "store", "custom_labels", "service_tier",
-    "routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "ngram_corpus_id", "prediction",
-    "prompt_cache_key", "prompt_cache_retention", "stream_interval", "length_penalty", "truncation_side",
-    "spaces_between_special_tokens", "parallel_tool_calls", "separate_reasoning", "stream_reasoning",
-    "return_token_offsets", "return_mm_kwargs", "mm_processor_kwargs", "media_io_kwargs", "images_config",
-    "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video"};
+constexpr const char* kRefusedFields[] = {
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "tools",
+    "functions", "documents", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "use_beam_search", "suffix",
+    "prompt_embeds", "truncate_prompt_tokens"};
 // clang-format on
 
 ApiError bad(std::string param, std::string message) {
@@ -136,11 +39,8 @@ class Fields {
     known_.push_back(name);
     return find_field(object_, name);
   }
-  int64_t integer(const std::string& name, int64_t fallback) {
-    if (find(name) == nullptr) return fallback;
-    const IntegerField* field = find_row(kIntegerFields, name);
-    XPYD_CHECK(field, name + " is not in the table of integer fields");
-    return good(name, get_int(object_, name, field->min, field->max));
+  int64_t integer(const std::string& name, int64_t min, int64_t max, int64_t fallback) {
+    return find(name) == nullptr ? fallback : good(name, get_int(object_, name, min, max));
   }
   double number(const std::string& name, double min, double max, double fallback) {
     return find(name) == nullptr ? fallback : good(name, get_double(object_, name, min, max));
@@ -156,11 +56,6 @@ class Fields {
                                   std::to_string(value.size()));
     return value;
   }
-  // Refuses a feature that is absent here. To ignore the request for it would mislead the client.
-  void unsupported(const std::string& name, bool asked, const std::string& instead = "") {
-    if (asked) throw bad(name, "field \"" + name + "\": this server does not support it" + instead);
-  }
-  void known(const std::string& name) { known_.push_back(name); }
 
   std::vector<std::string> unknown() const {
     std::vector<std::string> names;
@@ -196,8 +91,7 @@ ApiError too_long(const std::string& param, const std::string& what, const Serve
   return {.message = "This model's maximum context length is " + std::to_string(model.max_model_len) +
                      " tokens. However, " + what + ". Please shorten the prompt or ask for fewer tokens.",
           .param = param,
-          .code = "context_length_exceeded",
-          .reason = RejectReason::too_long};
+          .code = "context_length_exceeded"};
 }
 
 // Returns the ids from `encode`. It throws an Error if the model's own regexes cannot process this text.
@@ -282,77 +176,32 @@ std::string read_content(const json* content) {
   return text;
 }
 
-// The arguments of tool calls are JSON text in the API and values in templates.
-void read_tool_calls(jinja::Value& calls, size_t& values_left) {
-  const char* expected = "tool_calls as a list of {\"function\": {\"name\", \"arguments\"}}";
-  if (calls.is_none()) return;
-  if (!calls.list()) throw field_error("messages", expected);
-  jinja::List list = *calls.list();
-  for (jinja::Value& call : list) {
-    const jinja::Value* function = call.dict() ? jinja::find(*call.dict(), "function") : nullptr;
-    if (function == nullptr || !function->dict() || !jinja::find(*function->dict(), "name"))
-      throw field_error("messages", expected);
-    jinja::Dict call_items = *call.dict(), items = *function->dict();
-    for (auto& [key, value] : items) {
-      if (key != "arguments" || !value.text()) continue;
-      const std::string text = value.text()->empty() ? "{}" : *value.text();
-      auto arguments = parse_json(text, "arguments of a tool call", {.max_values = values_left});
-      if (!arguments.ok()) throw bad("messages", "messages: " + arguments.error().message);
-      value = jinja::json_value(text);
-      values_left -= std::min(values_left, jinja::weight_of(value));
-    }
-    for (auto& [key, value] : call_items)
-      if (key == "function") value = jinja::dict_value(items);
-    call = jinja::dict_value(std::move(call_items));
-  }
-  calls = jinja::list_value(std::move(list));
-}
-
-// `ordered` is the message with its fields in the client's order.
-ChatMessage read_message(const json& item, const jinja::Value& ordered, size_t& values_left) {
+ChatMessage read_message(const json& item) {
   auto role = item.is_object() ? get_string(item, "role") : Result<std::string>(invalid(""));
   if (!role.ok()) throw field_error("messages", "each message to be an object with fields \"role\" and \"content\"");
-  static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool"};
-  if (std::find(std::begin(kRoles), std::end(kRoles), role.value()) == std::end(kRoles))
-    throw field_error("messages", "each role to be system, developer, user, assistant or tool");
-  const json* content = find_field(item, "content");
-  ChatMessage message{std::move(role).value(), read_content(content)};
-  if (item.size() == 2 && content != nullptr && content->is_string()) return message;
-  jinja::Dict items = *ordered.dict();
-  for (auto& [key, value] : items)
-    if (key == "tool_calls") read_tool_calls(value, values_left);
-  message.fields = jinja::dict_value(std::move(items));
-  return message;
+  static constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant"};
+  if (std::ranges::find(kRoles, role.value()) == std::end(kRoles))
+    throw field_error("messages", "each role to be system, developer, user or assistant");
+  return {std::move(role).value(), read_content(find_field(item, "content"))};
 }
 
 // Reads the fields of a chat besides its messages.
-void read_chat_request(Fields& fields, const jinja::Dict& ordered, const ServedModel& model,
-                       ChatTemplate::Request& request) {
-  request.add_generation_prompt = fields.boolean("add_generation_prompt", true);
-  const json *tools = fields.find("tools"), *choice = fields.find("tool_choice");
-  const bool has_tools = tools != nullptr && !tools->empty(), none = choice != nullptr && *choice == "none";
-  fields.unsupported("tool_choice", choice != nullptr && !none && (has_tools || *choice != "auto"));
-  if (has_tools) {
-    auto is_object = [](const json& tool) { return tool.is_object(); };
-    if (!tools->is_array() || !std::all_of(tools->begin(), tools->end(), is_object))
-      throw field_error("tools", "a list of objects");
-    else if (!none && model.chat_template != nullptr && !model.chat_template->takes_tools())
-      throw bad("tools", "field \"tools\": this model's chat template does not read them");
-    if (!none) request.tools = *jinja::find(ordered, "tools");
-  }
+ChatTemplate::Request read_chat_request(Fields& fields) {
+  ChatTemplate::Request request{.add_generation_prompt = fields.boolean("add_generation_prompt", true)};
   const json* kwargs = fields.find("chat_template_kwargs");
-  if (kwargs == nullptr) return;
+  if (kwargs == nullptr) return request;
   if (!kwargs->is_object() || kwargs->size() > 64)
     throw field_error("chat_template_kwargs", "an object of at most 64 fields");
   for (const char* name : {"messages", "tools", "documents", "add_generation_prompt"})
     if (kwargs->contains(name))
       throw field_error("chat_template_kwargs", std::string("no field \"") + name + "\" in it");
-  request.kwargs = *jinja::find(ordered, "chat_template_kwargs");
+  request.kwargs = kwargs->dump();
+  return request;
 }
 
 // `list` is the conversation so far; the new messages are appended to it.
-std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& ordered, const ServedModel& model,
-                                   const ChatTemplate::Request& request, std::vector<ChatMessage>& list) {
+std::vector<int32_t> read_messages(const json* messages, const ServedModel& model, const ChatTemplate::Request& request,
+                                   std::vector<ChatMessage>& list) {
   if (messages == nullptr || !messages->is_array() || messages->empty() ||
       list.size() + messages->size() > kMaxMessages)
     throw field_error("messages", "a list of 1 to " + std::to_string(kMaxMessages) + " messages");
@@ -360,10 +209,8 @@ std::vector<int32_t> read_messages(const json* messages, const jinja::Dict& orde
     throw bad("messages", "this model has no chat template; use /v1/completions");
   size_t bytes = 0;
   for (const ChatMessage& message : list) bytes += message.content.size();
-  const jinja::List& as_sent = *jinja::find(ordered, "messages")->list();
-  size_t values_left = 1 << 18;  // for the arguments of tool calls
-  for (size_t i = 0; i < messages->size(); ++i) {
-    list.push_back(read_message((*messages)[i], as_sent[i], values_left));
+  for (const json& message : *messages) {
+    list.push_back(read_message(message));
     bytes += list.back().content.size();
   }
   if (bytes > model.max_prompt_bytes)
@@ -402,86 +249,13 @@ void read_stops(Fields& fields, const ServedModel& model, Request& request) {
   request.include_stop_text = fields.boolean("include_stop_str_in_output", false);
 }
 
-// Sorts ids and removes duplicates.
-void sort_ids(std::vector<int32_t>& ids) {
-  std::sort(ids.begin(), ids.end());
-  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-}
-
-// OpenAI's logit_bias: an object that maps token ids, as text, to a number that is added to their logits.
-std::vector<TokenBias> read_biases(const json& object, const ServedModel& model) {
-  const std::string expected = "an object of at most " + std::to_string(kMaxBiases) +
-                               " fields, which are token ids from 0 to " + std::to_string(model.vocab_size - 1) +
-                               ", each with a number from -100 to 100";
-  std::vector<TokenBias> biases;
-  if (object.is_array() && object.empty()) return biases;
-  if (!object.is_object() || object.size() > kMaxBiases) throw field_error("logit_bias", expected);
-  for (const auto& [key, value] : object.items()) {
-    int32_t id = -1;
-    const bool is_id = read_number(key, id) && std::to_string(id) == key && id >= 0 && id < model.vocab_size;
-    if (!is_id || !value.is_number() || !(std::abs(value.get<double>()) <= 100))
-      throw field_error("logit_bias", expected);
-    if (value != 0) biases.push_back({id, value.get<float>()});
-  }
-  return biases;
-}
-
-// vLLM's bad_words: each text as given, and with a blank before it if that makes another first token.
-std::vector<BadWord> read_bad_words(const json& list, const ServedModel& model) {
-  const std::string expected = "a list of at most " + std::to_string(kMaxBadWords) + " strings of 1 to " +
-                               std::to_string(kMaxStopBytes) + " bytes";
-  if (!list.is_array() || list.size() > kMaxBadWords) throw field_error("bad_words", expected);
-  std::vector<BadWord> words;
-  for (const json& one : list) {
-    std::string text = one.is_string() ? one.get<std::string>() : "";
-    if (text.empty() || text.size() > kMaxStopBytes) throw field_error("bad_words", expected);
-    if (model.tokenizer == nullptr) throw bad("bad_words", "field \"bad_words\": this model has no tokenizer");
-    text.erase(0, std::min(text.find_first_not_of(' '), text.size() - 1));
-    const auto plain = model.tokenizer->encode(text, {.add_special_tokens = false});
-    const auto after_blank = model.tokenizer->encode(" " + text, {.add_special_tokens = false});
-    if (plain.empty()) throw field_error("bad_words", "strings of at least one token each");
-    words.push_back({plain});
-    if (after_blank.size() == plain.size() && after_blank[0] != plain[0]) words.push_back({after_blank});
-  }
-  return words;
-}
-
-// Reads the rules about single tokens. Requires: stop_token_ids have been read.
-void read_rules(Fields& fields, const ServedModel& model, Request& request) {
-  TokenRules rules;
-  if (const json* allowed = fields.find("allowed_token_ids")) {
-    if (!allowed->is_array() || allowed->empty())
-      throw field_error("allowed_token_ids", "a list of at least one token id");
-    rules.allowed = read_ids(*allowed, "allowed_token_ids", model.vocab_size);
-    sort_ids(rules.allowed);
-  }
-  if (const json* biases = fields.find("logit_bias")) rules.bias = read_biases(*biases, model);
-  if (const json* words = fields.find("bad_words")) rules.bad_words = read_bad_words(*words, model);
-  rules.min_tokens = static_cast<int>(fields.integer("min_tokens", 0));
-  if (rules.min_tokens > 0) {
-    rules.end_tokens.assign(model.eos_tokens.begin(), model.eos_tokens.end());
-    rules.end_tokens.insert(rules.end_tokens.end(), request.stop_token_ids.begin(), request.stop_token_ids.end());
-    sort_ids(rules.end_tokens);
-  }
-  if (rules.end_tokens.empty()) rules.min_tokens = 0;
-  if (rules.allowed.empty() && rules.bias.empty() && rules.bad_words.empty() && rules.end_tokens.empty()) return;
-
-  std::vector<int32_t> forbidden = rules.end_tokens;
-  for (const BadWord& word : rules.bad_words)
-    if (word.tokens.size() == 1) forbidden.push_back(word.tokens[0]);
-  sort_ids(forbidden);
-  if (!rules.allowed.empty() && std::ranges::includes(forbidden, rules.allowed))
-    throw bad("allowed_token_ids", "allowed_token_ids: bad_words and min_tokens forbid all of them");
-  request.sampling.rules = std::make_shared<const TokenRules>(std::move(rules));
-}
-
 void read_sampling(Fields& fields, bool chat, const ServedModel& model, Request& request, bool& has_seed) {
   SamplingParams& s = request.sampling;
   s = model.sampling;
   s.temperature = static_cast<float>(fields.number("temperature", 0, 100, s.temperature));
   s.top_p = static_cast<float>(fields.number("top_p", 0, 1, s.top_p));
   if (s.top_p <= 0) throw field_error("top_p", "a number above 0, at most 1");
-  int64_t top_k = fields.integer("top_k", s.top_k);
+  int64_t top_k = fields.integer("top_k", -1, kIntMax, s.top_k);
   s.top_k = top_k < 0 ? 0 : static_cast<int>(top_k);
   s.min_p = static_cast<float>(fields.number("min_p", 0, 1, s.min_p));
   s.repetition_penalty = static_cast<float>(fields.number("repetition_penalty", 0, 100, s.repetition_penalty));
@@ -489,14 +263,14 @@ void read_sampling(Fields& fields, bool chat, const ServedModel& model, Request&
   s.presence_penalty = static_cast<float>(fields.number("presence_penalty", -2, 2, 0));
   s.frequency_penalty = static_cast<float>(fields.number("frequency_penalty", -2, 2, 0));
   has_seed = fields.find("seed") != nullptr;
-  s.seed = static_cast<uint64_t>(fields.integer("seed", 0));
+  s.seed = static_cast<uint64_t>(fields.integer("seed", INT64_MIN, INT64_MAX, 0));
   if (chat) {
     bool wanted = fields.boolean("logprobs", false);
-    int64_t top = fields.integer("top_logprobs", 0);
+    int64_t top = fields.integer("top_logprobs", 0, 20, 0);
     if (top > 0 && !wanted) throw bad("top_logprobs", "top_logprobs: needs logprobs: true");
     s.top_logprobs = wanted ? static_cast<int>(top) : -1;
   } else {
-    s.top_logprobs = static_cast<int>(fields.integer("logprobs", -1));
+    s.top_logprobs = static_cast<int>(fields.integer("logprobs", 0, 20, -1));
   }
 }
 
@@ -509,65 +283,38 @@ void read_stream(Fields& fields, GenerationCall& call) {
   try {
     Fields inner(*options);
     call.include_usage = inner.boolean("include_usage", false);
-    call.continuous_usage = inner.boolean("continuous_usage_stats", false);
   } catch (const ApiError& error) {
     throw bad("stream_options", error.message);
   }
 }
 
-// "speculative": {"tokens": N} bounds the drafts of a step; 0: none.
-void read_speculative(Fields& fields, const ServedModel& model, Request& request) {
-  const json* options = fields.find("speculative");
-  if (options == nullptr) return;
-  if (!options->is_object() || options->size() != 1 || !options->contains("tokens"))
-    throw field_error("speculative", "an object with the field \"tokens\" only");
-  const Result<int64_t> tokens = get_int(*options, "tokens", 0, batch::kMostDrafts);
-  if (!tokens) throw bad("speculative", "speculative: " + tokens.error().message);
-  request.most_drafts = static_cast<int>(tokens.value());
-  if (request.most_drafts > 0 && !model.speculates)
-    throw bad("speculative", "speculative: this server does not speculate (it runs with --speculate off)");
-}
-
-void refuse_unsupported(Fields& fields, bool chat) {
-  for (const RefusedField& field : kRefusedFields) {
-    if (!(chat ? field.chat : field.completions)) continue;
-    const json* value = fields.find(field.name);
-    if (value == nullptr) continue;
-    const json asks_nothing = json::parse(field.asks_nothing);
-    fields.unsupported(field.name, std::ranges::find(asks_nothing, *value) == asks_nothing.end(), field.instead);
+// Refuses what this server cannot do.
+void refuse_unsupported(Fields& fields) {
+  static const json kAsksNothing[] = {false, 0, "", json::array(), json::object(), json::object({{"type", "text"}})};
+  for (const char* name : kRefusedFields) {
+    const json* value = fields.find(name);
+    if (value != nullptr && std::ranges::find(kAsksNothing, *value) == std::end(kAsksNothing))
+      throw bad(name, std::string("field \"") + name + "\": this server does not support it");
   }
-  const json* format = fields.find("response_format");
-  const json* type = format != nullptr && format->is_object() ? find_field(*format, "type") : nullptr;
-  fields.unsupported("response_format", format != nullptr && (type == nullptr || *type != "text"));
 }
 
 // OpenAI has two names for this field. The newer one wins.
 const char* max_tokens_name(Fields& fields) {
-  fields.known("max_tokens");
-  return fields.find("max_completion_tokens") != nullptr ? "max_completion_tokens" : "max_tokens";
+  const json* old = fields.find("max_tokens");
+  return fields.find("max_completion_tokens") != nullptr || old == nullptr ? "max_completion_tokens" : "max_tokens";
 }
 
 // Reads what the request asks about the prompt's own tokens.
 void read_echo(Fields& fields, bool chat, Request& request, GenerationCall& out) {
   out.echo = !chat && fields.boolean("echo", false);
-  const json* max_tokens = fields.find(max_tokens_name(fields));
-  out.prompt_only = out.echo && max_tokens != nullptr && *max_tokens == 0;
-  request.prompt_logprobs = static_cast<int>(fields.integer("prompt_logprobs", -1));
+  request.prompt_logprobs = static_cast<int>(fields.integer("prompt_logprobs", 0, 20, -1));
   out.prompt_logprobs = request.prompt_logprobs >= 0;
   if (out.prompt_logprobs && out.stream)
     throw bad("prompt_logprobs", "prompt_logprobs: cannot be streamed; use echo with logprobs");
   if (out.echo) request.prompt_logprobs = std::max(request.prompt_logprobs, request.sampling.top_logprobs);
-  if (request.prompt_logprobs >= 0 && !request.session_id.empty())
+  if (request.prompt_logprobs >= 0 && !out.session_id.empty())
     throw bad(out.prompt_logprobs ? "prompt_logprobs" : "echo",
               "prompt logprobs cannot be combined with session_id, because the prompt also has earlier turns");
-}
-
-// Does all remaining cheap checks, before tokenization, which may take long.
-void check_the_rest(Fields& fields, bool chat, bool prompt_only) {
-  for (const char* name : kHarmlessFields) fields.known(name);
-  const std::string most = max_tokens_name(fields);
-  for (const auto& field : kIntegerFields)
-    if ((chat ? field.chat : field.completions) && !(prompt_only && field.name == most)) fields.integer(field.name, 0);
 }
 
 // Checks the bounds of the whole call.
@@ -582,15 +329,15 @@ void check_sizes(const std::vector<Prompt>& prompts, const Request& request, con
                             " logprobs of prompt tokens; expected at most " + std::to_string(kMaxPromptLogprobs));
 }
 
-// Sets the number of output tokens: as requested or the default, within the context.
-void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedModel& model, Request& request) {
-  const char* prompt = chat ? "messages" : "prompt";
+// Sets the number of output tokens: `wanted`, as the field `name` says, or the default if it is negative.
+void set_max_tokens(const char* name, int64_t wanted, const GenerationCall& call, const ServedModel& model,
+                    Request& request) {
+  const char* prompt = call.chat ? "messages" : "prompt";
   int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
   int64_t room = model.max_model_len - prompt_tokens;
   if (room < 1) throw too_long(prompt, "your prompt has " + std::to_string(prompt_tokens) + " tokens", model);
-  const char* name = max_tokens_name(fields);
-  int64_t fallback = chat ? room : std::min<int64_t>(room, kDefaultCompletionTokens);
-  int64_t wanted = prompt_only ? 1 : fields.integer(name, fallback);
+  if (wanted < 0) wanted = call.chat ? room : std::min<int64_t>(room, kDefaultCompletionTokens);
+  if (call.prompt_only) wanted = 1;
   if (wanted > room)
     throw too_long(name,
                    "you requested " + std::to_string(prompt_tokens + wanted) + " tokens (" +
@@ -598,15 +345,12 @@ void set_max_tokens(Fields& fields, bool chat, bool prompt_only, const ServedMod
                        " in the completion)",
                    model);
   request.max_tokens = static_cast<int>(wanted);
-  const int64_t min_tokens = fields.integer("min_tokens", 0);
-  if (min_tokens > wanted) throw field_error("min_tokens", "at most max_tokens, " + std::to_string(wanted));
-  request.min_tokens = static_cast<int>(min_tokens);
 }
 
 // Takes the session that the request names.
 void take_session(Request& request, const std::string& salt, const std::string& generation, bool chat,
                   Sessions* sessions, GenerationCall& out) {
-  const std::string& id = request.session_id;
+  const std::string& id = out.session_id;
   if (id.empty()) {
     if (out.session_end) throw bad("session_end", "session_end: needs a session_id");
     if (!generation.empty()) throw bad("session_generation", "session_generation: needs a session_id");
@@ -635,9 +379,7 @@ void take_session(Request& request, const std::string& salt, const std::string& 
       throw refused(409, name + ": session_generation is not that of its last answer", "session_stale",
                     "session_generation");
     case Sessions::State::full:
-      ApiError full = refused(503, "all sessions that this server can keep are busy; try again later", "sessions_full");
-      full.reason = RejectReason::overloaded;
-      throw full;
+      throw refused(503, "all sessions that this server can keep are busy; try again later", "sessions_full");
   }
   const Conversation& so_far = out.turn.so_far();
   if (chat ? !so_far.tokens.empty() : !so_far.messages.empty())
@@ -648,19 +390,15 @@ void take_session(Request& request, const std::string& salt, const std::string& 
 }  // namespace
 
 bool ServedModel::is_called(std::string_view wanted) const {
-  return wanted == name || std::find(names.begin(), names.end(), wanted) != names.end() ||
-         std::find(other_names.begin(), other_names.end(), wanted) != other_names.end();
+  return wanted == name || std::ranges::find(other_names, wanted) != other_names.end();
 }
 
 ApiError unknown_model(const std::string& name, const ServedModel& model) {
   return {.status = 404,
           .message = "The model `" + name + "` does not exist; this server serves `" + model.name + "`.",
           .param = "model",
-          .code = "model_not_found",
-          .reason = RejectReason::unknown_model};
+          .code = "model_not_found"};
 }
-
-std::span<const IntegerField> integer_fields() { return kIntegerFields; }
 
 size_t longest_prompt_bytes(const Tokenizer& tokenizer, int max_model_len) {
   size_t longest = 1;
@@ -680,29 +418,23 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   read_stream(fields, out);
   read_sampling(fields, chat, model, request, out.has_seed);
   read_stops(fields, model, request);
-  read_rules(fields, model, request);
-  refuse_unsupported(fields, chat);
-  request.n = static_cast<int>(fields.integer("n", 1));
-  if (!chat && fields.integer("best_of", request.n) != request.n) fields.unsupported("best_of", true);
+  refuse_unsupported(fields);
+  request.n = static_cast<int>(fields.integer("n", 1, 8, 1));
   request.ignore_eos = fields.boolean("ignore_eos", false);
   request.skip_special_tokens = fields.boolean("skip_special_tokens", true);
-  request.priority = static_cast<int>(fields.integer("priority", 0));
-  out.session_id = request.session_id = fields.text("session_id", 1, kMaxShortText);
+  request.priority = static_cast<int>(fields.integer("priority", INT32_MIN, INT32_MAX, 0));
+  out.session_id = fields.text("session_id", 1, kMaxShortText);
   out.session_end = fields.boolean("session_end", false);
   std::string salt = fields.text("cache_salt", 1, kMaxSaltBytes);
   const std::string generation = fields.text("session_generation", 1, kMaxShortText);
   if (!salt.empty()) request.cache_salt = std::max<uint64_t>(1, siphash(model.salt_key, salt));
-  read_speculative(fields, model, request);
   out.return_token_ids = fields.boolean("return_token_ids", false);
   read_echo(fields, chat, request, out);
+  const char* most = max_tokens_name(fields);
+  const int64_t max_tokens = fields.integer(most, out.echo ? 0 : 1, kIntMax, -1);
+  out.prompt_only = max_tokens == 0;
   const bool add_special_tokens = !chat && fields.boolean("add_special_tokens", true);
-  const jinja::Value ordered = chat ? jinja::json_value(body) : jinja::Value();
-  ChatTemplate::Request chat_request;
-  if (chat)
-    read_chat_request(fields, *ordered.dict(), model, chat_request);
-  else
-    fields.known("add_generation_prompt");
-  check_the_rest(fields, chat, out.prompt_only);
+  const ChatTemplate::Request chat_request = chat ? read_chat_request(fields) : ChatTemplate::Request();
   const json* prompt = fields.find(chat ? "messages" : "prompt");
 
   // Salts separate tenants, so they are part of a session's key.
@@ -711,7 +443,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   std::vector<Prompt> prompts;
   if (chat) {
     std::vector<ChatMessage> list = so_far.messages;
-    prompts.push_back({read_messages(prompt, *ordered.dict(), model, chat_request, list), ""});
+    prompts.push_back({read_messages(prompt, model, chat_request, list), ""});
     if (out.turn) out.messages = std::move(list);
   } else {
     prompts = read_prompts(prompt, model, add_special_tokens && so_far.tokens.empty());
@@ -721,7 +453,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   for (auto& p : prompts) {
     request.prompt = so_far.tokens;
     request.prompt.insert(request.prompt.end(), p.ids.begin(), p.ids.end());
-    set_max_tokens(fields, chat, out.prompt_only, model, request);
+    set_max_tokens(most, max_tokens, out, model, request);
     if (out.echo) {
       bool was_ids = p.text.empty() && model.tokenizer != nullptr;
       out.prompt_texts.push_back(was_ids ? model.tokenizer->decode(p.ids) : std::move(p.text));
@@ -732,7 +464,7 @@ std::optional<ApiError> parse_generation(std::string_view body, bool chat, const
   return {};
 } catch (ApiError& error) {
   // The history, which is not in the request, may be the reason why it does not fit.
-  if (out.turn && error.reason == RejectReason::too_long)
+  if (out.turn && error.code == "context_length_exceeded")
     error.message += " The conversation so far, session `" + out.session_id + "`, counts as part of the prompt.";
   return error;
 }
@@ -742,9 +474,7 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
   Fields fields(object);
   check_model(fields, model);
   bool add_special_tokens = fields.boolean("add_special_tokens", true);
-  const jinja::Value ordered = jinja::json_value(body);
-  ChatTemplate::Request request;
-  read_chat_request(fields, *ordered.dict(), model, request);
+  const ChatTemplate::Request request = read_chat_request(fields);
   bool with_text = fields.boolean("return_token_strs", false);
   const json* messages = fields.find("messages");
   const json* prompt = fields.find("prompt");
@@ -752,7 +482,7 @@ std::optional<ApiError> tokenize(std::string_view body, const ServedModel& model
     throw field_error("prompt", "a string, or a field \"messages\"");
   std::vector<ChatMessage> list;
   const std::vector<int32_t> ids = messages != nullptr
-                                       ? read_messages(messages, *ordered.dict(), model, request, list)
+                                       ? read_messages(messages, model, request, list)
                                        : encode_text(prompt->get<std::string>(), model, add_special_tokens);
   JsonText text;
   text.open('{').add("count", ids.size(), "max_model_len", model.max_model_len, "tokens", ids);

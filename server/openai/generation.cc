@@ -9,17 +9,12 @@
 namespace xpyd::server {
 namespace {
 
-// The cluster ends late requests itself. The frontend waits this much longer for it.
-constexpr double kDeadlineGraceSeconds = 5;
-
 const ApiError kTookTooLong = {.status = 504,
                                .message = "the request exceeded the server's time limit (--request-timeout)",
                                .code = "request_timeout"};
 
 // One server-sent event with a single data line.
 std::string sse_event(std::string_view event) { return "data: " + std::string(event) + "\n\n"; }
-// A comment, which event parsers skip.
-constexpr const char* kWaiting = ": waiting\n\n";
 
 // The text of one token for a JSON string. Bytes that are not UTF-8 are written as OpenAI does: "bytes:\xe2\x80".
 std::string token_text(const Tokenizer* tokenizer, int32_t id) {
@@ -131,14 +126,8 @@ class Generation::Sink final : public EventSink {
 };
 
 Generation::Generation(Api& api, GenerationCall call, std::shared_ptr<HttpExchange> exchange, std::string id,
-                       std::string client_id, HttpHeaders headers, double arrival_s)
-    : api_(api),
-      call_(std::move(call)),
-      exchange_(std::move(exchange)),
-      id_(std::move(id)),
-      client_id_(std::move(client_id)),
-      more_headers_(std::move(headers)),
-      arrival_s_(arrival_s) {
+                       double arrival_s)
+    : api_(api), call_(std::move(call)), exchange_(std::move(exchange)), id_(std::move(id)), arrival_s_(arrival_s) {
   JsonText shared;
   if (call_.turn) shared.add("session_generation", call_.turn.generation());
   shared.add("created", int64_t{std::time(nullptr)}).add("model", api.model_.name).add("system_fingerprint", nullptr);
@@ -163,10 +152,7 @@ void Generation::start() {
     // kv_salt() needs this: the server's request ids start again at 1, but caches of its workers may survive.
     if (request->prompt_logprobs >= 0 && request->cache_salt == 0) request->cache_salt = api_.id_random_.next();
     prompts_[i].request = request;
-    prompts_[i].seen = {.n = request->n,
-                        .prompt_tokens = static_cast<int>(request->prompt.size()),
-                        .max_tokens = request->max_tokens,
-                        .arrival_s = arrival_s_};
+    prompts_[i].seen.arrival_s = arrival_s_;
     Status taken = api_.service_.submit(request, std::make_shared<Sink>(self, i, api_.clock_, api_.post_));
     if (taken.ok()) {
       expected_ += static_cast<size_t>(request->n);
@@ -175,10 +161,8 @@ void Generation::start() {
     ApiError error = {.status = 500, .message = taken.error().message};
     if (taken.error().code == ErrorCode::invalid_argument)
       error.status = 400, error.param = call_.chat ? "messages" : "prompt";
-    if (taken.error().code == ErrorCode::unavailable)
-      error.status = 503, error.code = "unavailable", error.reason = RejectReason::unavailable;
+    if (taken.error().code == ErrorCode::unavailable) error.status = 503, error.code = "unavailable";
     prompts_.resize(i);  // the others were never submitted
-    if (error.status != 500) api_.metrics_.rejected(error.reason);
     return fail(error);
   }
   // Requests that the cluster has refused by now get an HTTP status, because their event was posted before this.
@@ -202,7 +186,6 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
   if (!over_ && call_.turn && !call_.prompt_only) remember(choice, event);
   if (!over_) {
     if (event.finish == FinishReason::refused) {
-      api_.metrics_.rejected(RejectReason::objective);
       fail({.status = 429, .message = event.error, .code = "objective_missed"});
     } else if (event.finish == FinishReason::error || event.finish == FinishReason::timeout) {
       fail(event.finish == FinishReason::timeout
@@ -218,7 +201,7 @@ void Generation::on_event(size_t prompt_index, TokenEvent event, double received
 
 void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, double received_s) {
   FinishedRequest& seen = prompt.seen;
-  seen.cached_tokens = std::max(seen.cached_tokens, event.cached_tokens);
+  prompt.cached_tokens = std::max(prompt.cached_tokens, event.cached_tokens);
   seen.queued_s = event.queued_s;
   seen.last_token_s = received_s;
   if (event.token >= 0) {
@@ -229,16 +212,14 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
     if (seen.first_token_s == 0) {
       seen.first_token_s = received_s;
       seen.scheduled_s = event.scheduled_s;
-      api_.metrics_.first_token(received_s - arrival_s_, seen.prompt_tokens, seen.cached_tokens);
+      api_.metrics_.first_token(received_s - arrival_s_, prompt.n_tokens());
     }
   }
   if (event.finish == FinishReason::none) return;
   choice.finish = event.finish;
   ++ended_;
   seen.finishes.push_back(event.finish);
-  seen.generated.push_back(choice.tokens);
-  seen.preemptions += event.preemptions;
-  if (++prompt.ended == seen.n) api_.metrics_.finished(seen);
+  if (++prompt.ended == prompt.request->n) api_.metrics_.finished(seen);
 }
 
 // ---- Sessions.
@@ -274,8 +255,6 @@ void Generation::end_turn(bool whole) {
 void Generation::gather(Choice& choice, TokenEvent event) {
   Part& part = choice.part;
   part.finish = event.finish;
-  part.stop_text = std::move(event.stop_text);
-  part.stop_token = event.stop_token;
   part.with_logprobs = event.has_logprobs;
   if (call_.prompt_only) return;
   if (event.token >= 0 && call_.return_token_ids) part.token_ids.push_back(event.token);
@@ -334,13 +313,6 @@ void Generation::add_choice(JsonText& out, size_t index, bool first) const {
     out.value(nullptr);
   else
     out.value(finish_reason_name(part.finish));
-  out.key("stop_reason");
-  if (part.finish == FinishReason::stop && !part.stop_text.empty())
-    out.value(part.stop_text);
-  else if (part.finish == FinishReason::stop && part.stop_token >= 0)
-    out.value(part.stop_token);
-  else
-    out.value(nullptr);
   const Prompt& prompt = prompts_[index / static_cast<size_t>(prompts_[0].request->n)];
   if (call_.return_token_ids) out.add("token_ids", part.token_ids);
   if (call_.return_token_ids && first) out.add("prompt_token_ids", prompt.request->prompt);
@@ -381,21 +353,19 @@ void Generation::complete() {
     const size_t prompt = i / static_cast<size_t>(prompts_[0].request->n);
     Part& part = choices_[i].part;
     part.with_logprobs = prompts_[prompt].request->sampling.top_logprobs >= 0;
-    if (call_.prompt_only) part.stop_text.clear(), part.stop_token = -1;
     if (call_.echo) echo(prompt, choices_[i]);
     add_choice(out, i, true);
   }
   out.close(']');
   add_usage(out, usage());
   if (call_.chat && call_.prompt_logprobs) add_prompt_logprobs(out, api_.model_.tokenizer, prompts_[0].logprobs);
-  exchange_->respond({.headers = headers(), .body = answer(out.take())});
+  exchange_->respond({.headers = {{"X-Request-Id", id_}}, .body = answer(out.take())});
   end();
 }
 
 // Sends one event per token. The first has the role, the last the finish reason. Clients count events as tokens and
 // take the first event for the first token.
 void Generation::stream(size_t prompt_index, size_t index) {
-  const Prompt& prompt = prompts_[prompt_index];
   Choice& choice = choices_[index];
   const bool first = !std::exchange(choice.began, true);
   if (first && call_.echo) echo(prompt_index, choice);
@@ -403,10 +373,7 @@ void Generation::stream(size_t prompt_index, size_t index) {
   out.open('[');
   add_choice(out, index, first);
   out.close(']');
-  if (call_.continuous_usage)
-    add_usage(out, {prompt.seen.prompt_tokens, call_.prompt_only ? 0 : choice.tokens, prompt.seen.cached_tokens});
-  else if (call_.include_usage)
-    out.add("usage", nullptr);
+  if (call_.include_usage) out.add("usage", nullptr);
   send(sse_event(answer(out.take())));
   choice.part = {};
 }
@@ -416,17 +383,13 @@ void Generation::begin_stream() {
   if (std::exchange(streaming_, true)) return;
   HttpResponse head;
   head.content_type = "text/event-stream; charset=utf-8";
-  head.headers = headers();
-  head.headers.emplace_back("Cache-Control", "no-cache");
-  head.headers.emplace_back("X-Accel-Buffering", "no");
+  head.headers = {{"X-Request-Id", id_}, {"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
   exchange_->begin_stream(std::move(head));
-  sent_s_ = api_.clock_.now();
 }
 
 void Generation::send(std::string bytes) {
   begin_stream();
   exchange_->write(std::move(bytes));
-  sent_s_ = api_.clock_.now();
 }
 
 // ---- The end.
@@ -441,7 +404,7 @@ void Generation::fail(const ApiError& error) {
     exchange_->end_stream();
   } else {
     HttpResponse response = api_.error_response(error);
-    for (auto& header : headers()) response.headers.push_back(std::move(header));
+    response.headers.emplace_back("X-Request-Id", id_);
     exchange_->respond(std::move(response));
   }
   if (ended_ == expected_) end();
@@ -460,59 +423,30 @@ void Generation::abort_all() {
     if (prompt.request && prompt.ended < prompt.request->n) api_.service_.abort(prompt.request->id);
 }
 
-void Generation::tick(double now) {
-  if (streaming_ && !over_ && now - sent_s_ >= kQuietSeconds) send(kWaiting);
-  double timeout = api_.options_.request_timeout_s;
-  if (timeout <= 0 || now < arrival_s_ + timeout + kDeadlineGraceSeconds) return;
-  auto self = shared_from_this();
-  if (!over_) fail(kTookTooLong);
-  end();
-}
-
 void Generation::end() {
   if (api_.live_.erase(this) == 0) return;
   const LogLevel level = status_ >= 500 ? LogLevel::error : status_ >= 400 ? LogLevel::warning : LogLevel::info;
-  api_.log_line(level, log_text(api_.clock_.now()));
-  api_.metrics_.http_request(call_.chat ? "/v1/chat/completions" : "/v1/completions", "POST", status_);
+  api_.log_line(level, log_text());
 }
 
 Generation::Usage Generation::usage() const {
   Usage sum;
   for (const Prompt& prompt : prompts_) {
-    sum.prompt_tokens += prompt.seen.prompt_tokens;
-    sum.cached_tokens += prompt.seen.cached_tokens;
+    sum.prompt_tokens += prompt.n_tokens();
+    sum.cached_tokens += prompt.cached_tokens;
   }
   for (const Choice& choice : choices_)
     if (!call_.prompt_only) sum.completion_tokens += choice.tokens;
   return sum;
 }
 
-HttpHeaders Generation::headers() const {
-  HttpHeaders all = more_headers_;
-  all.emplace_back("X-Request-Id", client_id_.empty() ? id_ : client_id_);
-  return all;
-}
-
-std::string Generation::log_text(double now) const {
-  Usage total = usage();
-  double first = 0;
-  for (const Prompt& prompt : prompts_)
-    if (prompt.seen.first_token_s > 0 && (first == 0 || prompt.seen.first_token_s < first))
-      first = prompt.seen.first_token_s;
-  char numbers[256];
-  std::snprintf(numbers, sizeof numbers,
-                " stream=%d prompts=%zu choices=%zu prompt_tokens=%lld cached_tokens=%lld "
-                "completion_tokens=%lld",
-                call_.stream, prompts_.size(), choices_.size(), static_cast<long long>(total.prompt_tokens),
-                static_cast<long long>(total.cached_tokens), static_cast<long long>(total.completion_tokens));
-  std::string line = "request id=" + id_ + (call_.chat ? " route=chat" : " route=completions") +
-                     " status=" + std::to_string(status_) + numbers;
-  if (!choices_.empty() && choices_[0].finish != FinishReason::none)
-    line += std::string(" finish=") + finish_reason_name(choices_[0].finish);
-  std::snprintf(numbers, sizeof numbers, " ttft_ms=%.1f e2e_ms=%.1f", first > 0 ? 1e3 * (first - arrival_s_) : -1.0,
-                1e3 * (now - arrival_s_));
-  line += numbers;
-  if (!client_id_.empty()) line += " client_id=" + client_id_;
+std::string Generation::log_text() const {
+  const Usage total = usage();
+  std::string line = "request id=" + id_ + " status=" + std::to_string(status_) +
+                     " prompt_tokens=" + std::to_string(total.prompt_tokens) +
+                     " completion_tokens=" + std::to_string(total.completion_tokens);
+  if (!choices_.empty()) line += std::string(" finish=") + finish_reason_name(choices_[0].finish);
+  line += " e2e_ms=" + std::to_string(std::lround(1e3 * (api_.clock_.now() - arrival_s_)));
   // Field names are client text: log the first few, shortened and printable.
   for (size_t i = 0; i < std::min<size_t>(call_.ignored.size(), 4); ++i) {
     line += i == 0 ? " ignored=" : ",";

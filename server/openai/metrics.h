@@ -5,17 +5,15 @@
 //   TTFT       arrival at the frontend -> first token received here
 //   ITL        token -> next token of the same choice, as received here
 //   queue      arrival at the engine -> first step;  prefill: first step -> first token
-//   decode     first -> last token;  inference: first step -> last token;  e2e: arrival -> last token
+//   decode     first -> last token;  e2e: arrival -> last token
 //
 // Thread safety: none; the I/O thread owns it.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <map>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -24,59 +22,31 @@
 
 namespace xpyd::server {
 
-class MetricsText;  // the text written so far (metrics.cc)
-
 class Histogram {
  public:
-  explicit Histogram(std::span<const double> bounds)
-      : bounds_(bounds.begin(), bounds.end()), counts_(bounds.size() + 1) {}
+  explicit Histogram(std::span<const double> upper) : bounds(upper), counts(upper.size() + 1) {}
   void observe(double value);
-  uint64_t count() const { return count_; }
 
- private:
-  friend class MetricsText;
-  std::vector<double> bounds_;    // upper bounds, inclusive, ascending
-  std::vector<uint64_t> counts_;  // one more than bounds_: values above all bounds
-  double sum_ = 0;
-  uint64_t count_ = 0;
+  const std::span<const double> bounds;  // upper bounds, inclusive, ascending
+  std::vector<uint64_t> counts;          // one more than bounds: values above all bounds
+  double sum = 0;
+  uint64_t count = 0;
 };
 
-enum class RejectReason : uint8_t {
-  invalid,       // any 400 except too_long
-  too_long,      // prompt + max_tokens exceed the context
-  unavailable,   // the cluster refused
-  draining,      // shutting down
-  overloaded,    // the frontend: every session that it can keep is in use
-  unauthorized,  // no or wrong key
-  unknown_model,
-  objective,  // --admission: it would miss an SLO, or make others miss theirs
-};
-
-// One request (one prompt of an HTTP request) after its last event.
+// One request (one prompt of an HTTP request) after its last event. Times are of one clock; 0: it has not happened.
 struct FinishedRequest {
-  int n = 1;
-  int prompt_tokens = 0, cached_tokens = 0;
-  int max_tokens = 0;
-  int preemptions = 0;         // sum over its choices
-  std::vector<int> generated;  // tokens of each choice
-  std::vector<FinishReason> finishes;
+  std::vector<FinishReason> finishes;  // of each choice
   double arrival_s = 0, queued_s = 0, scheduled_s = 0, first_token_s = 0, last_token_s = 0;
 };
 
 class Metrics {
  public:
-  Metrics(std::string prefix, std::string model_name, int max_model_len)
-      : prefix_(std::move(prefix)), model_name_(std::move(model_name)), tokens_(tokens_up_to(max_model_len)) {}
-  // True if a --metrics-prefix can begin a metric's name.
-  static bool valid_prefix(std::string_view prefix);
+  explicit Metrics(std::string model_name) : model_name_(std::move(model_name)) {}
 
-  void first_token(double ttft_s, int prompt_tokens, int cached_tokens);
+  void first_token(double ttft_s, int prompt_tokens);
   void generated_token() { ++generation_tokens_; }
-  void inter_token(double seconds);
+  void inter_token(double seconds) { inter_token_.observe(seconds); }
   void finished(const FinishedRequest& request);
-  void rejected(RejectReason reason) { ++rejected_[static_cast<size_t>(reason)]; }
-  // `handler` is one of our routes or "none", never a client's text.
-  void http_request(std::string_view handler, std::string_view method, int status);
 
   std::string render(const ServiceStats& service) const;
 
@@ -90,25 +60,12 @@ class Metrics {
                                            .75,    1,     2.5,   5,     7.5,   10,   20,   40,   80};
   static constexpr double kLatency[] = {.001, .002, .005, .01, .02, .05, .1, .2, .3,  .5,  .8,  1,   1.5,  2,   2.5,
                                         5,    10,   15,   20,  30,  40,  50, 60, 120, 240, 480, 960, 1920, 7680};
-  static constexpr double kN[] = {1, 2, 5, 10, 20};
-  static constexpr double kPreemptions[] = {1, 2, 3, 4, 5, 10, 20};
-  static std::vector<double> tokens_up_to(int max_tokens);
 
-  // Parts of render() about the requests that this object has seen.
-  void render_requests(MetricsText& text) const;
-  void render_histograms(MetricsText& text) const;
-  void render_process(MetricsText& text) const;
-
-  std::string prefix_, model_name_;
-  const std::vector<double> tokens_;  // bucket bounds
-  Histogram ttft_{kTtft}, inter_token_{kInterToken}, time_per_token_{kInterToken};
-  Histogram e2e_{kLatency}, queue_{kLatency}, prefill_{kLatency}, decode_{kLatency}, inference_{kLatency};
-  Histogram preemptions_{kPreemptions}, n_{kN}, prompt_tokens_per_request_{tokens_};
-  Histogram generation_tokens_per_request_{tokens_}, max_tokens_{tokens_}, max_generated_{tokens_};
-  uint64_t prompt_tokens_ = 0, generation_tokens_ = 0, cached_prompt_tokens_ = 0;
+  std::string model_name_;
+  Histogram ttft_{kTtft}, inter_token_{kInterToken};
+  Histogram e2e_{kLatency}, queue_{kLatency}, prefill_{kLatency}, decode_{kLatency};
+  uint64_t prompt_tokens_ = 0, generation_tokens_ = 0;
   std::array<uint64_t, 7> finishes_{};  // by FinishReason
-  std::array<uint64_t, 8> rejected_{};
-  std::map<std::array<std::string, 3>, uint64_t> http_;  // handler, method, "2xx"
 };
 
 }  // namespace xpyd::server

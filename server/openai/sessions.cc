@@ -21,7 +21,7 @@ std::string session_key(const std::string& id, const std::string& salt) {
 size_t Conversation::bytes() const {
   size_t sum = tokens.size() * sizeof(int32_t);
   for (const ChatMessage& message : messages)
-    sum += sizeof message + message.role.size() + message.content.size() + 64 * jinja::weight_of(message.fields);
+    sum += sizeof message + message.role.size() + message.content.size();
   return sum;
 }
 

@@ -7,21 +7,6 @@
 namespace xpyd::server {
 namespace {
 
-// Writes runs of equal cells, [length, blocks by KvState], then [cell, request, its blocks there].
-void add_map(JsonText& out, const BlockMap& map, double now) {
-  out.open('{').add("age_s", std::max(0.0, now - map.t), "per_cell", map.per_cell).key("cells").open('[');
-  for (auto cell = map.cells.begin(); cell != map.cells.end();) {
-    const auto other = std::find_if(cell, map.cells.end(), [&](const auto& c) { return c != *cell; });
-    out.open('[').value(other - cell);
-    for (int blocks : *cell) out.value(blocks);
-    out.close(']');
-    cell = other;
-  }
-  out.close(']').key("requests").open('[');
-  for (const BlockMap::Holder& h : map.holders) out.open('[').value(h.cell).value(h.request).value(h.blocks).close(']');
-  out.close(']').close('}');
-}
-
 // Times are in microseconds. The phases of an ended request sum to its total time; the last phase of a running one is
 // still growing.
 void add_trace(JsonText& out, RequestTrace trace, double now) {
@@ -62,16 +47,10 @@ std::string stats_body(const ServedModel& model, const ServiceStats& stats, cons
     const KvStats& kv = i.kv;
     out.open('{').add("name", i.name, "running", i.running, "waiting", i.waiting);
     out.add("remote_prefilling", i.queue_remote_prefilling, "sending", i.queue_prefill_sending);
-    out.add("block_tokens", kv.block_tokens).key("blocks");
-    out.object("capacity", kv.capacity, "free", kv.free, "active", kv.active, "cached", kv.cached, "in_transfer",
-               kv.in_transfer);
-    out.add("steps", i.steps, "generated_tokens", i.generated_tokens, "preemptions", i.preemptions);
-    out.add("draft_tokens", i.draft_tokens, "accepted_tokens", i.accepted_tokens);
+    out.key("blocks").object("capacity", kv.capacity, "free", kv.free, "active", kv.active, "cached", kv.cached,
+                             "in_transfer", kv.in_transfer);
     out.add("prefix_query_tokens", kv.prefix_query_tokens, "prefix_hit_tokens", kv.prefix_hit_tokens);
-    out.add("transfers", i.transfers, "transfer_bytes", i.transfer_bytes, "transfer_seconds", i.transfer_seconds);
-    if (const auto map = picture.maps.find(i.name); map != picture.maps.end())
-      add_map(out.key("map"), *map->second, picture.t);
-    out.close('}');
+    out.add("transfers", i.transfers, "transfer_bytes", i.transfer_bytes).close('}');
   }
   out.close(']').key("answers").open('[');
   for (const RequestTrace& trace : picture.traces) add_trace(out, trace, picture.t);

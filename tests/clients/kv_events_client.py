@@ -73,7 +73,7 @@ def free_ports(n: int) -> int:
 
 class Server:
     def __init__(self, binary: str, *options: str):
-        self.process = subprocess.Popen([binary, "serve", "--port", "0", "--dev-endpoints", *options],
+        self.process = subprocess.Popen([binary, "serve", "--port", "0", *options],
                                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             if found := re.search(r"on http://127\.0\.0\.1:(\d+)", line):

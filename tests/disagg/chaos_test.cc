@@ -463,8 +463,7 @@ std::string Sim::run() {
       if (wrong_.empty() && ends != 1)
         wrong("request " + std::to_string(id) + " ended " + std::to_string(ends) + " times");
   const ConductorStats s = conductor().totals();
-  tell("attempts %d, failed %d, late tokens %d, joined %d, left %d", int(s.attempts), int(s.failed_attempts),
-       int(s.late_tokens), int(s.joined), int(s.left));
+  tell("attempts %d, failed %d, left %d", int(s.attempts), int(s.failed_attempts), int(s.left));
   close();
   check_log();
   return wrong_;

@@ -293,22 +293,18 @@ TEST_CASE("chunks: every decision is logged, replays to the same answer, and bin
     Logged logged;
     TinySetup setup{.topology = "1C", .step_tokens = 64, .prefill_pp = 2, .log = std::exchange(logged.log, nullptr)};
     setup.chunk_policy = policy.name;
-    int64_t decisions = 0, steps = 0;
+    int64_t steps = 0;
     {
       TinyCluster tiny(setup);
       serve_prompts(tiny);
-      const InstanceStats stats = tiny.cluster->stats().instances[0];
-      decisions = stats.chunk_decisions, steps = stats.steps;
-      const bool fixed = std::string(policy.name) == "fixed";
-      CHECK(decisions == (fixed ? 0 : decisions));
-      if (!fixed) CHECK(decisions > 6 * 100 / 64);
-      CHECK(decisions < steps);  // steps that only decode need no decision
-      // At least the first decisions are predicted by a cost that has seen nothing.
-      CHECK((stats.chunk_extrapolations > 0) == !fixed);
+      steps = tiny.cluster->stats().instances[0].steps;
     }
     setup.log.reset();
     const auto counts = logged.replayed();
-    CHECK((counts.contains("chunk") ? counts.at("chunk").decisions : 0) == decisions);
+    const int64_t decisions = counts.contains("chunk") ? counts.at("chunk").decisions : 0;
+    if (std::string(policy.name) == "fixed") CHECK(decisions == 0);
+    if (std::string(policy.name) != "fixed") CHECK(decisions > 6 * 100 / 64);
+    CHECK(decisions < steps);  // steps that only decode need no decision
     int held = 0, stages = 0;
     json plan;
     REQUIRE(read_event_logs({&logged.path, 1}, [&](auto&, const json& line) {

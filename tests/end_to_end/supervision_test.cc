@@ -79,14 +79,14 @@ TEST_CASE("serve: a worker holds no socket of the conductor, whose port is free 
   std::vector<std::unique_ptr<Client>> clients;
   for (int i = 0; i < 20; ++i) {
     clients.push_back(std::make_unique<Client>(port));
-    clients.back()->send(request_text("GET", "/version", ""));
+    clients.back()->send(request_text("GET", "/health", ""));
     CHECK(clients.back()->read().status == 200);
   }
   const pid_t before = server.worker("prefill");
   kill(before, SIGKILL);  // the next worker starts while clients are connected
   REQUIRE(until(60, [&] {
     const pid_t now = server.worker("prefill");
-    return now > 0 && now != before && get(port, "/ready").status == 200;
+    return now > 0 && now != before && get(port, "/health").status == 200;
   }));
   const std::set<std::string> own = sockets_of(server.pid);
   CHECK(own.size() > 20);
@@ -143,7 +143,7 @@ TEST_CASE("serve: workers that fail at start end the server at once, with their 
 
 TEST_CASE("serve: a worker that others terminate is restarted, and a retired one is not", "[supervision]") {
   NEEDS_PROGRAM();
-  Server server(of_processes({"--topology", "1P1D", "--dev-endpoints"}));
+  Server server(of_processes({"--topology", "1P1D"}));
   const int port = server.port();
   REQUIRE(port > 0);
   for (const char* role : {"prefill", "decode"}) {
@@ -151,7 +151,7 @@ TEST_CASE("serve: a worker that others terminate is restarted, and a retired one
     kill(told, SIGTERM);
     CHECK(until(60, [&] {
       const pid_t now = server.worker(role);
-      return now > 0 && now != told && get(port, "/ready").status == 200;
+      return now > 0 && now != told && get(port, "/health").status == 200;
     }));
   }
   CHECK(count(server.log(), "ended: exit code 0; it is started again") == 2);

@@ -178,73 +178,6 @@ TEST_CASE("sampler: presence and frequency penalties count output tokens", "[mod
   CHECK(state.output_counts.at(0) == 6);
 }
 
-// Draws n tokens from the same logits with `params`.
-std::vector<int> drawn(const std::vector<float>& logits, const SamplingParams& params, int n) {
-  SamplerState state(params, 0, {});
-  SamplerScratch scratch;
-  std::vector<int> tokens;
-  for (int i = 0; i < n; ++i) tokens.push_back(sample(logits, params, state, scratch).chosen.token);
-  return tokens;
-}
-
-SamplingParams with_rules(TokenRules rules, float temperature = 0) {
-  return {.temperature = temperature, .rules = std::make_shared<TokenRules>(std::move(rules))};
-}
-
-TEST_CASE("sampler: rules forbid tokens and move logits, greedy and drawn", "[model][sampler]") {
-  const std::vector<float> logits = {5, 4, 3, 2, 1};
-  CHECK(drawn(logits, with_rules({.allowed = {2, 4}}), 2) == std::vector<int>{2, 2});
-  CHECK(drawn(logits, with_rules({.allowed = {0, 4}, .bias = {{4, 4.5f}}}), 1) == std::vector<int>{4});
-  CHECK(drawn(logits, with_rules({.bias = {{3, 3.5f}, {0, -100}}}), 1) == std::vector<int>{3});
-  CHECK(drawn(logits, with_rules({.allowed = {1}, .bias = {{0, 100}}}), 1) == std::vector<int>{1});  // still forbidden
-  CHECK(drawn(logits, with_rules({.bad_words = {{{0}}}}), 2) == std::vector<int>{1, 1});
-  CHECK(drawn(logits, with_rules({.bad_words = {{{0, 0}}}}), 4) == std::vector<int>{0, 1, 0, 1});
-  CHECK(drawn(logits, with_rules({.bad_words = {{{0, 0, 0}}}}), 4) == std::vector<int>{0, 0, 1, 0});
-  CHECK(drawn(logits, with_rules({.end_tokens = {0, 1}, .min_tokens = 2}), 4) == std::vector<int>{2, 2, 0, 0});
-  // Where no token is left, an allowed token outweighs a forbidden one.
-  CHECK(drawn(logits, with_rules({.allowed = {3}, .bad_words = {{{3}}}}), 1) == std::vector<int>{3});
-  // Ids beyond the vocabulary are harmless.
-  CHECK(drawn(logits, with_rules({.allowed = {2, 99}, .bias = {{99, 1}}, .bad_words = {{{99}}}}), 1) ==
-        std::vector<int>{2});
-  for (const float temperature : {0.5f, 1.0f, 3.0f}) {
-    const SamplingParams params = with_rules(
-        {.allowed = {0, 2, 3, 4}, .bad_words = {{{4, 3}}}, .end_tokens = {0}, .min_tokens = 300}, temperature);
-    const std::vector<int> tokens = drawn(logits, params, 600);
-    CHECK(std::count(tokens.begin(), tokens.end(), 1) == 0);
-    CHECK(std::find(tokens.begin(), tokens.end(), 0) - tokens.begin() >= 300);
-    CHECK(std::count(tokens.begin(), tokens.end(), 0) > 0);
-    for (size_t i = 1; i < tokens.size(); ++i) CHECK_FALSE((tokens[i - 1] == 4 && tokens[i] == 3));
-  }
-}
-
-TEST_CASE("sampler: draws under rules equal draws from logits that have the rules applied", "[model][sampler]") {
-  std::vector<float> logits = random_logits(300, 1);
-  SamplingParams params = with_rules(
-      {.bias = {{7, 2}, {9, -3}}, .bad_words = {{{3}}}, .end_tokens = {5}, .min_tokens = 1 << 20}, 1);
-  params.top_k = 40;
-  std::vector<float> ruled = logits;
-  ruled[7] += 2, ruled[9] -= 3, ruled[3] = ruled[5] = -kInf;
-  SamplingParams plain = params;
-  plain.rules = nullptr;
-  CHECK(drawn(logits, params, 2000) == drawn(ruled, plain, 2000));
-}
-
-TEST_CASE("sampler: rules do not change logprobs, and need more than a plain draw", "[model][sampler]") {
-  const std::vector<float> logits = {3, 2, 1};
-  SamplingParams params = with_rules({.allowed = {2}});
-  params.top_logprobs = 1;
-  SamplerState state(params, 0, {}), plain_state;
-  SamplerScratch scratch;
-  const Sampled ruled = sample(logits, params, state, scratch);
-  const Sampled plain = sample(logits, {.temperature = 0, .top_logprobs = 1}, plain_state, scratch);
-  CHECK(ruled.chosen.token == 2);
-  CHECK(ruled.chosen.logprob == Approx(plain.chosen.logprob - 2));
-  CHECK(ruled.top[0].token == 0);
-  CHECK(ruled.top[0].logprob == plain.top[0].logprob);
-  CHECK(more_than_a_draw(with_rules({.allowed = {2}})));
-  CHECK_FALSE(more_than_a_draw({.temperature = 0}));
-}
-
 TEST_CASE("sampler: filters need more than a plain draw, unless the choice is greedy", "[model][sampler]") {
   CHECK_FALSE(more_than_a_draw({.temperature = 1}));
   CHECK(more_than_a_draw({.temperature = 1, .top_k = 2}));
@@ -256,10 +189,9 @@ TEST_CASE("sampler: filters need more than a plain draw, unless the choice is gr
   CHECK(next_draw({.temperature = 1, .top_k = 1}, state).temperature == 0);
 }
 
-TEST_CASE("sampler: a sequence that continues elsewhere keeps the state of its rules", "[model][sampler]") {
+TEST_CASE("sampler: a sequence that continues elsewhere keeps the state of its penalties", "[model][sampler]") {
   const std::vector<float> logits = random_logits(20, 4, 1);
-  const SamplingParams params = with_rules(
-      {.bad_words = {{{3, 4}}, {{7, 7}}}, .end_tokens = {0, 1, 2}, .min_tokens = 20}, 1);
+  const SamplingParams params{.repetition_penalty = 1.2f, .presence_penalty = 0.5f, .frequency_penalty = 0.25f};
   SamplerState here(params, 0, {}), there(params, 0, {});
   SamplerScratch scratch;
   for (int i = 0; i < 40; ++i) {

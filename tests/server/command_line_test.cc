@@ -302,12 +302,11 @@ TEST_CASE("command line: serve begins by printing the options that differ from t
 TEST_CASE("command line: a bench run begins by printing its table of options", "[command_line]") {
   NEEDS_PROGRAM();
   // No server listens there, so the run itself fails with exit code 1.
-  Ran ran = run_program({"bench", "--url", "http://127.0.0.1:1", "--api-key", "hunter2"});
+  Ran ran = run_program({"bench", "--url", "http://127.0.0.1:1"});
   CHECK(ran.code == 1);
   CHECK(has(ran.err, "--url http://127.0.0.1:1\n"));
   CHECK(has(ran.err, "--input-len 512  # tokens\n"));
   CHECK(has(ran.err, "Connection refused"));
-  CHECK(ran.err.find("hunter2") == std::string::npos);
 }
 
 TEST_CASE("command line: the bare binary answers from any working directory", "[command_line]") {
@@ -378,7 +377,7 @@ TEST_CASE("other servers' option names are answered with the name that the optio
     CHECK(has(message, expected));
     CHECK(!has(message, "nearest"));
   }
-  for (const char* served : {"a,,b", "a\x1b[2Jb", "a\nb"}) {
+  for (const char* served : {"a\x1b[2Jb", "a\nb"}) {
     auto options = Options::parse(all_options(), "serve", {"--served-model-name", served}, 1);
     REQUIRE(options);
     CHECK_FALSE(check_options(options.value(), "serve").ok());
@@ -394,15 +393,14 @@ struct Environment {
 TEST_CASE("XPYD_ environment variables set options, and the file and the command line override them", "[options]") {
   TempDir dir;
   std::ofstream(dir.path + "/f.ini") << "max-connections = 7\nmax-batch = 9\n";
-  Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_CONNECTIONS", "6"), key("XPYD_API_KEY", "k"),
-      flag("XPYD_DEV_ENDPOINTS", "on"), other("XPYD_BENCH", "no option");
+  Environment batch("XPYD_MAX_BATCH", "5"), queue("XPYD_MAX_CONNECTIONS", "6"), key("XPYD_API_KEY_FILE", "k"),
+      flag("XPYD_PROCESSES", "on"), other("XPYD_BENCH", "no option");
   auto plain = Options::parse(all_options(), "serve", {}, 1);
   REQUIRE(plain);
   CHECK(plain.value().integer("max-batch") == 5);
   CHECK(plain.value().given("max-batch"));
-  CHECK(plain.value().text("api-key") == "k");
-  CHECK(plain.value().flag("dev-endpoints"));
-  CHECK(plain.value().table().find("--api-key '***'") != std::string::npos);
+  CHECK(plain.value().text("api-key-file") == "k");
+  CHECK(plain.value().flag("processes"));
   auto all = Options::parse(all_options(), "serve", {"--config", dir.path + "/f.ini", "--max-batch", "3"}, 1);
   REQUIRE(all);
   CHECK(all.value().integer("max-batch") == 3);  // the command line wins, then the file

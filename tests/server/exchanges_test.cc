@@ -75,7 +75,21 @@ TEST_CASE("api: every integer field is accepted up to its edges and refused beyo
     while (rest /= 10);
     return (v < 0 ? "-" : "") + digits;
   };
-  for (const IntegerField& field : integer_fields())
+  constexpr int64_t kMost = INT32_MAX;
+  const struct {
+    const char* name;
+    int64_t min, max;
+    bool completions, chat;
+  } kFields[] = {{"max_tokens", 1, kMost, true, true},
+                 {"max_completion_tokens", 1, kMost, true, true},
+                 {"n", 1, 8, true, true},
+                 {"top_k", -1, kMost, true, true},
+                 {"logprobs", 0, 20, true, false},
+                 {"top_logprobs", 0, 20, false, true},
+                 {"prompt_logprobs", 0, 20, true, true},
+                 {"seed", INT64_MIN, INT64_MAX, true, true},
+                 {"priority", INT32_MIN, INT32_MAX, true, true}};
+  for (const auto& field : kFields)
     for (bool of_chat : {false, true}) {
       if (of_chat ? !field.chat : !field.completions) continue;
       const std::string name = field.name;
@@ -83,13 +97,11 @@ TEST_CASE("api: every integer field is accepted up to its edges and refused beyo
       const auto send = [&](const std::string& value, bool good) {
         std::string more = '"' + name + "\":" + value;
         if (name == "top_logprobs") more += R"(,"logprobs":true)";
-        if (name == "best_of") more = R"("n":)" + value + "," + more;  // n and best_of must agree
-        const std::string named = ",\"param\":\"" + (name == "best_of" ? "" : name + "\"");
+        const std::string named = ",\"param\":\"" + name + "\"";
         check(server, {{of_chat ? chat(more) : ask(more), good ? 200 : 400, good ? "" : named}});
       };
       __int128 max = field.max;
       if (name.starts_with("max_")) max = of_chat ? 237 : 255;  // the rest of the context
-      if (name == "min_tokens") max = of_chat ? 237 : 16;       // the default of max_tokens
       for (__int128 value : {__int128{field.min} - 1, __int128{field.min}, max, max + 1, __int128{-1},
                              __int128{1} << 31, __int128{1} << 63})
         send(text(value), value >= field.min && value <= max);
@@ -112,15 +124,10 @@ TEST_CASE("api: refused values are 400 and name the field", "[server][api]") {
       {"stream", {"1", "\"true\""}},
       {"ignore_eos", {"0"}},
       {"echo", {"[]"}},
-      {"stream_options", {"{\"include_usage\":true}"}},                          // without stream
-      {"speculative", {"{\"tokens\":2}", "{\"tokens\":65}", "{\"k\":0}", "4"}},  // this server drafts nothing
+      {"stream_options", {"{\"include_usage\":true}"}},  // without stream
       {"cache_salt", {"\"\"", quoted(1025)}},
       {"model", {"5"}},
       {"suffix", {"\"x\""}},
-      {"logit_bias", {"{\"257\":1}", "{\"-1\":1}", "{\"05\":1}", "{\"x\":1}", "{\"5\":101}", "{\"5\":\"1\"}", "[1]"}},
-      {"allowed_token_ids",
-       {"[]", "[257]", "5", "[97],\"bad_words\":[\"a\"]", "[7],\"min_tokens\":1,\"stop_token_ids\":[7]"}},  // none left
-      {"bad_words", {"\"a\"", "[\"\"]", "[5]", "[" + quoted(257) + "]"}},
       {"prompt_logprobs", {"21", "1,\"stream\":true", R"(1,"session_id":"s","session_generation":"new")"}},
       {"max_tokens", {"0", "-1,\"echo\":true"}},
   };
@@ -134,11 +141,10 @@ TEST_CASE("api: refused values are 400 and name the field", "[server][api]") {
   for (const char* messages :
        {"null", "[]", "{}", "[1]", R"([{"role":"user","content":5}])", R"([{"content":"x"}])",
         R"([{"role":"wizard","content":"x"}])", R"([{"role":"user","content":[{"type":"image_url"}]}])",
-        R"([{"role":"user","content":["x"]}])", R"([{"role":"assistant","content":"","tool_calls":[{}]}])"})
+        R"([{"role":"user","content":["x"]}])", R"([{"role":"tool","content":"x"}])"})
     rows.push_back(
         {post("/v1/chat/completions", R"({"messages":)" + std::string(messages) + "}"), 400, at("messages")});
-  for (const char* extra : {R"("tools":[{}])", R"("tool_choice":"required")", R"("chat_template":"{{ 1 }}")",
-                            R"("top_logprobs":2)", R"("response_format":{"type":"json_schema"})"})
+  for (const char* extra : {R"("tools":[{}])", R"("top_logprobs":2)", R"("response_format":{"type":"json_schema"})"})
     rows.push_back({chat(extra), 400});
   for (const char* prompt : {"abc", "x"})
     rows.push_back({ask(R"("echo":true,"logprobs":1,"session_id":")" + std::string(prompt) + '"'), 400, at("echo")});
@@ -205,59 +211,37 @@ TEST_CASE("api: max_tokens has a default and stays within the context", "[server
                  {chat(R"("max_completion_tokens":0)"), 400}});
 }
 
-TEST_CASE("api: SLO headers are milliseconds, and other values are refused", "[server][api]") {
-  TestServer server;
-  for (const std::string name : {"x-slo-ttft-ms", "x-slo-tbt-ms"})
-    for (const std::string value :
-         {"abc", "-1", "0", "nan", "inf", "1e999", "5 ms", "1,000", "0x", "1e10", "--1", "5;6"})
-      for (const char* path : {"/v1/completions", "/v1/chat/completions"})
-        check(
-            server,
-            {{post(path, R"({"prompt":"a","messages":[{"role":"user","content":"a"}]})", name + ": " + value + "\r\n"),
-              400, "expected milliseconds above 0|" + at(name)}});
-  CHECK(server.service.seen().empty());
-  check(server, {{ask("", "X-SLO-TTFT-ms: 1500\r\nx-slo-tbt-ms: 2.5\r\n"), 200}});
-  CHECK(server.service.seen().at(0).slo_ttft_s == 1.5);
-  CHECK(server.service.seen().at(0).slo_tbt_s == 0.0025);
-}
-
 TEST_CASE("api: log lines have a time, a level and the unknown fields, and no text of a prompt", "[server][api]") {
   const auto lines = [](LogLevel level) {
     TestServer server([&](ServerOptions& o) { o.log_level = level; });
-    check(server,
-          {{post("/v1/completions", R"({"prompt":"SECRETPROMPT","shiny":1,"new\nfield":2})", "X-Request-Id: abc-1\r\n"),
-            200, "abc-1"},
-           {post("/v1/completions", R"({"prompt":1})"), 400},
-           {get("/v1/models"), 200},
-           // An id that could forge a log line or a header is replaced.
-           {post("/v1/completions", R"({"prompt":1})", "X-Request-Id: a b=c\r\n"), 400, "!a b=c"}});
+    check(server, {{post("/v1/completions", R"({"prompt":"SECRETPROMPT","shiny":1,"new\nfield":2})"), 200},
+                   {post("/v1/completions", R"({"prompt":1})"), 400},
+                   {get("/v1/models"), 200}});
     server.server->stop();
     server.join();
     return server.log();
   };
   const auto info = lines(LogLevel::info);
-  REQUIRE(info.size() == 3);
+  REQUIRE(info.size() == 2);
   // The form is 2026-11-22T14:46:09.123Z info request id=…
   CHECK((info[0].substr(10, 1) == "T" && info[0].substr(19, 1) == "."));
   CHECK(info[0].substr(23).starts_with("Z info request id="));
   INFO(info[0]);
-  for (const char* part :
-       {" ignored=new?field,shiny", " client_id=abc-1", " status=200 ", " prompt_tokens=12 ", " finish=length "})
+  for (const char* part : {" ignored=new?field,shiny", " status=200 ", " prompt_tokens=12 ", " finish=length "})
     CHECK(info[0].find(part) != std::string::npos);
   CHECK(info[0].find("SECRET") == std::string::npos);
   CHECK(info[0].find('\n') == std::string::npos);
   CHECK(info[1].substr(23).starts_with("Z warning refused route=/v1/completions status=400"));
-  CHECK(lines(LogLevel::warning).size() == 2);
+  CHECK(lines(LogLevel::warning).size() == 1);
   CHECK(lines(LogLevel::error).empty());
-  CHECK(lines(LogLevel::debug).size() == 4);
+  CHECK(lines(LogLevel::debug).size() == 3);
 }
 
 TEST_CASE("api: unknown routes, methods and content encodings are refused", "[server][api]") {
   TestServer server;
   check(server, {{get("/nothing"), 404, "\"not_found_error\"|" + at("")},
                  {get("/%2e%2e/etc/passwd"), 404, at("")},
-                 {get("/server_info"), 404, at("")},
-                 {get("/v1/models/other"), 404, at("model", "model_not_found")},
+                 {get("/v1/models/other"), 404, at("")},
                  {ask(R"("model":"gpt")"), 404, at("model", "model_not_found")},
                  {ask("", "Content-Encoding: identity\r\n"), 200},
                  {ask("", "Content-Encoding: Identity\r\n"), 200},
@@ -265,47 +249,31 @@ TEST_CASE("api: unknown routes, methods and content encodings are refused", "[se
                  {ask("", "Content-Encoding: br\r\n"), 415, "br"},
                  {ask("", "Content-Encoding: gzip, identity\r\n"), 415, "gzip, identity"}});
   for (const auto& route : Api::routes()) {
-    if (route.dev) continue;
-    std::string path = route.path;
-    if (path == "/v1/models/") path += "tiny";
-    const bool gets = std::string(route.methods).find("GET") != std::string::npos;
-    const bool posts = std::string(route.methods).find("POST") != std::string::npos;
+    const std::string path = route.path;
     check(server, {{raw("DELETE " + path), 405}});
-    if (gets) check(server, {{get(path), 200}});
-    if (gets && !posts) check(server, {{post(path, "{}"), 405, "Allow: GET, HEAD\r\n"}});
-    if (posts && !gets)
-      check(server, {{get(path), 405, "Allow: POST\r\n"},
-                     {post(path, "{}", "Content-Type: text/plain\r\n"), 415},
-                     {post(path, ""), 400},
-                     {post(path, "[]"), 400}});
+    if (route.method == std::string("GET"))
+      check(server, {{get(path), 200}, {post(path, "{}"), 405, "Allow: GET, HEAD\r\n"}});
+    else
+      check(server, {{get(path), 405, "Allow: POST\r\n"}, {post(path, "{}", "Content-Type: text/plain\r\n"), 415}});
+    if (route.method == std::string("POST") && path != "/reset_prefix_cache")
+      check(server, {{post(path, ""), 400}, {post(path, "[]"), 400}});
   }
 }
 
-TEST_CASE("api: models, version, health, ready, stats, page and tokens answer", "[server][api]") {
-  TestServer server([](ServerOptions& o) {
-    o.names = {"tiny", "small", "org/tiny"};
-    o.other_names = {"models/tiny"};
-  });
+TEST_CASE("api: models, health, stats, page and tokens answer", "[server][api]") {
+  TestServer server([](ServerOptions& o) { o.other_names = {"models/tiny"}; });
   const json models = parsed(server.get("/v1/models").body), card = models["data"][0];
-  REQUIRE(models["data"].size() == 3);
+  REQUIRE(models["data"].size() == 1);
   for (const auto& [key, value] :
        {std::pair("id", "\"tiny\""), {"root", "\"models/tiny\""}, {"max_model_len", "256"}, {"object", "\"model\""}})
     CHECK_SAME(card[key], parsed(value));
-  CHECK_SAME(parsed(server.get("/v1/models/tiny").body), card);
-  CHECK_SAME(parsed(server.get("/v1/models/").body), models);
-  check(server, {{get("/v1/models"), 200, R"("object":"list"|"id":"org/tiny")"},
-                 {get("/v1/models/org/tiny"), 200, R"("id":"org/tiny"|"root":"models/tiny")"},
-                 {get("/version"), 200, R"("version":"1.2.3")"},
-                 {get("/health"), 200, R"({"status":"ok"})"},
-                 {post("/ping", ""), 200},
-                 {get("/ready"), 200, R"("status":"ready")"},
+  check(server, {{get("/v1/models"), 200, R"("object":"list")"},
+                 {get("/health"), 200, R"({"status":"ready"})"},
                  {get("/"), 200,  // the page loads nothing from other hosts
                   "Content-Type: text/html; charset=utf-8|Content-Security-Policy: default-src 'none'|\n<!doctype "
                   "html>|!http://|!https://"},
-                 // The folder and each served name are accepted as the model. Answers carry the first served name.
+                 // The folder and the served name are accepted as the model. Answers carry the served name.
                  {ask(R"("model":"tiny")"), 200, R"("model":"tiny")"},
-                 {ask(R"("model":"small")"), 200, R"("model":"tiny")"},
-                 {ask(R"("model":"org/tiny")"), 200, R"("model":"tiny")"},
                  {ask(R"("model":"models/tiny")"), 200, R"("model":"tiny")"},
                  {ask(R"("model":"tin")"), 404},
                  {post("/tokenize", R"({"prompt":"h\u00e9","add_special_tokens":false,"return_token_strs":true})"), 200,
@@ -323,7 +291,7 @@ TEST_CASE("api: models, version, health, ready, stats, page and tokens answer", 
   for (const char* state : {"free", "active", "cached", "in_transfer"}) sum += blocks[state].get<int>();
   CHECK(sum == blocks["capacity"].get<int>());
   server.service.alive = false;
-  for (const char* path : {"/health", "/ready"}) CHECK(server.get(path).status == 503);
+  CHECK(server.get("/health").status == 503);
 }
 
 TEST_CASE("api: without a tokenizer, token ids are served and text is refused", "[server][api]") {
@@ -340,10 +308,10 @@ TEST_CASE("api: without a tokenizer, token ids are served and text is refused", 
 // ---- access
 
 TEST_CASE("api: a key guards every route but the probes and the page", "[server][access]") {
-  TestServer server([](ServerOptions& o) { o.api_keys = {"secret", "another"}; });
+  TestServer server([](ServerOptions& o) { o.api_key = "secret"; });
   std::set<std::string> open;
   for (const auto& route : Api::routes()) {
-    const bool posts = std::string(route.methods).find("POST") != std::string::npos;
+    const bool posts = route.method == std::string("POST");
     const auto status = [&](const std::string& key) {
       const std::string header = key.empty() ? "" : "Authorization: " + key + "\r\n";
       return (posts ? server.post(route.path, "{}", header) : server.get(route.path, header)).status;
@@ -352,10 +320,10 @@ TEST_CASE("api: a key guards every route but the probes and the page", "[server]
     for (const char* wrong :
          {"", "Bearer secreT", "Bearer secre", "Bearer secrets", "Bearer ", "Basic secret", "secret"})
       CHECK((status(wrong) == 401) == !route.open);
-    for (const char* good : {"Bearer secret", "bearer secret", "BEARER another"}) CHECK(status(good) != 401);
+    for (const char* good : {"Bearer secret", "bearer secret", "BEARER secret"}) CHECK(status(good) != 401);
     if (route.open) open.insert(route.path);
   }
-  CHECK(open == std::set<std::string>{"/", "/health", "/health/ready", "/ping", "/ready"});
+  CHECK(open == std::set<std::string>{"/", "/health"});
   check(server, {{get("/v1/models"), 401, "\"authentication_error\"|" + at("", "invalid_api_key")}});
   // The server does not read the body of a request without the key. A connection whose request has no body is kept.
   Client client(server.port()), kept(server.port());
@@ -370,47 +338,11 @@ TEST_CASE("api: a key guards every route but the probes and the page", "[server]
   }
 }
 
-TEST_CASE("api: only pages of a listed origin may read answers", "[server][access]") {
-  const std::string listed = "Origin: https://app.example.com\r\n", other = "Origin: https://evil.example\r\n";
-  const std::string key = "Authorization: Bearer secret\r\n",
-                    allows = "Access-Control-Allow-Origin: https://app.example.com";
-  const auto preflight = [](const std::string& origin) {
-    return raw("OPTIONS /v1/completions", origin +
-                                              "Access-Control-Request-Method: POST\r\n"
-                                              "Access-Control-Request-Headers: authorization, content-type\r\n");
-  };
-  TestServer none;
-  check(none, {{preflight(listed), 403}, {ask("", listed), 403}});
-  for (const std::string allowed : {"https://app.example.com", "HTTPS://App.Example.com", "*"}) {
-    INFO(allowed);
-    TestServer server([&](ServerOptions& o) {
-      o.allowed_origins = {"https://first.example", allowed};
-      o.api_keys = {"secret"};
-    });
-    // A browser sends no key with a preflight. The page may then read why it is refused, also that a key is missing.
-    check(server,
-          {{preflight(listed), 200,
-            allows + "|Access-Control-Allow-Methods: GET, POST\r\n|Access-Control-Allow-Headers: authorization, "
-                     "content-type\r\n|Vary: Origin\r\n"},
-           {ask(R"("max_tokens":2)", listed + key), 200, allows},
-           {ask(R"("max_tokens":2,"stream":true)", listed + key), 200, allows},
-           {post("/v1/completions", "{}", listed + key), 400, allows},
-           {ask(R"("max_tokens":2)", listed), 401, allows},
-           {ask(R"("max_tokens":2)", key), 200, "!Access-Control-Allow-Origin"}});
-    CHECK(server.get("/v1/completions", listed).status >= 400);
-    if (allowed != "*")
-      check(server, {{ask("", other + key), 403, "!Access-Control-Allow-Origin"},
-                     {preflight(other), 401, "!Access-Control-Allow-Origin"}});
-  }
-}
-
 TEST_CASE("issue: a form of another site cannot retire an instance, and --allowed-hosts ignores case",
           "[server][access]") {
   std::atomic<int> retired{0}, resets{0};
   TestServer server([&](ServerOptions& o) {
-    o.dev_endpoints = true;
     o.allowed_hosts = {"LocalHost"};
-    o.server_info = "--port 1";
     o.reset_prefix_cache = [&] { ++resets; };
     o.retire_instance = [&](const std::string&, const std::string&) {
       ++retired;
@@ -431,17 +363,12 @@ TEST_CASE("issue: a form of another site cannot retire an instance, and --allowe
   CHECK(retired + resets == 0);
   CHECK(server.service.seen().empty());
   check(server, {{post("/retire_instance", body, "Origin: http://LOCALHOST\r\n"), 200},
-                 {get("/server_info"), 200, R"("options":"--port 1")"},
                  {post("/reset_prefix_cache", ""), 200}});
   CHECK((retired == 1 && resets == 1));
 }
 
 TEST_CASE("issue: a foreign host name that points at loopback is refused", "[server][access]") {
-  TestServer server([](ServerOptions& o) {
-    o.allowed_hosts = {"llm.example"};
-    o.dev_endpoints = true;
-    o.server_info = "x";
-  });
+  TestServer server([](ServerOptions& o) { o.allowed_hosts = {"llm.example"}; });
   const auto of = [](const std::string& host, const std::string& path = "/health") {
     return "GET " + path + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n";
   };
@@ -454,38 +381,34 @@ TEST_CASE("issue: a foreign host name that points at loopback is refused", "[ser
     check(server, {{of(host), 200}});
 }
 
-TEST_CASE("access: keys come from a private file, and a key that no header can carry is refused", "[server][access]") {
+TEST_CASE("access: the key comes from a private file, and a key that no header can carry is refused", "[server][access]") {
   TempDir dir;
   const std::string path = dir.path + "/keys";
   const auto write = [&](const std::string& text, mode_t mode) {
     std::ofstream(path) << text;
     chmod(path.c_str(), mode);
-    return read_api_keys(path);
+    return read_api_key(path);
   };
-  CHECK(write("# people\nabc\n\n  \nd-e_f\r\n", 0600).value() == std::vector<std::string>{"abc", "d-e_f"});
+  CHECK(write("d-e_f \r\n", 0600).value() == "d-e_f");
   CHECK(write("abc\n", 0440));  // as Kubernetes mounts a secret for a group
   for (mode_t mode : {0660, 0604, 0644}) {
-    const auto keys = write("abc\n", mode);
-    REQUIRE_FALSE(keys);
-    CHECK(keys.error().message.find("expected mode 0600 or 0640") != std::string::npos);
+    const auto key = write("abc\n", mode);
+    REQUIRE_FALSE(key);
+    CHECK(key.error().message.find("expected mode 0600 or 0640") != std::string::npos);
   }
-  for (const char* bad : {"", "# none\n", "two words\n", "\x01\n"}) CHECK_FALSE(write(bad, 0600));
-  CHECK_FALSE(read_api_keys(dir.path + "/missing"));
-  CHECK(is_api_key("sk-1234"));
-  for (const char* bad : {"a\nb", "a b", "\xc3\xbc"}) CHECK(!is_api_key(bad));
+  for (const char* bad : {"", "\n", "two words\n", "two\nlines\n", "\x01\n", "\xc3\xbc"}) CHECK_FALSE(write(bad, 0600));
+  CHECK_FALSE(read_api_key(dir.path + "/missing"));
 }
 
-TEST_CASE("access: listening beyond loopback requires a key or --insecure", "[server][access]") {
+TEST_CASE("access: listening beyond loopback requires a key", "[server][access]") {
   FakeService service;
   RealClock clock;
   ServerOptions options;
   options.host = "0.0.0.0", options.port = 0, options.max_model_len = 16;
   const auto listen = [&] { return HttpServer::listen(options, service, nullptr, nullptr, clock); };
   REQUIRE_FALSE(listen());
-  CHECK(listen().error().message.find("--insecure") != std::string::npos);
-  options.api_keys = {"k"};
-  CHECK(listen());
-  options.api_keys = {}, options.insecure = true;
+  CHECK(listen().error().message.find("--api-key-file") != std::string::npos);
+  options.api_key = "k";
   CHECK(listen());
 }
 

@@ -333,9 +333,6 @@ TEST_CASE("http: a port in use is an error that names the address", "[server][ht
   auto third = HttpServer::listen(options, server.service, nullptr, nullptr, server.clock);
   REQUIRE_FALSE(third.ok());
   CHECK(third.error().message.find("256.1.1.1:0") != std::string::npos);
-  options.host = "127.0.0.1";
-  options.metrics_prefix = "a-b";
-  CHECK_FALSE(HttpServer::listen(options, server.service, nullptr, nullptr, server.clock).ok());
 }
 
 TEST_CASE("http: a client that goes away, or does not read, aborts its request", "[server][http]") {
@@ -392,7 +389,7 @@ TEST_CASE("http: a client that goes away, or does not read, aborts its request",
   }
 }
 
-TEST_CASE("issue: a small turn does not wait behind large bodies", "[server][limits]") {
+TEST_CASE("issue: a small body does not wait behind large bodies", "[server][limits]") {
   // Rendering asks the clock for the time and blocks there until the test lets it go on. This stands for a parse that
   // takes for ever.
   static std::promise<void> gate;
@@ -416,22 +413,22 @@ TEST_CASE("issue: a small turn does not wait behind large bodies", "[server][lim
   auto server = HttpServer::listen(options, service, &byte_tokenizer(), chat.value().get(), clock).value();
   only_large = true;
   std::thread thread([&] { server->run(); });
-  auto message = [](size_t bytes, const std::string& more) {
+  auto message = [](size_t bytes) {
     std::string text = request_text(
         "POST", "/v1/chat/completions",
-        R"({"max_tokens":1,"messages":[{"role":"user","content":")" + std::string(bytes, 'x') + R"("}])" + more + "}");
+        R"({"max_tokens":1,"messages":[{"role":"user","content":")" + std::string(bytes, 'x') + R"("}]})");
     return text;
   };
   std::vector<std::unique_ptr<Client>> large;
   for (int i = 0; i < 14; ++i) {
     large.push_back(std::make_unique<Client>(server->port()));
-    large.back()->send(message(300000, ""));
+    large.back()->send(message(300000));
   }
   while (stopped == 0) std::this_thread::yield();
   only_large = false;
   for (int i = 0; i < 3; ++i) {
     Client small(server->port());
-    small.send(message(100, R"(,"session_id":"s)" + std::to_string(i) + R"(","session_generation":"new")"));
+    small.send(message(100));
     CHECK(small.read().status == 200);
   }
   gate.set_value();
@@ -464,11 +461,9 @@ TEST_CASE("http: a drain refuses new work, answers probes with 503, finishes run
     CHECK(refused.header("retry-after") == "1");
     CHECK(late->at_end());
   }
-  for (const char* path : {"/health", "/ready", "/health/ready"}) {
-    const Reply reply = server.get(path);
-    CHECK(reply.status == 503);
-    CHECK(reply.body.find("\"reason\":\"draining\"") != std::string::npos);
-  }
+  const Reply health = server.get("/health");
+  CHECK(health.status == 503);
+  CHECK(health.body.find("\"reason\":\"draining\"") != std::string::npos);
   server.service.hold(false);
   const Reply whole = streaming.read();
   CHECK(whole.complete);

@@ -390,7 +390,6 @@ TestServer::TestServer(std::function<void(ServerOptions&)> change, bool with_tok
   options.port = 0;
   options.name = "tiny";
   options.model_root = "models/tiny";
-  options.version = "1.2.3";
   options.max_model_len = 256;
   options.allowed_hosts = {"*"};
   options.vocab_size = 300;  // larger than the tokenizer's, as in padded models

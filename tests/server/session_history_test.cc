@@ -167,7 +167,7 @@ class Sim final : public SimCluster {
   void refused(Talker& talker, const Exchange& exchange);
   void serve_anew();
 
-  static constexpr double kTimeout = 1, kGrace = 5;  // seconds: of a request, and of generation.cc
+  static constexpr double kTimeout = 1, kGrace = 5;  // seconds: of a request, and until a lost instance is noticed
   Random random_;
   SupervisorOptions policy_{.first_wait_s = 0.02, .longest_wait_s = 0.5, .silence_s = 1, .start_s = 2};
   Supervisor supervisor_{policy_, 4};
@@ -378,7 +378,6 @@ std::string Sim::run() {
     }
     tick();
     server_->mail->run();
-    if (n % 500 == 0) server_->api->tick();
   }
   for (const auto& [id, node] : nodes) counts["preemptions"] += int(node->instance->stats().preemptions);
   // A hung child is silent for a lease and policy_.silence_s, and then waits at most longest_wait_s.

@@ -191,25 +191,6 @@ TEST_CASE("session: beyond --max-sessions the oldest session is dropped and answ
   for (auto& client : busy) CHECK(client->read().status == 200);
 }
 
-TEST_CASE("session: the sessions of one key neither evict nor meet those of another key", "[server][session]") {
-  TestServer server([](ServerOptions& o) {
-    o.api_keys = {"one", "two"};
-    o.max_sessions = 4;
-  });
-  const auto of = [&](const std::string& key, const std::string& id = "s") {
-    return Talker{server, R"("session_id":")" + id + '"', "new", "Authorization: Bearer " + key + "\r\n"};
-  };
-  Talker one = of("one"), two = of("two");
-  one.turn(), two.turn();
-  CHECK(last_prompt(server) == "x");
-  const auto seen = server.service.seen();
-  CHECK(seen[0].cache_salt != seen[1].cache_salt);
-  for (int i = 0; i < 20; ++i) of("two", "many" + std::to_string(i)).turn();
-  one.turn();
-  CHECK(last_prompt(server) == "xhx");
-  expired(two.post());
-}
-
 TEST_CASE("session: a session's name is the decoded JSON text, however it is escaped", "[server][session]") {
   TestServer server;
   auto turn = [&](Talker& talker, const std::string& name, const std::string& prompt) {

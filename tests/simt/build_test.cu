@@ -82,7 +82,7 @@ TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", 
             .size() == expected.size());
 }
 
-TEST_CASE("--device cuda: the CPU applies token rules, beside requests that are sampled on the GPU",
+TEST_CASE("--device cuda: the CPU applies penalties, beside requests that are sampled on the GPU",
           "[simt][server][sampler]") {
   ModelDir model;
   const auto ask = [&](const std::vector<std::string>& words, float temperature) {
@@ -94,9 +94,7 @@ TEST_CASE("--device cuda: the CPU applies token rules, beside requests that are 
       auto request = tiny_request(id, {5, 9, 33, int32_t(id), 2, 8}, 12);
       request->sampling.temperature = temperature;
       request->sampling.seed = id;
-      if (id == 1)
-        request->sampling.rules = std::make_shared<TokenRules>(TokenRules{
-            .allowed = {40, 41, 42, 43}, .bad_words = {{{40, 40}}, {{41, 41}}}, .end_tokens = {42}, .min_tokens = 6});
+      if (id == 1) request->sampling.presence_penalty = 2, request->sampling.frequency_penalty = 2;
       REQUIRE(made.value()->cluster->submit(request, recorder).ok());
     }
     while (made.value()->cluster->turn()) {
@@ -107,17 +105,11 @@ TEST_CASE("--device cuda: the CPU applies token rules, beside requests that are 
   };
   for (const float temperature : {0.0f, 1.0f}) {
     const auto expected = ask({}, temperature);
-    const std::vector<int32_t>& ruled = expected[1];
-    REQUIRE(ruled.size() > 1);
-    for (size_t i = 0; i < ruled.size(); ++i) {
-      CHECK((ruled[i] >= 40 && ruled[i] <= 43));
-      if (i > 0) CHECK_FALSE((ruled[i] <= 41 && ruled[i] == ruled[i - 1]));
-      if (i < 6) CHECK(ruled[i] != 42);
-    }
+    REQUIRE(expected[1].size() > 1);
     for (const char* topology : {"1C", "1P1D"})
       for (const char* ahead : {"on", "off"}) {
         const auto got = ask({"--device", "cuda", "--topology", topology, "--async-scheduling", ahead}, temperature);
-        CHECK(got[1] == ruled);  // other requests' draws may differ where sums round in another order
+        CHECK(got[1] == expected[1]);  // other requests' draws may differ where sums round in another order
         if (temperature == 0) CHECK(got == expected);
       }
   }

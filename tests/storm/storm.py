@@ -94,7 +94,7 @@ class Server:
             if found:
                 self.port = int(found.group(1))
                 try:
-                    if self.get("/ready")[0] == 200:
+                    if self.get("/health")[0] == 200:
                         return True
                 except OSError:
                     pass
