@@ -1,5 +1,8 @@
 #include "base/files.h"
 
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <random>

@@ -1,15 +1,10 @@
 #include "base/memory.h"
 
-#include <signal.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <string>
 
 #include "base/copy.h"
@@ -31,17 +26,6 @@ size_t available_bytes() {
 
 std::atomic<HugePages> pages_of_process = HugePages::transparent;
 
-constexpr size_t kReserve = 1 << 20;  // bytes with which requests can still be ended
-std::atomic<void*> reserve = nullptr;
-std::atomic<bool> happened = false;
-
-void say(size_t bytes, const char* more) {
-  char line[80], room[32] = "";
-  if (bytes) std::snprintf(room, sizeof room, " for %zu bytes", bytes);
-  const int n = std::snprintf(line, sizeof line, "xpyd: no memory%s%s\n", room, more);
-  [[maybe_unused]] const ssize_t written = write(2, line, size_t(n));  // a full pipe drops it
-}
-
 }  // namespace
 
 void use_huge_pages(HugePages pages) { pages_of_process = pages; }
@@ -53,9 +37,8 @@ void ask_for_pages(void* at, size_t bytes) {
 
 Buffer::Buffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
-  void* p;
-  while ((p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED)
-    out_of_memory(bytes);
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw Error{ErrorCode::unavailable, "no memory for " + std::to_string(bytes) + " bytes"};
   data_ = static_cast<std::byte*>(p);
   ask_for_pages(p, bytes);
   for (size_t i = 0; i < bytes; i += 4096) reinterpret_cast<volatile char*>(data_)[i] = 0;
@@ -71,40 +54,6 @@ Status check_available_memory(size_t bytes) {
                                              std::to_string(there) + " bytes of memory left"};
   return ok();
 }
-
-void prepare_for_out_of_memory() {
-  void* bytes = std::malloc(kReserve);
-  if (bytes) std::memset(bytes, 1, kReserve);
-  reserve = bytes;
-  std::set_new_handler([] { out_of_memory(0); });
-  // Libraries that call malloc() themselves throw without calling the handler, from any thread.
-  static const std::terminate_handler otherwise = std::set_terminate([] {
-    try {
-      if (std::current_exception()) throw;
-    } catch (const std::bad_alloc&) {
-      say(0, "");
-      _exit(1);
-    } catch (...) {
-    }
-    otherwise();
-  });
-}
-
-void out_of_memory(size_t bytes) {
-  happened = true;
-  sigset_t blocked;
-  pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
-  void* kept = reserve.exchange(nullptr);
-  if (!kept || !sigismember(&blocked, SIGTERM)) {
-    say(bytes, "");
-    _exit(1);
-  }
-  say(bytes, ": ending");
-  std::free(kept);
-  kill(getpid(), SIGTERM);
-}
-
-bool was_out_of_memory() { return happened; }
 
 #if defined(__x86_64__)
 void copy_streaming_avx2(const Copy* copies, size_t n);    // copy_avx2.cc

@@ -1,4 +1,4 @@
-// Host memory: buffers, huge pages, available memory, and running out of it.
+// Host memory: buffers, huge pages, and available memory.
 //
 // Thread safety: any thread, except where a call says otherwise.
 #pragma once
@@ -24,7 +24,7 @@ void ask_for_pages(void* at, size_t bytes);
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(size_t bytes);  // zeroed; calls out_of_memory() if the machine has none
+  explicit Buffer(size_t bytes);  // zeroed; throws an Error if the machine has none
   ~Buffer();
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
@@ -47,16 +47,5 @@ class Buffer {
 // Tests whether this machine has `bytes` of memory left (MemAvailable), before they are touched; afterwards the kernel
 // would kill the program without a message. Error `unavailable`: it has not.
 Status check_available_memory(size_t bytes);
-
-// Prepares for running out of memory: the process then prints one line on stderr and exits with code 1. A server or
-// worker is told to end by SIGTERM, which its signal thread takes, with a reserve of memory to do so. If the reserve is
-// not enough or no thread takes the signal, the process ends at once.
-//
-// Must be called before there is a second thread.
-void prepare_for_out_of_memory();
-// An allocator that gets no memory from the system calls this, as `new` does, and then tries again. `bytes` is what it
-// asked for, 0 if not known.
-void out_of_memory(size_t bytes);
-bool was_out_of_memory();  // since the process started
 
 }  // namespace xpyd

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "base/stats.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 namespace {

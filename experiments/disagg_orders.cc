@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/simulated.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments::disagg_orders_experiment {
 namespace {

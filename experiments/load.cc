@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "base/stats.h"
+#include "experiments/stats.h"
 #include "server/build.h"
 
 namespace xpyd::experiments {

@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "base/device/device.h"
-#include "base/stats.h"
 #include "experiments/contestant.h"
 #include "experiments/offload.h"
+#include "experiments/stats.h"
 #include "experiments/swapper.h"
 #include "model/cost/cost_model.h"
 

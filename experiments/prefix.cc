@@ -5,11 +5,11 @@
 
 #include "allocator/pool/block_pool.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/experiment.h"
 #include "experiments/load.h"
 #include "experiments/load/prefix_stats.h"
 #include "experiments/simulate/traces.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments::prefix_experiment {
 namespace {

@@ -22,9 +22,9 @@
 
 #include "base/device/device.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "disagg/transport/transports.h"
 #include "experiments/experiment.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments::rdma_experiment {
 namespace {

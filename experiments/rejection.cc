@@ -1,9 +1,9 @@
 // rejection: which requests are refused under overload, when, and what that saves; and the gain of reservations.
 #include <algorithm>
 
-#include "base/stats.h"
 #include "disagg/instance/cluster.h"
 #include "experiments/simulated.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments::rejection_experiment {
 namespace {

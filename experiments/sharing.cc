@@ -11,8 +11,8 @@
 
 #include "allocator/kv_memory.h"
 #include "allocator/kv_pool.h"
-#include "base/stats.h"
 #include "experiments/load.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments::sharing_experiment {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "base/stats.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 

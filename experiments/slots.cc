@@ -5,10 +5,10 @@
 #include <mutex>
 
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/experiment.h"
 #include "experiments/lengths.h"
 #include "experiments/load.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments::slots_experiment {
 namespace {

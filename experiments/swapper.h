@@ -13,7 +13,7 @@
 #include "allocator/kv_pool.h"
 #include "allocator/offload/offloaded_memory.h"
 #include "base/random.h"
-#include "base/stats.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 

@@ -832,7 +832,7 @@ class SourcesTest(unittest.TestCase):
         if not os.path.exists(program):
             self.skipTest("no xpyd: `make test` builds it")
         for words in [row.command.split() for row in tables.ROWS if row.command]:
-            said = subprocess.run([program, "help", words[1], "--all"], capture_output=True, text=True, check=True).stdout
+            said = subprocess.run([program, "help", words[1]], capture_output=True, text=True, check=True).stdout
             for option in [word for word in words if word.startswith("--")]:
                 self.assertRegex(said, rf"(?m)^  {option}\b", words)
 

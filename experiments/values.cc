@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "base/stats.h"
 #include "base/status.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 

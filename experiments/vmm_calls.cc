@@ -8,9 +8,9 @@
 #include "base/clock.h"
 #include "base/device/page_groups.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/contestant.h"
 #include "experiments/experiment.h"
+#include "experiments/stats.h"
 #include "experiments/timed_model.h"
 
 namespace xpyd::experiments::vmm_calls_experiment {

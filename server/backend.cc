@@ -41,6 +41,8 @@ class CpuBackend final : public Backend {
         threads_(std::move(threads)) {
     for (const Threads& t : threads_)
       teams_.push_back(t.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(t.of_rank, t.cpus) : nullptr);
+    ThreadTeam one(1);
+    flops_of_thread_ = 1e9 * PeakProbe(0).fma_gflops(one);  // about 10 ms
   }
   Device& device() override { return cpu_device(); }
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
@@ -51,17 +53,14 @@ class CpuBackend final : public Backend {
                                 max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
-  double peak_flops(int instance) const override {
-    const std::optional<Peak> peak = kept_peak();
-    if (!peak) return 0;
-    return 1e9 * peak->all.fma_gflops / peak->all.n_threads * threads_[size_t(instance)].total();
-  }
+  double peak_flops(int instance) const override { return flops_of_thread_ * threads_[size_t(instance)].total(); }
 
  private:
   std::shared_ptr<const Weights> weights_;
   int max_step_tokens_, max_batch_, window_;
   Kernels kernels_;
   std::vector<Threads> threads_;
+  double flops_of_thread_;                          // measured
   std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of instances with one rank
 };
 

@@ -41,15 +41,16 @@ void check_ranks(const Build& build) {
   }
 }
 
-// Peak rates of one of n_instances on this machine.
+// Peak rates of one of n_instances on this machine, measured in about 50 ms.
 Rates instance_rates(const BackendOptions& options, size_t n_instances) {
   if (options.device->peak) return need(options.device->peak()).rates;
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   auto threads = size_t(options.threads);
   if (threads == 0) threads = std::max<size_t>(1, cores / n_instances);
   ThreadTeam team(int(std::min(threads, cores)));
-  const PeakRow peak = cached_peak(team).all;
-  return {1e9 * peak.fma_gflops, 1e9 * peak.read_gbps};
+  PeakProbe probe(size_t(64) << 20);
+  probe.read_gbps(team);  // a first pass warms up
+  return {1e9 * probe.fma_gflops(team), 1e9 * probe.read_gbps(team)};
 }
 
 // The properties of the weights that KV depends on.
@@ -316,7 +317,7 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
     return invalid("--replication " + std::string(cluster.replication->name) + ": --allocator " +
                    cluster.kv_scheme->name +
                    " cannot drop fetched KV: expected --allocator paged or token, or --replication side_effect");
-  // Measuring peaks takes two seconds. If no policy predicts seconds, the cost model learns from steps alone.
+  // If no policy predicts seconds, the cost model learns from steps alone.
   if (!worker && (cluster.disagg->predicts || cluster.placement->predicts || cluster.admission->arrives ||
                   cluster.fetch->most > 0)) {
     const LoadOptions& load = build->backend_options.load;

@@ -1,8 +1,5 @@
 // The program: finds the subcommand in a table, checks and prints its options, and runs it. Exit codes: 0 done, 1 it
 // ran and failed, 2 misuse, 128 + N: signal N ended it before it served.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <climits>
@@ -16,7 +13,6 @@
 
 #include "base/cpu.h"
 #include "base/log.h"
-#include "base/memory.h"
 #include "base/table.h"
 #include "base/version.h"
 #include "experiments/subcommands.h"
@@ -62,60 +58,17 @@ std::string overview() {
     text += usage + subcommand.summary + "\n";
   }
   text +=
-      "\n  help [SUBCOMMAND]       print the options of a subcommand; `help serve --all` prints all of serve\n  "
+      "\n  help [SUBCOMMAND]       print the options of a subcommand\n  "
       "--version               print the version of this program\n";
   text += "\n  Each option can also be set in the environment: XPYD_KV_BYTES sets --kv-bytes. The command line wins.\n";
   return text;
 }
 
-// The options of serve that a newcomer needs, and the groups of all options, each from its first row in the table on.
-constexpr const char* kFirstOptions[] = {"topology",  "device",  "dtype", "max-model-len", "kv-bytes",
-                                         "allocator", "threads", "port",  "host",          "config"};
-constexpr struct {
-  const char *first, *title;
-} kOptionGroups[] = {
-    {"topology", "Instances and the model"},
-    {"kv-dtype", "KV memory"},
-    {"batching", "Batching"},
-    {"disagg", "Prefill/decode disaggregation"},
-    {"event-log", "Event log and KV events"},
-    {"processes", "Instances as processes"},
-    {"threads", "The machine"},
-    {"port", "The front end"},
-    {"seed", "Everything"},
-};
-
-std::string manual_of_serve(bool all) {
-  const auto manual = [](const std::vector<OptionRow>& rows) { return options_manual(rows, "serve"); };
-  std::vector<OptionRow> rows;
-  std::string text;
-  if (!all) {
-    for (const char* name : kFirstOptions)
-      for (const OptionRow& row : all_options())
-        if (row.name == std::string(name) && options_manual({&row, 1}, "serve") != "") rows.push_back(row);
-    text = "the most important options\n" + manual(rows) +
-           "\n`xpyd help serve --all` prints all options, in these groups:\n";
-    for (const auto& group : kOptionGroups) text += std::string("  ") + group.title + "\n";
-    return text;
-  }
-  size_t begun = 0;
-  for (const OptionRow& row : all_options()) {
-    if (options_manual({&row, 1}, "serve") == "") continue;
-    if (begun < std::size(kOptionGroups) && row.name == std::string(kOptionGroups[begun].first)) {
-      text += manual(rows) + (begun > 0 ? "\n" : "") + kOptionGroups[begun].title + "\n";
-      ++begun;
-      rows.clear();
-    }
-    rows.push_back(row);
-  }
-  return text + manual(rows);
-}
-
-std::string manual(const Subcommand& subcommand, bool all) {
+std::string manual(const Subcommand& subcommand) {
   std::string positional = *subcommand.positional ? std::string(" ") + subcommand.positional : "";
   return std::string("usage: xpyd ") + subcommand.name + positional + " [OPTIONS]\n" + subcommand.summary + "\n" +
          (takes_model(subcommand) ? "without MODEL_DIR, the built-in demo model is used\n\n" : "\n") +
-         (subcommand.run == serve_main ? manual_of_serve(all) : options_manual(all_options(), subcommand.name));
+         options_manual(all_options(), subcommand.name);
 }
 
 int misuse(const std::string& message, const std::string& hint) {
@@ -129,14 +82,13 @@ int unknown_subcommand(const std::string& name) {
   return misuse("unknown subcommand '" + name + "'" + nearest_hint(name, names), "`xpyd help` lists all subcommands");
 }
 
-int help(std::vector<std::string> arguments) {
-  const bool all = arguments.size() > 1 && std::erase(arguments, "--all") > 0;  // serve only; others print all
+int help(const std::vector<std::string>& arguments) {
   if (arguments.size() > 1) return misuse("help: unexpected argument '" + arguments[1] + "'", "`xpyd help SUBCOMMAND`");
   std::string text = overview();
   if (!arguments.empty()) {
     const Subcommand* subcommand = find_subcommand(arguments[0]);
     if (!subcommand) return unknown_subcommand(arguments[0]);
-    text = manual(*subcommand, all);
+    text = manual(*subcommand);
   }
   std::fputs(text.c_str(), stdout);
   return 0;
@@ -159,8 +111,7 @@ int run(const std::vector<std::string>& words) {
   if (!subcommand) return unknown_subcommand(name);
   for (const std::string& argument : arguments) {
     if (argument == "--") break;
-    if (argument == "--help" || argument == "-h")
-      return std::ranges::find(arguments, "--all") == arguments.end() ? help({name}) : help({name, "--all"});
+    if (argument == "--help" || argument == "-h") return help({name});
     if (argument == "--version") return run({argument});
   }
 
@@ -169,9 +120,7 @@ int run(const std::vector<std::string>& words) {
   const int max_positional = positional.ends_with("...") ? INT_MAX : positional.empty() ? 0 : 1;
   auto options = Options::parse(all_options(), name, arguments, max_positional);
   Status status = options ? check_options(options.value(), name) : Status(options.error());
-  if (!status)
-    return misuse(name + ": " + status.error().message,
-                  "`xpyd help " + name + (name == "serve" ? " --all" : "") + "` lists all options");
+  if (!status) return misuse(name + ": " + status.error().message, "`xpyd help " + name + "` lists all options");
   std::string subject = takes_model(*subcommand)               ? model_dir(options.value())
                         : options.value().positional().empty() ? ""
                                                                : options.value().positional()[0];
@@ -182,7 +131,7 @@ int run(const std::vector<std::string>& words) {
   if (serves || subcommand->run == generate_main) std::signal(SIGPIPE, SIG_IGN);
   if (const IsaRow* isa = cpu_kernels(options.value())) limit_isa(isa->needs);
   if (serves) {
-    open_log(log_level(options.value().text("log-level")));
+    set_log_level(log_level(options.value().text("log-level")));
     say(text);
   } else {
     std::fputs(text.c_str(), stderr);
@@ -208,22 +157,10 @@ void hide_secrets(int argc, char** argv) {
   }
 }
 
-// If the process starts without stdin, stdout or stderr, the next file that it opens (the KV pool, a key) would get
-// that number and be written to by mistake. So /dev/null takes the free numbers.
-void hold_standard_descriptors() {
-  int fd = 0;
-  while (fd >= 0 && fd <= 2) fd = open("/dev/null", O_RDWR);
-  if (fd > 2) close(fd);
-}
-
-// Runs before the tables and names of all files are built, because these need memory too.
-[[gnu::constructor(101)]] void first() { prepare_for_out_of_memory(); }
-
 }  // namespace
 }  // namespace xpyd::server
 
 int main(int argc, char** argv) {
-  xpyd::server::hold_standard_descriptors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f becomes a failed write with a message
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
@@ -233,11 +170,11 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "xpyd: stdout: %s\n", std::strerror(errno));
       code = std::max(code, 1);
     }
-    return xpyd::was_out_of_memory() ? 1 : code;  // not SIGTERM's exit code, which it sent itself
+    return code;
   } catch (const std::system_error& error) {
     std::fprintf(stderr, "xpyd: cannot start a thread: %s\n", error.what());
     return 1;
-  } catch (const std::exception& error) {  // a bug: our code throws none on purpose
+  } catch (const std::exception& error) {  // out of memory, or a bug: our code throws none on purpose
     std::fprintf(stderr, "xpyd: %s\n", error.what());
     return 1;
   }

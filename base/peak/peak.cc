@@ -5,18 +5,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/clock.h"
-#include "base/files.h"
 #include "base/json/json.h"
-#include "base/log.h"
 #include "base/peak/peak_kernels.h"
-#include "base/stats.h"
 #include "base/version.h"
 
 namespace xpyd {
@@ -57,7 +52,7 @@ const PeakKernels& kernels() {
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
-  return percentile(values, 50);
+  return values[values.size() / 2];
 }
 
 // Seconds of one run of `body` on the team.
@@ -69,21 +64,6 @@ double timed(ThreadTeam& team, Body body) {
   return clock.now() - start;
 }
 
-// One way: from the owner's run() until the last member has started.
-double wake_us(ThreadTeam& team, bool parked, int repetitions) {
-  RealClock clock;
-  std::vector<double> times;
-  std::vector<double> started(size_t(team.size()), 0);
-  for (int i = 0; i < repetitions; ++i) {
-    if (parked) usleep(1000);  // longer than a member spins
-    double start = clock.now();
-    team.run([&](int rank) { started[size_t(rank)] = RealClock().now(); });
-    double last = *std::max_element(started.begin() + 1, started.end());
-    times.push_back(std::max(0.0, last - start) * 1e6);
-  }
-  return median(times);
-}
-
 // machine() without the number of cores.
 std::string processor() {
   std::string name = machine();
@@ -93,18 +73,6 @@ std::string processor() {
 nlohmann::json row_json(const PeakRow& row) {
   return {{"n_threads", row.n_threads}, {"fma_gflops", row.fma_gflops},           {"read_gbps", row.read_gbps},
           {"copy_gbps", row.copy_gbps}, {"bf16_dot_gflops", row.bf16_dot_gflops}, {"int8_dot_gops", row.int8_dot_gops}};
-}
-
-PeakRow read_row(const nlohmann::json& object, const char* name) {
-  PeakRow row;
-  JsonFields r(*need(get_object(object, name, "peak")), std::string("peak.") + name);
-  row.n_threads = int(r.integer("n_threads", 1, 1 << 16));
-  row.fma_gflops = r.number("fma_gflops", 1e-3, 1e9);
-  row.read_gbps = r.number("read_gbps", 1e-3, 1e9);
-  row.copy_gbps = r.number("copy_gbps", 1e-3, 1e9);
-  row.bf16_dot_gflops = r.number_or("bf16_dot_gflops", 0, 1e9, 0);
-  row.int8_dot_gops = r.number_or("int8_dot_gops", 0, 1e9, 0);
-  return row;
 }
 
 using InRegisters = double (*)(long iterations, float* sink);
@@ -193,43 +161,7 @@ Peak measure_peak(ThreadTeam& team) {
     auto& s = seen[i];
     return PeakRow{n, median(s[0]), median(s[1]), median(s[2]), median(s[3]), median(s[4])};
   };
-  Peak peak{.machine = processor(), .isa = PeakProbe::isa(), .one = row(0, 1), .all = row(1, team.size())};
-  if (team.size() > 1) {
-    peak.wake_spin_us = wake_us(team, false, 2000);
-    peak.wake_parked_us = wake_us(team, true, 100);
-  }
-  return peak;
-}
-
-std::string peak_cache_path() {
-  const char *cache = std::getenv("XDG_CACHE_HOME"), *home = std::getenv("HOME");
-  if (cache && cache[0] == '/') return std::string(cache) + "/xpyd/peak.json";
-  return home && home[0] == '/' ? std::string(home) + "/.cache/xpyd/peak.json" : "";
-}
-
-static Result<Peak> read_kept() {
-  auto text = read_small_file(peak_cache_path(), 1 << 16);
-  return text ? peak_from_json(text.value()) : text.error();
-}
-
-std::optional<Peak> kept_peak() {
-  const Result<Peak> kept = read_kept();
-  if (!kept || kept.value().machine != processor() || kept.value().isa != PeakProbe::isa()) return {};
-  return kept.value();
-}
-
-Peak cached_peak(ThreadTeam& team, bool anew) {
-  const std::string path = peak_cache_path();
-  if (const auto kept = kept_peak(); !anew && kept && kept->all.n_threads == team.size()) return *kept;
-  std::error_code error;
-  const bool ours = !std::filesystem::exists(path, error) || read_kept().ok();
-  Peak peak = measure_peak(team);
-  if (path.empty()) return peak;
-  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-  const Status kept = ours ? replace_file(path, to_json(peak) + "\n")
-                           : invalid(path + " exists but is not a measured peak; it is not overwritten");
-  if (!kept) log_line(LogLevel::warning, "xpyd: the measured peak is not saved: %s", kept.error().message.c_str());
-  return peak;
+  return {.machine = processor(), .isa = PeakProbe::isa(), .one = row(0, 1), .all = row(1, team.size())};
 }
 
 std::string to_text(const Peak& peak) {
@@ -245,35 +177,12 @@ std::string to_text(const Peak& peak) {
                   or_none(row->int8_dot_gops).c_str());
     text += line;
   }
-  if (peak.all.n_threads > 1) {
-    std::snprintf(line, sizeof line, "wake-up  %.2f us spinning, %.1f us parked\n", peak.wake_spin_us,
-                  peak.wake_parked_us);
-    text += line;
-  }
   return text;
 }
 
 std::string to_json(const Peak& peak) {
-  nlohmann::json json = {{"machine", peak.machine},           {"isa", peak.isa},
-                         {"one", row_json(peak.one)},         {"all", row_json(peak.all)},
-                         {"wake_spin_us", peak.wake_spin_us}, {"wake_parked_us", peak.wake_parked_us}};
-  return json_text(json);
-}
-
-Result<Peak> peak_from_json(const std::string& text) try {
-  const nlohmann::json json = need(parse_json(text, "peak"));
-  JsonFields fields(json, "peak");
-  Peak peak;
-  peak.machine = fields.string("machine");
-  peak.isa = fields.string("isa");
-  peak.wake_spin_us = fields.number("wake_spin_us", 0, 1e9);
-  peak.wake_parked_us = fields.number("wake_parked_us", 0, 1e9);
-  peak.one = read_row(json, "one");
-  peak.all = read_row(json, "all");
-  if (peak.one.n_threads != 1) return invalid("peak.one: it is of more than one thread");
-  return peak;
-} catch (const Error& error) {
-  return error;
+  return json_text(nlohmann::json{
+      {"machine", peak.machine}, {"isa", peak.isa}, {"one", row_json(peak.one)}, {"all", row_json(peak.all)}});
 }
 
 }  // namespace xpyd

@@ -5,11 +5,9 @@
 // Thread safety: each function is called by the owner of the team that it is given.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "base/memory.h"
-#include "base/status.h"
 #include "base/thread_team.h"
 
 namespace xpyd {
@@ -25,11 +23,9 @@ struct PeakRow {
 };
 
 struct Peak {
-  std::string machine;        // the processor's name
-  std::string isa;            // the newest instruction set of the measured loops: "avx2"
-  PeakRow one, all;           // on one thread, on all threads of the team
-  double wake_spin_us = 0;    // from the owner's run() to a member that spins; 0 with one thread
-  double wake_parked_us = 0;  // to a member that sleeps in the kernel
+  std::string machine;  // the processor's name
+  std::string isa;      // the newest instruction set of the measured loops: "avx2"
+  PeakRow one, all;     // on one thread, on all threads of the team
 };
 
 // The single measurements, for benches that interleave them. Owns the memory that is read and copied.
@@ -50,14 +46,7 @@ class PeakProbe {
 // Medians of interleaved rounds on one thread and on the whole team; about 2 s.
 Peak measure_peak(ThreadTeam& team);
 
-// Returns the peak that an earlier run on this machine with as many threads has kept in peak_cache_path(). If there is
-// none, measures it and keeps it. It serves estimates and live metrics; published results measure their own.
-Peak cached_peak(ThreadTeam& team, bool anew = false);  // anew: always measures
-std::optional<Peak> kept_peak();  // of this machine, for any number of threads; empty if none is kept
-std::string peak_cache_path();  // $XDG_CACHE_HOME/xpyd/peak.json, else ~/.cache/xpyd/peak.json; "" if neither is known
-
 std::string to_text(const Peak& peak);  // a small table
 std::string to_json(const Peak& peak);  // one object
-Result<Peak> peak_from_json(const std::string& text);
 
 }  // namespace xpyd

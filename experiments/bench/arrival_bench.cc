@@ -13,10 +13,10 @@
 #include <cstdio>
 #include <utility>
 
-#include "base/stats.h"
 #include "disagg/instance/cluster.h"
 #include "experiments/bench/harness.h"
 #include "experiments/paced_layers.h"
+#include "experiments/stats.h"
 #include "experiments/tally.h"
 
 namespace xpyd::experiments {

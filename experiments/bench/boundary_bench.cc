@@ -18,10 +18,10 @@
 #include <thread>
 #include <vector>
 
-#include "base/stats.h"
 #include "base/wait_word.h"
 #include "disagg/chunked_pp/boundary.h"
 #include "experiments/bench/harness.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 namespace {

@@ -11,12 +11,12 @@
 #include <cstdio>
 
 #include "base/files.h"
-#include "base/stats.h"
 #include "disagg/messages.h"
 #include "disagg/net/channel.h"
 #include "disagg/net/hello.h"
 #include "disagg/processes/codec.h"
 #include "experiments/bench/harness.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 namespace {

@@ -15,8 +15,8 @@
 
 #include "base/clock.h"
 #include "base/json/json.h"
-#include "base/stats.h"
 #include "base/version.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 namespace {

@@ -24,9 +24,9 @@
 #include "allocator/offload/disk_file.h"
 #include "allocator/offload/offloaded_memory.h"
 #include "base/clock.h"
-#include "base/stats.h"
 #include "disagg/instance/cluster.h"
 #include "experiments/bench/harness.h"
+#include "experiments/stats.h"
 #include "experiments/tally.h"
 
 namespace xpyd::experiments {

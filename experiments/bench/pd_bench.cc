@@ -15,9 +15,9 @@
 #include <thread>
 
 #include "base/clock.h"
-#include "base/stats.h"
 #include "experiments/bench/harness.h"
 #include "experiments/bench/model_case.h"
+#include "experiments/stats.h"
 #include "model/gemm/gemm.h"
 #include "model/model.h"
 

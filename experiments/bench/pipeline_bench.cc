@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/stats.h"
 #include "experiments/bench/harness.h"
 #include "experiments/pipelined.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 namespace {

@@ -17,11 +17,11 @@
 
 #include "base/memory.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "disagg/instance/cluster.h"
 #include "disagg/pool/directory.h"
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
+#include "experiments/stats.h"
 #include "experiments/tally.h"
 
 namespace xpyd::experiments {

@@ -16,13 +16,13 @@
 
 #include "allocator/prefix/prefix_hash.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "disagg/conductor/scoreboard.h"
 #include "disagg/instance/cluster.h"
 #include "disagg/messages.h"
 #include "disagg/processes/codec.h"
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
+#include "experiments/stats.h"
 #include "experiments/tally.h"
 #include "model/model.h"
 

@@ -5,11 +5,11 @@
 
 #include "allocator/kv_memory.h"
 #include "base/clock.h"
-#include "base/stats.h"
 #include "batch/engine/engine.h"
 #include "disagg/instance/cluster.h"
 #include "experiments/bench/harness.h"
 #include "experiments/null_model.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 namespace {

@@ -10,9 +10,9 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "batch/speculation/ngram.h"
 #include "experiments/bench/harness.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 namespace {

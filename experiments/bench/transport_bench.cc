@@ -23,13 +23,13 @@
 #include "base/clock.h"
 #include "base/memory.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "disagg/handover/transfer_plan.h"
 #include "disagg/transport/handoff/handoff_pool.h"
 #include "disagg/transport/shared_memory.h"
 #include "disagg/transport/transports.h"
 #include "experiments/bench/harness.h"
 #include "experiments/connect_and_wait.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 namespace {

@@ -20,8 +20,8 @@
 #include "attention/attention_reference.h"
 #include "attention/cuda/attention_cuda.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/experiment.h"
+#include "experiments/stats.h"
 #include "model/cuda/peak_cuda.h"
 
 namespace xpyd::experiments {

@@ -6,6 +6,7 @@
 
 #include "disagg/conductor/event_log.h"
 #include "disagg/request_trace.h"
+#include "experiments/event_log/json_in.h"
 
 namespace xpyd::disagg {
 namespace {

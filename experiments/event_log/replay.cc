@@ -5,6 +5,7 @@
 
 #include "base/table.h"
 #include "batch/policies/admission.h"
+#include "experiments/event_log/json_in.h"
 
 namespace xpyd::disagg {
 namespace {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "disagg/conductor/event_log.h"
+#include "experiments/event_log/json_in.h"
 
 namespace xpyd::disagg {
 namespace {

@@ -13,8 +13,8 @@
 #include "base/cuda/cuda_vmm.h"
 #include "base/device/device_cuda.h"
 #include "base/random.h"
-#include "base/stats.h"
 #include "experiments/gpu/rounds.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments::gpu {
 namespace {

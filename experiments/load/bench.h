@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/stats.h"
 #include "base/status.h"
 #include "experiments/load/datasets.h"
+#include "experiments/stats.h"
 #include "server/http/http_client.h"
 
 namespace xpyd::server {

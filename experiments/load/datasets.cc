@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "base/arrivals.h"
 #include "base/json/json.h"
-#include "base/json/records.h"
+#include "experiments/load/arrivals.h"
+#include "experiments/load/records.h"
 #include "experiments/simulate/traces.h"
 
 namespace xpyd::server {

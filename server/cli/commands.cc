@@ -44,7 +44,7 @@ nlohmann::json peak_of_host(int threads) {
                   " usable cores; expected at most as many");
   if (!cpus.empty()) cpus.resize(size_t(threads));
   ThreadTeam team(threads, cpus);
-  const Peak peak = cached_peak(team, true);
+  const Peak peak = measure_peak(team);
   std::printf("%s", to_text(peak).c_str());
   return need(parse_json(to_json(peak), "peak"));
 }

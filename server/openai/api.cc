@@ -20,7 +20,6 @@ namespace {
 // threads.
 constexpr size_t kInlineBodyBytes = 16u << 10;
 constexpr size_t kSmallBodyBytes = 128u << 10;  // about 10 ms
-constexpr int kLogLinesPerSecond = 500;
 constexpr size_t kMaxClientIdBytes = 128;
 
 constexpr size_t kMaxKeyFileBytes = 1u << 20;
@@ -331,20 +330,8 @@ void Api::tick() {
   for (auto& generation : all) generation->tick(now);
 }
 
-// Writes wall-clock time (UTC), level and text.
 void Api::log_line(LogLevel level, const std::string& line) {
-  if (level < options_.log_level) return;
-  double now = clock_.now();
-  auto write = [&](const std::string& text) { (options_.log ? options_.log : log_text)(log_stamp(level) + text); };
-  if (now - log_window_s_ >= 1) {
-    if (log_dropped_ > 0) write("log dropped_lines=" + std::to_string(log_dropped_));
-    log_window_s_ = now;
-    log_lines_ = log_dropped_ = 0;
-  }
-  if (++log_lines_ <= kLogLinesPerSecond)
-    write(line);
-  else
-    ++log_dropped_;
+  if (level >= options_.log_level) (options_.log ? options_.log : say)(log_stamp(level) + line);
 }
 
 // ---- Keys and bodies.

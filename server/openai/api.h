@@ -142,7 +142,7 @@ struct ServerOptions : HttpListenOptions, ServedModel {
   std::string switches = "[]";                  // for /stats, a JSON list: name, value, whether it was given
   std::string server_info;                      // the option table, for GET /server_info
   LogLevel log_level = LogLevel::info;          // lowest level that is logged
-  std::function<void(const std::string&)> log;  // writes one line without its end; empty: stderr
+  std::function<void(std::string)> log;         // writes one line without its end; empty: stderr
 };
 
 std::string error_body(const ApiError& error);
@@ -235,8 +235,6 @@ class Api final : public HttpHandler {
   bool draining_ = false;
   uint64_t last_request_id_ = 0;
   std::unordered_map<Generation*, std::shared_ptr<Generation>> live_;  // calls not yet answered
-  double log_window_s_ = 0;  // start of the second whose log lines are counted
-  int log_lines_ = 0, log_dropped_ = 0;
 
   BodyThreads body_threads_;  // last member: joined before the others are destroyed
 };

@@ -139,11 +139,11 @@ class Children {
         const std::string line = said.begun.substr(0, end);
         said.begun.erase(0, end + 1);
         // Skips its version and its table of options: the server has logged its own.
-        if (!line.starts_with("--") && !line.starts_with("xpyd " + std::string(version()))) log_text(said.last = line);
+        if (!line.starts_with("--") && !line.starts_with("xpyd " + std::string(version()))) say(said.last = line);
       }
     }
     if (!said.begun.empty() && (ended || said.begun.size() > sizeof part))
-      log_text(said.last = std::exchange(said.begun, {}));
+      say(said.last = std::exchange(said.begun, {}));
   }
 
   void keep() {

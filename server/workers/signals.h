@@ -8,8 +8,6 @@
 #include <mutex>
 #include <thread>
 
-#include "base/memory.h"
-
 namespace xpyd::server {
 
 // At most one per process.
@@ -53,7 +51,7 @@ class SignalThread {
   void take() {
     for (int received, count = 0; sigwait(&set_, &received) == 0 && received != SIGUSR1;) {
       std::unique_lock lock(mutex_);
-      if (!handler_ && !held_) std::_Exit(was_out_of_memory() ? 1 : 128 + received);
+      if (!handler_ && !held_) std::_Exit(128 + received);
       ready_.wait(lock, [this] { return handler_ || finished_; });
       if (!handler_) return;
       if (++count == 1) first_ = received;

@@ -1,10 +1,8 @@
 #include "base/peak/peak.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/cpu.h"
@@ -21,32 +19,6 @@ double int8_dot_peak_emulated(long iterations, float* sink);
 #endif
 
 namespace xpyd::testing::peak_test {
-namespace {
-
-Peak example() {
-  return {.machine = "a \"quoted\" machine",
-          .isa = "avx2",
-          .one = {1, 100.5, 25.25, 17.5},
-          .all = {4, 400.5, 50.25, 20.5},
-          .wake_spin_us = 0.125,
-          .wake_parked_us = 30.5};
-}
-
-// Restores the variable when the test ends.
-struct ScopedVariable {
-  ScopedVariable(const char* name_, const std::string& value) : name(name_) {
-    const char* old = std::getenv(name);
-    had = old != nullptr;
-    if (old) before = old;
-    setenv(name, value.c_str(), 1);
-  }
-  ~ScopedVariable() { had ? setenv(name, before.c_str(), 1) : unsetenv(name); }
-  const char* name;
-  bool had;
-  std::string before;
-};
-
-}  // namespace
 
 #if defined(__x86_64__)
 // A timed loop does as many operations as it counts, and reads all that it is given.
@@ -85,40 +57,24 @@ TEST_CASE("peak: loops of every width do the work they count, emulated where the
 }
 #endif
 
-TEST_CASE("a damaged peak file is an error, not a peak", "[base][peak]") {
-  for (const char* text : {"", "[]", "{}", "{\"machine\":\"x\"}",
-                           R"({"machine":"m","isa":"avx2","wake_spin_us":0,"wake_parked_us":0,"one":{},"all":{}})",
-                           R"({"machine":"m","isa":"avx2","wake_spin_us":0,"wake_parked_us":0,
-            "one":{"n_threads":1,"fma_gflops":0,"read_gbps":1,"copy_gbps":1},
-            "all":{"n_threads":1,"fma_gflops":1,"read_gbps":1,"copy_gbps":1}})"})
-    REQUIRE_FALSE(peak_from_json(text).ok());
+TEST_CASE("peak: its JSON has every figure", "[base][peak]") {
+  const Peak peak = {.machine = "a \"quoted\" machine",
+                     .isa = "avx2",
+                     .one = {1, 100.5, 25.25, 17.5},
+                     .all = {4, 400.5, 50.25, 20.5, 800, 1600}};
+  const nlohmann::json json = nlohmann::json::parse(to_json(peak));
+  CHECK(json["machine"] == peak.machine);
+  CHECK(json["one"]["n_threads"] == 1);
+  CHECK(json["one"]["copy_gbps"] == 17.5);
+  CHECK(json["all"]["read_gbps"] == 50.25);
+  CHECK(json["all"]["int8_dot_gops"] == 1600);
 }
 
-TEST_CASE("a kept peak is used on its own machine, and is replaced on another one", "[base][peak]") {
-  testing::TempDir dir;
-  const std::string folder = std::filesystem::absolute(dir.path).string();
-  {
-    ScopedVariable none("XDG_CACHE_HOME", ""), home("HOME", folder);
-    CHECK(peak_cache_path() == folder + "/.cache/xpyd/peak.json");
-    ScopedVariable nobody("HOME", "");
-    CHECK(peak_cache_path() == "");  // never in the working directory
-  }
-  ScopedVariable cache("XDG_CACHE_HOME", folder);
-  REQUIRE(peak_cache_path() == folder + "/xpyd/peak.json");
+TEST_CASE("peak: a short measurement has rates above zero", "[base][peak]") {
   ThreadTeam team(1);
-  Peak others = example();
-  others.machine = "another machine", others.all.n_threads = 1;
-  std::filesystem::create_directories(folder + "/xpyd");
-  std::ofstream(peak_cache_path()) << to_json(others);
-  const Peak measured = cached_peak(team);
-  REQUIRE(measured.machine != others.machine);
-  REQUIRE(measured.one.fma_gflops > 0);
-  REQUIRE(measured.one.fma_gflops != others.one.fma_gflops);
-  // A file with one changed figure is returned with it, so nothing was measured again.
-  Peak changed = measured;
-  changed.one.copy_gbps = 123456;
-  std::ofstream(peak_cache_path()) << to_json(changed);
-  REQUIRE(cached_peak(team).one.copy_gbps == 123456);
+  PeakProbe probe(size_t(1) << 20);
+  CHECK(probe.fma_gflops(team) > 0);
+  CHECK(probe.read_gbps(team) > 0);
 }
 
 }  // namespace xpyd::testing::peak_test

@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "disagg/conductor/decisions.h"
+#include "experiments/event_log/json_in.h"
 #include "tests/disagg/logged.h"
 
 namespace xpyd::testing::event_log_test {

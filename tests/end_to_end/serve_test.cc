@@ -1,4 +1,4 @@
-// Tests the server as a user starts it: a process, a port, signals, and its output on stderr, which may be read or not.
+// Tests the server as a user starts it: a process, a port, signals, and its output on stderr.
 #include <array>
 #include <memory>
 
@@ -184,77 +184,17 @@ TEST_CASE("serve: /stats has the block map, the last answers and the switches, a
 
 // ---- output on stderr
 
-// A pipe that is read when the test wants it.
-struct Pipe {
-  int ends[2];
-  Pipe() { REQUIRE(pipe2(ends, O_CLOEXEC) == 0); }
-  ~Pipe() {
-    for (int end : ends) close(end);
-  }
-  // Fills the pipe as if other processes that share it had written.
-  void fill() const {
-    const std::string path = "/proc/self/fd/" + std::to_string(ends[1]);
-    const int mine = open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
-    REQUIRE(mine >= 0);
-    const std::string line(PIPE_BUF, '.');
-    while (write(mine, line.data(), line.size()) > 0) continue;
-    while (write(mine, line.data(), 1) > 0) continue;
-    close(mine);
-  }
-  std::string read_now() const {
-    fcntl(ends[0], F_SETFL, O_NONBLOCK);
-    std::string text;
-    char part[4096];
-    for (ssize_t n; (n = ::read(ends[0], part, sizeof part)) > 0;) text.append(part, size_t(n));
-    return text;
-  }
-};
-
-void check_stderr(const std::string& reader) {
-  Pipe pipe;
-  if (reader == "never") pipe.fill();
-  if (reader == "gone") close(pipe.ends[0]), pipe.ends[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  const int port = free_port();
-  Server server({"--topology", "1C", "--port", std::to_string(port)}, {.stderr_fd = pipe.ends[1]});
-  REQUIRE(until(60, [&] { return Client::connects(port) || server.ended(); }));
-  CHECK(post(port, "/v1/completions", completion(1)).status == 200);
-  if (reader == "later") {
-    pipe.fill();
-    for (int i = 0; i < 3; ++i) CHECK(post(port, "/v1/completions", completion(1)).status == 200);  // one log line each
-    pipe.read_now();
-    CHECK(post(port, "/v1/completions", completion(1)).status == 200);
-    std::string text;
-    CHECK(until(60, [&] { return has(text += pipe.read_now(), "warning stderr was full: dropped_lines="); }));
-    pipe.fill();
-  }
-  CHECK(server.end(SIGTERM) == 0);
-}
-
 TEST_CASE("issue: a server whose stderr is closed at the other end keeps running", "[issues][log]") {
   NEEDS_PROGRAM();
-  check_stderr("gone");
-}
-
-// The server waits up to a second for each of its own lines.
-TEST_CASE("issue: a server whose stderr is full, or becomes full, keeps running", "[.][slow][log]") {
-  NEEDS_PROGRAM();
-  for (const char* reader : {"never", "later"}) check_stderr(reader);
-}
-
-TEST_CASE("issue: without stderr the log goes to /dev/null and not into the KV pool", "[issues][log]") {
-  NEEDS_PROGRAM();
-  Program server(
-      {"serve", "--topology", "1C", "--port", "0", "--kv-bytes", "1MiB", "--threads", "1", "--allocator", "vattention"},
-      {.shell = "exec <&- >&- 2>&-;"});
-  const std::string of = "/proc/" + std::to_string(server.pid) + "/fd";
-  const auto has_pool = [&] {
-    std::error_code none;
-    for (const auto& fd : fs::directory_iterator(of, none))
-      if (fs::read_symlink(fd.path(), none).string().starts_with("/memfd:")) return true;
-    return false;
-  };
-  CHECK(until(60, has_pool));
-  for (const char* fd : {"/0", "/1", "/2"}) CHECK(fs::read_symlink(of + fd) == "/dev/null");
+  int ends[2];
+  REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+  close(ends[0]);
+  const int port = free_port();
+  Server server({"--topology", "1C", "--port", std::to_string(port)}, {.stderr_fd = ends[1]});
+  close(ends[1]);
+  REQUIRE(until(60, [&] { return Client::connects(port) || server.ended(); }));
+  CHECK(post(port, "/v1/completions", completion(1)).status == 200);
+  CHECK(server.end(SIGTERM) == 0);
 }
 
 TEST_CASE("issue: workers ignore XPYD_CONFIG, so a server with processes starts", "[issues][attack]") {

@@ -40,8 +40,8 @@
 
 namespace {
 
-enum Kind { kAlloc, kOpen, kRead, kWrite, kSocket, kMap, kThread, kNKinds };
-constexpr const char* kKinds[kNKinds] = {"alloc", "open", "read", "write", "socket", "map", "thread"};
+enum Kind { kOpen, kRead, kWrite, kSocket, kMap, kThread, kNKinds };
+constexpr const char* kKinds[kNKinds] = {"open", "read", "write", "socket", "map", "thread"};
 
 struct State {
   bool on = false, listing = false;
@@ -171,34 +171,6 @@ int with_error(int error) {
 }  // namespace
 
 extern "C" {
-
-// glibc's own names of its allocator, because dlsym() would need memory itself.
-void* __libc_malloc(size_t);
-void* __libc_calloc(size_t, size_t);
-void* __libc_realloc(void*, size_t);
-void* __libc_memalign(size_t, size_t);
-
-void* malloc(size_t bytes) {
-  if (fails(kAlloc)) return errno = ENOMEM, nullptr;
-  return __libc_malloc(bytes);
-}
-void* calloc(size_t n, size_t bytes) {
-  if (fails(kAlloc)) return errno = ENOMEM, nullptr;
-  return __libc_calloc(n, bytes);
-}
-void* realloc(void* old, size_t bytes) {
-  if (fails(kAlloc)) return errno = ENOMEM, nullptr;
-  return __libc_realloc(old, bytes);
-}
-void* aligned_alloc(size_t alignment, size_t bytes) {
-  if (fails(kAlloc)) return errno = ENOMEM, nullptr;
-  return __libc_memalign(alignment, bytes);
-}
-int posix_memalign(void** out, size_t alignment, size_t bytes) {
-  if (fails(kAlloc)) return ENOMEM;
-  *out = __libc_memalign(alignment, bytes);
-  return *out ? 0 : ENOMEM;
-}
 
 #define NEXT(name) static auto* real = next(&name, #name)
 

@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <cstdlib>
 #include <thread>
 
 #include "disagg/transport/bootstrap.h"
@@ -247,15 +246,10 @@ TEST_CASE("conditional_cost: a P that has not run yet gets its share", "[issues]
 }
 
 TEST_CASE("conditional_cost: the server knows the model's work and the machine's peaks", "[issues][order]") {
-  TempDir dir;
-  const char* before = std::getenv("XDG_CACHE_HOME");
-  const std::string kept = before ? before : "";
-  setenv("XDG_CACHE_HOME", dir.path.c_str(), 1);
   const std::vector<std::string> words = {"--topology",     "1P1D", "--disagg",    "conditional_cost",
                                           "--kv-bytes",     "4MiB", "--threads",   "1",
                                           "--chunk-tokens", "96",   "--stream-kv", "chunk"};
   const auto build = prepare_build(Options::parse(option_table(), "serve", words, 0).value()).value();
-  before ? setenv("XDG_CACHE_HOME", kept.c_str(), 1) : unsetenv("XDG_CACHE_HOME");
   const ConductorOptions options = conductor_options(build->options);
   REQUIRE(options.prior.has_value());
   CHECK(options.prior->rates.flops_per_s > 1e8);

@@ -208,61 +208,18 @@ TEST_CASE("issue: a conductor or worker that finds no free descriptor at its sta
   CHECK(channel.error().code == ErrorCode::unavailable);
 }
 
-TEST_CASE("issue: a server without free descriptors at its end still removes its key", "[private_folder][attack]") {
+TEST_CASE("files: a private folder is of its owner alone, and is removed with its files", "[issues][private_folder]") {
+  TempDir dir;
+  const Environment of("TMPDIR", fs::absolute(dir.path).string());
   std::string path;
   {
-    auto folder = std::make_unique<PrivateFolder>();
-    path = folder->path();
+    const PrivateFolder folder;
+    path = folder.path();
     REQUIRE(path != "");
+    CHECK((fs::status(path).permissions() & fs::perms::mask) == fs::perms::owner_all);
     std::ofstream(path + "/key") << "secret";
-    NoDescriptors none;
-    folder.reset();
   }
   CHECK(!fs::exists(path));
-  NoDescriptors none;
-  PrivateFolder folder;  // a folder that could not be removed is not made
-  CHECK(errno == EMFILE);
-  CHECK(folder.path() == "");
-}
-
-TEST_CASE("issue: the key folder that kill -9 of a server leaves behind is removed by the next server",
-          "[issues][private_folder]") {
-  TempDir dir;
-  const std::string tmp = fs::absolute(dir.path).string();
-  const Environment of("TMPDIR", tmp);
-  const std::string mine = tmp + "/xpyd-models";  // a user's own folder of the same form
-  fs::create_directory(mine);
-  chmod(mine.c_str(), 0700);
-  std::ofstream(mine + "/key") << "mine";
-  fs::create_directory(tmp + "/other");
-  chmod((tmp + "/other").c_str(), 01700);
-  std::ofstream(tmp + "/other/key") << "mine";
-  fs::create_directory_symlink(tmp + "/other", tmp + "/xpyd-linked");
-  std::string lives;
-  {
-    PrivateFolder live;
-    lives = live.path();
-    std::ofstream(lives + "/key") << "secret";
-    const pid_t child = fork();  // it ends without its destructors
-    if (child == 0) {
-      PrivateFolder* killed = new PrivateFolder;
-      std::ofstream(killed->path() + "/key") << "secret";
-      _exit(fs::exists(killed->path() + "/key") ? 0 : 1);
-    }
-    int status = -1;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    REQUIRE(status == 0);
-    const auto all = [&] { return std::distance(fs::directory_iterator(tmp), {}); };
-    CHECK(all() == 5);  // three of others, the living one and the dead one
-    PrivateFolder next;
-    CHECK(all() == 5);
-    CHECK(fs::exists(next.path()));
-    CHECK(fs::exists(lives + "/key"));
-  }
-  CHECK(!fs::exists(lives));
-  CHECK(fs::exists(mine + "/key"));
-  CHECK(fs::exists(tmp + "/xpyd-linked/key"));
-  CHECK(std::distance(fs::directory_iterator(tmp), {}) == 3);
 }
 
 TEST_CASE("export: the demo model is written as a folder, and nobody's file is touched", "[export]") {

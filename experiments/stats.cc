@@ -1,4 +1,4 @@
-#include "base/stats.h"
+#include "experiments/stats.h"
 
 #include <algorithm>
 #include <cmath>

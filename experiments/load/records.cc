@@ -1,4 +1,4 @@
-#include "base/json/records.h"
+#include "experiments/load/records.h"
 
 #include <cerrno>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "base/progress.h"
+#include "experiments/load/progress.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>
