@@ -331,7 +331,9 @@ void Api::tick() {
 }
 
 void Api::log_line(LogLevel level, const std::string& line) {
-  if (level >= options_.log_level) (options_.log ? options_.log : say)(log_stamp(level) + line);
+  if (level < options_.log_level) return;
+  const std::string text = log_stamp(level) + line;
+  options_.log ? options_.log(text) : say(text);
 }
 
 // ---- Keys and bodies.
