@@ -21,7 +21,8 @@ check-storm: build  ## 20 | - | storms of requests against servers with little m
 check-parity: build  ## 3 | - | compares the logits hash of SEEDS=2000 random setups over all switches, and of the product of eight switches
 	@$(TESTS_OF) SEEDS=$(SEEDS) $(BUILD)/xpyd_tests '[all-waves],[all-parity]'
 
-check-points: build  ## 1 | - | every point of every experiment at a small size; the runner, result files and claims; line counts in pages
+check-points: build  ## 3 | - | every point of every experiment at a small size; the runner, result files and claims; the benchmarks compile; line counts in pages
+	@$(MAKE) --no-print-directory -j$$(nproc) $(BUILD)/xpyd_bench
 	@$(TESTS_OF) $(BUILD)/xpyd_tests '[experiments][slow]'
 	@tools/readme-lines --check
 

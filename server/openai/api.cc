@@ -239,7 +239,9 @@ void Api::on_body(const std::shared_ptr<Incoming>& in, std::function<std::option
 }
 
 void Api::log_line(LogLevel level, const std::string& line) {
-  if (level >= options_.log_level) (options_.log ? options_.log : say)(log_stamp(level) + line);
+  if (level < options_.log_level) return;
+  const std::string text = log_stamp(level) + line;
+  options_.log ? options_.log(text) : say(text);
 }
 
 // ---- The key.
