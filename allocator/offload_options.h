@@ -15,14 +15,13 @@
 namespace xpyd::allocator {
 
 struct OffloadOptions {
-  size_t host_bytes = 0;         // 0: no host tier, and then no disk tier
-  std::string disk_dir;          // empty: no disk tier
-  size_t disk_bytes = 0;         // at most, in disk_dir
-  int block_tokens = 16;         // tokens that are kept, found and moved as one block
-  double copy_gbps = 0;          // CPU only: a device <-> host copy takes at least bytes / this; 0: no limit
-  bool wait_for_copies = false;  // the engine waits for each device <-> host copy (an ablation)
-  bool load_by_cost = false;     // a prefix is loaded only if that is worth its time (KvLoader::loads_if)
-  bool keep_arrivals = true;     // the KV of adopt() is kept at once; false: when it is swapped out
+  size_t host_bytes = 0;      // 0: no host tier, and then no disk tier
+  std::string disk_dir;       // empty: no disk tier
+  size_t disk_bytes = 0;      // at most, in disk_dir
+  int block_tokens = 16;      // tokens that are kept, found and moved as one block
+  double copy_gbps = 0;       // CPU only: a device <-> host copy takes at least bytes / this; 0: no limit
+  bool load_by_cost = false;  // a prefix is loaded only if that is worth its time (KvLoader::loads_if)
+  bool keep_arrivals = true;  // the KV of adopt() is kept at once; false: when it is swapped out
   std::string host_eviction = "lru", disk_eviction = "lru";  // eviction.h
   double high_watermark = 0.9, low_watermark = 0.85;         // of the host, if there is a disk
   // Called for every block that is evicted to make room, on the owner's thread. `first`: at most eight blocks in the

@@ -1,6 +1,4 @@
-// StepArrays keeps the flat arrays of a step between steps and rewrites only what changed. It also assigns the rows of
-// a persistent batch (TurboMind): a sequence keeps its row while it takes part in every step. A free row goes to the
-// next new sequence or, if there is none, to the sequence in the last row.
+// StepArrays holds the flat arrays of a step that the model reads.
 //
 // Thread safety: the engine's thread.
 #pragma once
@@ -33,26 +31,15 @@ StepEntry entry_of(Sequence& sequence, int n_tokens);
 
 class StepArrays {
  public:
-  // Sorts the entries by their sequences' rows and assigns rows to new ones (Sequence::row).
-  void arrange(std::vector<StepEntry>& entries);
   // Returns the step as the model reads it. Its spans point into this object until the next call. A model with a
   // multi-token head passes `hidden`, HiddenStates::rows with `width` floats per token.
   StepInput gather(std::span<const StepEntry> entries, const KvMemory& memory, LayerObserver* observer,
                    float* hidden = nullptr, size_t width = 0);
 
  private:
-  struct Row {
-    int n_tokens, n_prompt_rows, n_drafts;
-    bool wants_logits;
-    bool operator==(const Row&) const = default;
-  };
-  static Row row_of(const StepEntry& e) { return {e.n_tokens, e.n_prompt_rows, e.n_drafts, e.wants_logits}; }
-  std::vector<Row> rows_;  // of the previous step: equal rows have equal offsets
-  std::vector<int32_t> token_ids_, q_offsets_ = {0}, kv_lengths_, logit_rows_;
+  std::vector<int32_t> token_ids_, q_offsets_, kv_lengths_, logit_rows_;
   std::vector<KvView> views_;
   std::vector<const float*> before_;
-  std::vector<StepEntry> arranged_, newcomers_;
-  std::vector<const Sequence*> owners_;  // sequence in each row; addresses are only compared
 };
 
 }  // namespace xpyd::batch

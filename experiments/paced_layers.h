@@ -29,8 +29,6 @@ class PacedLayers final : public SynchronousModel {
     ended_s = clock_.now();
   }
   Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
 
   std::atomic<double> began_s = 0, ended_s = 0;  // of the last step, on the Clock
 

@@ -44,11 +44,8 @@ class WrongDrafter final : public Drafter {
  private:
   uint64_t turn_ = 0;
 };
-constexpr DrafterRow kWrong = {"wrong",
-                               [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
-                                 return std::make_unique<WrongDrafter>();
-                               },
-                               ""};
+constexpr DrafterRow kWrong = {
+    "wrong", [](const DrafterParts&) -> std::unique_ptr<Drafter> { return std::make_unique<WrongDrafter>(); }, ""};
 
 struct How {
   const char* name;
@@ -113,7 +110,7 @@ struct Racer {
     shape.add(seen, -1);
     if (seen.steps > 0) cost.saw(shape, s);  // as StepCosts does
     seen = engine->engine().stats().work;
-    engine->engine().know_cost(cost.terms(), cost.steps_seen());
+    engine->engine().know_cost(cost.terms());
   }
 };
 

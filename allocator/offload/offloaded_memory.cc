@@ -281,7 +281,6 @@ void OffloadedMemory::store(KvHandle handle) {
   const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_,
                                    {0, tiers_->layout().shape.n_layers}, true);
   out_->copy(copies_, false);
-  if (tiers_->options().wait_for_copies) out_->wait();
   s.last_out = out.mark = out_->mark();
   blocks_out_ += out.blocks.size();
   tiers_->count(
@@ -446,7 +445,6 @@ bool OffloadedMemory::copy_in(KvHandle handle) {
   for (int layer = 0; layer < n_layers; layer += together) {
     const size_t bytes = plan_copies(handle, host, begin_token, end_token, {layer, layer + together}, false);
     in_->copy(copies_, bytes <= kCached);
-    if (tiers_->options().wait_for_copies) in_->wait();
     tiers_->count(
         [&](OffloadStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
     load.pieces.push_back({in_->mark(), 0});

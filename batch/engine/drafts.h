@@ -16,9 +16,7 @@ class Drafts {
  public:
   // Requires: options.speculation is on.
   Drafts(const EngineOptions& options, const DrafterParts& parts)
-      : options_(options),
-        memory_(parts.memory),
-        drafter_(options.speculation.drafter->make(options.speculation, parts)) {}
+      : options_(options), memory_(parts.memory), drafter_(options.speculation.drafter->make(parts)) {}
 
   // Adds drafts to sequences that decode, as far as the step has spare tokens, rows of logits and free blocks. No
   // sequence is preempted and no cached prefix evicted for a draft. `cost`: seconds of steps.

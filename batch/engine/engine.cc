@@ -58,10 +58,8 @@ bool Engine::iterate(double now) {
   EngineStep& next = steps_.next();
   const bool moved = scheduler_.apply(now, under_way, next.entries);
   if (drafts_) drafts_->add(next.entries, scheduler_.chunks().cost());
-  if (options_.policy->keeps_rows) steps_.arrange();
   if (next.entries.empty()) return steps_.empty() ? moved || ended : wait();
 
-  scheduler_.chunks().keep(next.entries, stats_);
   run();
   return true;
 }
@@ -161,7 +159,6 @@ void Engine::take_chosen(EngineStep& step, double now) {
     if (entry.ended) continue;
     Sampled sampled;
     sampled.chosen.token = c.token;
-    sampled.nan_logits = c.nan_logits;
     take_token(*entry.sequence, entry.end(), std::move(sampled), c.row_hash, now);
   }
 }

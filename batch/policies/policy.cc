@@ -140,13 +140,12 @@ void plan_chunked(const BatchView& view, BatchPlan& plan) { plan_mixed(view, pla
 void plan_persistent(const BatchView& view, BatchPlan& plan) { plan_mixed(view, plan, Prompts::whole); }
 
 constexpr BatchPolicy kPolicies[] = {
-    {"chunked", plan_chunked, kPrompt, true, false, "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
-    {"persistent", plan_persistent, kPrompt, false, true,
+    {"chunked", plan_chunked, kPrompt, true, "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
+    {"persistent", plan_persistent, kPrompt, false,
      "TurboMind's persistent batch: sequences join and leave at any step"},
-    {"prefill_first", plan_prefill_first, kPrompt, false, false,
+    {"prefill_first", plan_prefill_first, kPrompt, false,
      "vLLM V0's scheduler; Orca (OSDI '22) iteration-level batching"},
-    {"static", plan_static, kLongest, false, false,
-     "request-level batching, the baseline of Orca (OSDI '22) section 3"},
+    {"static", plan_static, kLongest, false, "request-level batching, the baseline of Orca (OSDI '22) section 3"},
 };
 
 }  // namespace

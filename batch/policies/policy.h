@@ -60,7 +60,6 @@ struct BatchPolicy {
   void (*plan)(const BatchView& view, BatchPlan& plan);
   const char* admission;  // the rule with which it was published
   bool chunks;            // true: step_tokens is --chunk-tokens, which bounds TBT; false: --max-step-tokens, for memory
-  bool keeps_rows;        // sequences keep their rows in the step's arrays
   const char* source;
 };
 

@@ -63,9 +63,8 @@ void fields(A& a, typename A::template Ref<Start> s) {
 
 struct Ready {
   std::string address;  // of the stage's transport
-  uint64_t weight_bytes = 0, scratch_bytes = 0;
 };
-XPYD_FIELDS(Ready, address, weight_bytes, scratch_bytes)
+XPYD_FIELDS(Ready, address)
 
 struct Peers {
   std::string previous, next;  // addresses; the first stage has no previous one

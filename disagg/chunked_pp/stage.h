@@ -39,12 +39,8 @@ struct StageOptions {
   Dtype dtype = Dtype::f32;
   std::string transport_host = "127.0.0.1";
   std::optional<FaultOptions> faults;  // injected into the activations' transport
-  struct Built {
-    std::unique_ptr<StageRanks> ranks;
-    size_t weight_bytes = 0;
-  };
   // Makes the stage's ranks, for steps of at most step_tokens tokens and with kSlots residual streams.
-  std::function<Result<Built>(const KvShards& shards, int stage, int step_tokens)> make_ranks;
+  std::function<Result<std::unique_ptr<StageRanks>>(const KvShards& shards, int stage, int step_tokens)> make_ranks;
 };
 
 // Checks that these arrays are a step of this model on existing blocks. They come from another process.

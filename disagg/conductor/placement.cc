@@ -260,7 +260,7 @@ constexpr PlacementPolicy kPlacements[] = {
     {"least_loaded", least_loaded, false, "", "shortest queue; DistServe (OSDI '24) section 4.3"},
     {"least_tokens", least_tokens, false, "", "queued tokens and KV held; Dynamo's load-only router"},
     {"prefix_aware", prefix_aware, false, "", "Mooncake (FAST '25) Algorithm 1 without transfer terms"},
-    {"mooncake", mooncake, true, "threshold --fetch-threshold (not published)", "Mooncake (FAST '25) Algorithm 1"},
+    {"mooncake", mooncake, true, "threshold 1.5 (not published)", "Mooncake (FAST '25) Algorithm 1"},
     {"lmetric", lmetric, false, "", "LMetric (OSDI '26): (queued + uncached tokens) x (requests + 1)"},
     {"dynamo", dynamo, false, "credit 1, .75 host, .25 disk; no decay; temperature 0",
      "Dynamo 1.x, kv-router selector"},

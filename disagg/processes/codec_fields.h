@@ -139,12 +139,12 @@ XPYD_MESSAGE(Request, id, prompt, sampling, max_tokens, min_tokens, n, prompt_lo
              session_id, arrival_s, deadline_s, slo_ttft_s, slo_tbt_s, most_drafts)
 XPYD_MESSAGE(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s, scheduled_s,
              hidden_tokens, hidden)
-XPYD_MESSAGE(Sampled, chosen, top, nan_logits, rank)
+XPYD_MESSAGE(Sampled, chosen, top, rank)
 XPYD_MESSAGE(TokenEvent, request_id, choice, token, text, finish, stop_text, stop_token, error, retry_s, has_logprobs,
              sampled, prompt_logprobs, cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s)
 XPYD_MESSAGE(KvShape, n_layers, n_kv_heads, head_dim, dtype)
 XPYD_MESSAGE(KvLayout, shape, order, block_tokens, n_blocks)
-XPYD_MESSAGE(KvShards, n_layers, n_kv_heads, tp, pp, long_stage, stage_layers)
+XPYD_MESSAGE(KvShards, n_layers, n_kv_heads, tp, pp)
 XPYD_MESSAGE(InstanceInfo, id, name, role, layout, shards, stages, capacity_blocks, block_tokens, tier_blocks,
              max_batch, address, control)
 XPYD_MESSAGE(KvPlace, registration, blocks, slot, cached_tokens, checksums)
@@ -159,10 +159,9 @@ XPYD_MESSAGE(KvStats, capacity, free, active, cached, in_transfer, reserved_bloc
 XPYD_MESSAGE(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, seconds, wait_s, regret_s, ask_s)
 XPYD_MESSAGE(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops)
 XPYD_MESSAGE(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
-             prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, chunk_decisions,
-             chunk_extrapolations, step_seconds, schedule_seconds, wait_seconds, transfers, transfer_bytes,
-             transfer_descriptors, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired, fetch, spent,
-             heartbeat_s, cost, cost_error)
+             prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, step_seconds,
+             schedule_seconds, wait_seconds, transfers, transfer_bytes, transfer_descriptors, transfer_seconds,
+             wire_s_per_byte, kv_refused, leases_expired, fetch, spent, heartbeat_s, cost, cost_error)
 
 // ---- the messages
 

@@ -58,7 +58,6 @@ class StageExchange {
   bool gathers() const { return gathers_; }
   std::vector<const float*> attended;  // [tp]: attention output of each rank, [tokens, the rank's columns]
   std::vector<Range> columns;          // [tp]: each rank's columns of n_heads * head_dim
-  size_t bytes() const { return sums_.size(); }
 
  private:
   void add_up(const Ops& ops, const float* sums, Range groups, size_t at, int n, float* out) const;
@@ -89,7 +88,6 @@ class LlamaRank {
   // Residual stream of a place, [max_step_tokens, hidden].
   float* x(int place) { return x_ + size_t(place) * place_floats_; }
   const RankSlice& slice() const { return slice_; }
-  size_t scratch_bytes() const { return activations_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int); }
 
  private:
   // The tokens of a step that go on, in the form that attention takes.
@@ -159,7 +157,6 @@ class StageRanks {
   StageRanks(const std::shared_ptr<const Weights>& weights, const ShardOptions& options, int stage, ThreadTeam* team,
              int max_step_tokens, int places, const Kernels& kernels, bool crowded);
   LlamaRank& rank(int tensor_rank) { return *ranks_[size_t(tensor_rank)]; }
-  size_t scratch_bytes() const;
 
  private:
   StageExchange exchange_;

@@ -26,9 +26,9 @@ Result<std::unique_ptr<const Tokenizer>> Tokenizer::parse(std::string_view json_
   return std::unique_ptr<const Tokenizer>(std::move(tokenizer));
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, EncodeOptions options) const {
-  Part part{text, options.parse_special_tokens};
-  return encode(std::span(&part, 1), options.add_special_tokens);
+std::vector<int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  const Part part{text, true};
+  return encode(std::span(&part, 1), add_special_tokens);
 }
 
 std::vector<int32_t> Tokenizer::encode(std::span<const Part> parts, bool add_special_tokens) const {

@@ -22,21 +22,16 @@ class Tokenizer {
   static Result<std::unique_ptr<const Tokenizer>> parse(std::string_view json_text, const std::string& file_name);
   ~Tokenizer();
 
-  struct EncodeOptions {
-    bool add_special_tokens = true;    // BOS and others of the post-processor
-    bool parse_special_tokens = true;  // false: special tokens in the text are plain text
-  };
-  // Encodes a text in O(n log n). Invalid UTF-8 is read as U+FFFD, as Python's bytes.decode(errors='replace') does.
-  // Throws an Error, with file and field, if a regex of tokenizer.json takes more than a quarter of a second plus 1 us
-  // a byte.
-  std::vector<int32_t> encode(std::string_view text, EncodeOptions options) const;
-  std::vector<int32_t> encode(std::string_view text) const { return encode(text, EncodeOptions()); }
+  // Encodes a text in O(n log n), with BOS and other tokens of the post-processor if `add_special_tokens`. Invalid
+  // UTF-8 is read as U+FFFD, as Python's bytes.decode(errors='replace') does. Throws an Error, with file and field, if
+  // a regex of tokenizer.json takes more than a quarter of a second plus 1 us a byte.
+  std::vector<int32_t> encode(std::string_view text, bool add_special_tokens = true) const;
 
   // Encodes the parts as one text, so that words and merges reach across their borders. Added tokens do not, and
   // special tokens are parsed only in parts that allow it.
   struct Part {
     std::string_view text;
-    bool parse_special_tokens;
+    bool parse_special_tokens;  // false: special tokens in the text are plain text
   };
   std::vector<int32_t> encode(std::span<const Part> parts, bool add_special_tokens) const;
 

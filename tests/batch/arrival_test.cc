@@ -181,14 +181,13 @@ TEST_CASE("arrival: beside KV that is still coming nothing is drafted, and nothi
     int asked = 0;
   };
   static Silent* drafter = nullptr;
-  static constexpr DrafterRow kSilent = {
-      "silent",
-      [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
-        auto made = std::make_unique<Silent>();
-        drafter = made.get();
-        return made;
-      },
-      ""};
+  static constexpr DrafterRow kSilent = {"silent",
+                                         [](const DrafterParts&) -> std::unique_ptr<Drafter> {
+                                           auto made = std::make_unique<Silent>();
+                                           drafter = made.get();
+                                           return made;
+                                         },
+                                         ""};
   Stand stand(10e-3, 1e-3, true, "chunked", &kSilent);
   stand.submit(1, 0, kPrefix + 1);
   stand.run(1);

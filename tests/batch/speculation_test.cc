@@ -14,9 +14,9 @@ namespace xpyd::testing::speculation_test {
 namespace {
 
 // Finds the longest of the last n-grams that has occurred before, at its last place, by looking everywhere.
-std::vector<int32_t> propose_slowly(const std::vector<int32_t>& tokens, int min, int max, int most) {
+std::vector<int32_t> propose_slowly(const std::vector<int32_t>& tokens, int most) {
   const int size = int(tokens.size());
-  for (int n = std::min(max, size - 1); n >= min; --n)
+  for (int n = std::min(NgramIndex::kMax, size - 1); n >= NgramIndex::kMin; --n)
     for (int behind = size - 1; behind >= n; --behind) {
       if (!std::equal(tokens.end() - n, tokens.end(), tokens.begin() + behind - n)) continue;
       std::vector<int32_t> all = tokens;
@@ -29,8 +29,8 @@ std::vector<int32_t> propose_slowly(const std::vector<int32_t>& tokens, int min,
 TEST_CASE("speculate: an index of n-grams finds what a full search finds", "[speculate]") {
   Random random(3);
   for (int round = 0; round < 60; ++round) {
-    const int alphabet = 2 + int(random.below(6)), min = 1 + int(random.below(3)), max = min + int(random.below(4));
-    NgramIndex index(min, max);
+    const int alphabet = 2 + int(random.below(6));
+    NgramIndex index;
     std::vector<int32_t> tokens;
     int found = 0;
     while (tokens.size() < 300) {
@@ -38,7 +38,7 @@ TEST_CASE("speculate: an index of n-grams finds what a full search finds", "[spe
       const int most = 1 + int(random.below(6));
       std::vector<int32_t> got;
       index.propose(tokens, most, got);
-      REQUIRE(got == propose_slowly(tokens, min, max, most));
+      REQUIRE(got == propose_slowly(tokens, most));
       found += !got.empty();
     }
     CHECK(found > 10);
@@ -69,11 +69,8 @@ class ToldDrafter final : public Drafter {
   int turn_ = 0;
 };
 
-constexpr DrafterRow kTold = {"told",
-                              [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
-                                return std::make_unique<ToldDrafter>();
-                              },
-                              ""};
+constexpr DrafterRow kTold = {
+    "told", [](const DrafterParts&) -> std::unique_ptr<Drafter> { return std::make_unique<ToldDrafter>(); }, ""};
 
 SpeculationOptions told(int tokens) { return {.drafter = &kTold, .tokens = tokens}; }
 
@@ -121,7 +118,7 @@ TEST_CASE("speculate: the hash is the same, whatever is drafted", "[speculate][p
           setup.max_batch = 16 + ran % 5;
           setup.pool_bytes = (slots ? 3 << 20 : 1 << 19) * (kind == 2 ? 2 : 1);
           const SpeculationOptions drafters[] = {
-              told(1 + ran % 5), {find_drafter("ngram"), 3, 1, 3}, {find_drafter("mtp"), ran % 4}};
+              told(1 + ran % 5), {find_drafter("ngram"), 3}, {find_drafter("mtp"), ran % 4}};
           setup.speculation = drafters[kind];
           if (ran % 4 == 0 && kind == 2 && way.transport == std::string("local"))
             setup.prefill_tp = setup.decode_tp = 2;
@@ -249,7 +246,7 @@ void check_equal(const Answers& got, const Answers& want) {
 TEST_CASE(
     "speculate: drafts change nothing under sampling, penalties, choices, stops, a prefix cache and little memory",
     "[speculate]") {
-  const SpeculationOptions head{find_drafter("mtp"), 4}, ngrams{find_drafter("ngram"), 4, 1, 3};
+  const SpeculationOptions head{find_drafter("mtp"), 4}, ngrams{find_drafter("ngram"), 4};
   struct {
     const char *topology, *scheme;
     const SpeculationOptions& drafts;
@@ -292,7 +289,7 @@ TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]"
   for (int block : {4, 16})
     for (const char* drafter : {"off", "ngram"}) {
       TinySetup setup{.topology = "1C", .block_tokens = block};
-      setup.speculation = {.drafter = find_drafter(drafter), .tokens = 4, .ngram_min = 1};
+      setup.speculation = {.drafter = find_drafter(drafter), .tokens = 4};
       TinyCluster tiny(setup);
       uint64_t id = 0;
       for (int talk = 0; talk < 4; ++talk) {

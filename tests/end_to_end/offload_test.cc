@@ -136,8 +136,6 @@ class Watched final : public SynchronousModel {
     compute_step(*model_, step, logits);
   }
   Work work(const StepInput& step) const override { return model_->work(step); }
-  size_t weight_bytes() const override { return model_->weight_bytes(); }
-  size_t scratch_bytes() const override { return model_->scratch_bytes(); }
   static inline int observed = 0;
 
  private:

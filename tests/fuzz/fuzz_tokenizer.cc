@@ -21,7 +21,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) try {
   const Tokenizer& tokenizer = *loaded.value();
   if (text.empty()) text = input.substr(0, 200);
   for (bool parse_special : {true, false}) {
-    std::vector<int32_t> ids = tokenizer.encode(text, {.parse_special_tokens = parse_special});
+    const Tokenizer::Part part{text, parse_special};
+    std::vector<int32_t> ids = tokenizer.encode(std::span(&part, 1), true);
     for (int32_t id : ids) XPYD_CHECK(id >= 0 && id < tokenizer.vocab_size());
     ids.push_back(static_cast<int32_t>(size) - 100);  // may be no valid token
     for (uint8_t byte : text.substr(0, 50)) ids.push_back(byte);
