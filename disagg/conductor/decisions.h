@@ -21,8 +21,7 @@ XPYD_COLUMNS(BlockUse, last_use, uses, position, entered)
 
 namespace xpyd::batch {
 
-XPYD_COLUMNS(SequenceView, n_tokens, n_computed, n_limit, n_blocks, choices, tail_shared, n_output, n_shared_blocks,
-             n_held)
+XPYD_COLUMNS(SequenceView, n_tokens, n_computed, n_limit, n_blocks, choices, tail_shared, n_output, n_held)
 // Without `admission`: the log has the name of its row beside the view.
 XPYD_COLUMNS(BatchView, running, waiting, available_blocks, capacity_blocks, block_tokens, max_batch, step_tokens)
 XPYD_COLUMNS(ScheduledRun, index, n_tokens)

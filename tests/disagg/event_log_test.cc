@@ -50,7 +50,7 @@ TEST_CASE("decisions: a view that is read from the log equals the one written, t
 TEST_CASE("decisions: the columns have every member of the views", "[decisions]") {
   CHECK(sizeof(InstanceView) == 128);
   CHECK(sizeof(ClusterView) == 56);
-  CHECK(sizeof(SequenceView) == 36);
+  CHECK(sizeof(SequenceView) == 32);
   CHECK(sizeof(DecodeView) == 32);
   CHECK(sizeof(DisaggView) == 96);
   CHECK(sizeof(DisaggOptions) == 40);
