@@ -20,7 +20,6 @@ struct StepEntry {  // one sequence's part of a step
   int n_drafts = 0;               // its last tokens are drafts; logits of each and of the token before are wanted
   const float* hidden = nullptr;  // HiddenStates::rows of its tokens, once computed
   bool ended = false;             // the sequence ended while the step was under way: results are dropped
-  double draft_price = 0;         // per draft (draft_length.h)
   int end() const { return first + n_tokens; }
   int n_known() const { return n_tokens - n_drafts; }
   int n_rows() const { return n_prompt_rows + wants_logits + n_drafts; }  // rows of logits

@@ -189,13 +189,11 @@ void Engine::choose_checked(const StepEntry& entry, const float* row, double now
   open_choice(s, s.choice, options_.tokenizer);
   int at = s.computed = entry.first + entry.n_known();
   stats_.draft_tokens += entry.n_drafts;
-  if (drafts_) drafts_->pay(entry);
   for (const int end = entry.end();; row += vocab_) {
     Sampled sampled = emission_.draw(s, row);
     const bool right = at < end && s.tokens[size_t(at)] == sampled.chosen.token;
     if (!right) s.tokens.resize(size_t(at));
     stats_.accepted_tokens += right;
-    if (drafts_) drafts_->token(right);
     if (take_token(s, at, std::move(sampled), row_hash(row, vocab_), now)) return;
     if (!right) break;
     memory_.commit(s.kv, std::span(s.tokens).subspan(size_t(at), 1));
