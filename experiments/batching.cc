@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/arrivals.h"
 #include "base/random.h"
 #include "batch/engine/engine.h"
 #include "batch/policies/admission.h"
 #include "experiments/lengths.h"
 #include "experiments/load.h"
+#include "experiments/simulate/arrivals.h"
 #include "experiments/simulated.h"
 #include "experiments/tally.h"
 #include "experiments/timed_model.h"

@@ -9,11 +9,11 @@
 // a sequence each: 1.2 to 12 s.
 #include <chrono>
 
-#include "base/arrivals.h"
 #include "base/files.h"
 #include "experiments/event_log/calibrate.h"
 #include "experiments/event_log/replay.h"
 #include "experiments/load.h"
+#include "experiments/simulate/arrivals.h"
 #include "experiments/simulated.h"
 
 namespace xpyd::experiments::truth_experiment {

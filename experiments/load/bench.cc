@@ -8,10 +8,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "base/arrivals.h"
 #include "base/os.h"
 #include "base/progress.h"
 #include "base/utf8.h"
+#include "experiments/simulate/arrivals.h"
 #include "experiments/subcommands.h"
 #include "server/cli/commands.h"
 

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "base/arrivals.h"
 #include "base/json/json.h"
-#include "base/json/records.h"
+#include "experiments/simulate/arrivals.h"
+#include "experiments/simulate/records.h"
 #include "experiments/simulate/traces.h"
 
 namespace xpyd::server {

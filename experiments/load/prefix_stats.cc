@@ -9,9 +9,9 @@
 #include <numeric>
 
 #include "base/json/json.h"
-#include "base/json/records.h"
 #include "base/options/options.h"
 #include "base/siphash.h"
+#include "experiments/simulate/records.h"
 #include "experiments/simulate/traces.h"
 #include "experiments/subcommands.h"
 #include "model/folder.h"

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <queue>
 
-#include "base/arrivals.h"
 #include "base/row_hash.h"
+#include "experiments/simulate/arrivals.h"
 #include "experiments/simulate/traces.h"
 
 namespace xpyd::disagg {

@@ -9,11 +9,11 @@
 #include <numeric>
 #include <unordered_map>
 
-#include "base/arrivals.h"
 #include "base/json/json.h"
-#include "base/json/records.h"
 #include "base/row_hash.h"
 #include "base/siphash.h"
+#include "experiments/simulate/arrivals.h"
+#include "experiments/simulate/records.h"
 
 namespace xpyd::disagg {
 namespace {

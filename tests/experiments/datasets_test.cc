@@ -5,7 +5,7 @@
 #include <limits>
 #include <set>
 
-#include "base/arrivals.h"
+#include "experiments/simulate/arrivals.h"
 #include "tests/json.h"
 
 namespace xpyd::testing::datasets_test {

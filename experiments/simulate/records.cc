@@ -1,4 +1,4 @@
-#include "base/json/records.h"
+#include "experiments/simulate/records.h"
 
 #include <cerrno>
 #include <cstring>
