@@ -83,7 +83,7 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--prot", "1"}, "unknown option '--prot'"},
       {{"serve", "--port", "x"}, "expected a whole number from 0 to 65535"},
       {{"serve", "--device", "gpu"}, "expected cpu|cuda"},
-      {{"serve", "--allocator", "pagd"}, "expected paged|token|contiguous"},
+      {{"serve", "--allocator", "pagd"}, "expected contiguous|paged|token"},
       {{"serve", "--transport", "rdmaa"}, "expected one of local handoff shm tcp rdma nccl"},
       {{"serve", "--config", ini}, "unknown option '--topolgy'"},
       {{"serve", "a", "b"}, "unexpected argument 'b'"},
