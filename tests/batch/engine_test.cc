@@ -206,7 +206,7 @@ TEST_CASE("the result of a chunk policy's search is kept while its prompt waits 
   alone.engine.submit(
       make_sequence(tiny_request(1, std::vector<int32_t>(90, 7), 3), {}, alone.recorder, nullptr, nullptr));
   for (int turn = 0; turn < 3; ++turn) CHECK_FALSE(alone.engine.step());
-  REQUIRE(before.size() == 3);
+  REQUIRE(before.size() >= 3);
   CHECK(before[0] == ChunkState{});
   alone.memory->free(held);
   alone.run();

