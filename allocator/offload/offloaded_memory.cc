@@ -224,7 +224,6 @@ void OffloadedMemory::store(KvHandle handle) {
   out.lease = memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
   const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_, true);
   out_->copy(copies_, false);
-  if (tiers_->options().wait_for_copies) out_->wait();
   out.mark = out_->mark();
   blocks_out_ += out.blocks.size();
   tiers_->count(

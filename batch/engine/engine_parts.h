@@ -20,9 +20,9 @@ struct EngineOptions {
   const BatchPolicy* policy = nullptr;
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   int max_batch = 64;                        // sequences that run at once; at most the model's max_logits
-  int step_tokens = 512;           // tokens per step; the model's max_step_tokens is at least max(this, max_batch)
-  ChunkOptions chunks;             // how step_tokens are divided among prompts
-  bool ahead = true;               // plan the next steps while the model computes, if the model can
+  int step_tokens = 512;                // tokens per step; the model's max_step_tokens is at least max(this, max_batch)
+  const ChunkPolicy* chunks = nullptr;  // how step_tokens are divided among prompts; null: fixed
+  bool ahead = true;                    // plan the next steps while the model computes, if the model can
   SpeculationOptions speculation;  // drafts use what a step leaves of step_tokens and of max_batch rows of logits
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text
@@ -33,7 +33,6 @@ struct EngineStats {
   int64_t steps = 0, generated_tokens = 0, preemptions = 0;
   int64_t prompt_tokens = 0;                      // computed: without cached ones, and again after each preemption
   int64_t draft_tokens = 0, accepted_tokens = 0;  // drafts computed; drafts accepted
-  int64_t chunk_decisions = 0, chunk_extrapolations = 0;  // of the chunk policy; of these, extrapolated
   double step_seconds = 0;        // forward and sampling; for waves the slowest stage, beside this thread
   double wait_seconds = 0;        // waiting for a step to end; includes begin() of a model that computes there
   double schedule_seconds = 0;    // the rest of step()

@@ -50,8 +50,6 @@ void InstanceStatus::publish(const StepCost::Terms& cost) {
   s.preemptions = engine.preemptions;
   s.draft_tokens = engine.draft_tokens;
   s.accepted_tokens = engine.accepted_tokens;
-  s.chunk_decisions = engine.chunk_decisions;
-  s.chunk_extrapolations = engine.chunk_extrapolations;
   s.step_seconds = engine.step_seconds;
   s.wait_seconds = engine.wait_seconds;
   s.schedule_seconds = engine.schedule_seconds;

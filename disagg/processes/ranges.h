@@ -37,7 +37,6 @@ enum class Number : uint8_t {
   heads,
   head_dim,
   ranks,    // tp or pp of an instance
-  stage,    // pipeline stage; -1: none
   member,   // process that shares a pool
   count,    // small enough that two can be added
   total,    // bytes or events; several can be added
@@ -69,7 +68,6 @@ constexpr Bounds bounds(Number range, const Limits& limits) {
       {0, limits.n_kv_heads},          // heads
       {0, limits.head_dim},            // head_dim
       {1, kRanks},                     // ranks
-      {-1, kRanks},                    // stage
       {0, BlockLedger::kMembers - 1},  // member
       {0, kMost},                      // count
       {-kTotal, kTotal},               // total
@@ -96,13 +94,12 @@ inline constexpr NamedNumbers kNamedNumbers[] = {
     {Number::instance, "id", "holders"},
     {Number::instance_or_none, "decode"},
     {Number::block, "slot", "blocks"},
-    {Number::layers, "n_layers", "stage_layers"},
+    {Number::layers, "n_layers"},
     {Number::heads, "n_kv_heads"},
     {Number::head_dim, "head_dim"},
     {Number::ranks, "tp pp stages"},
-    {Number::stage, "long_stage"},
     {Number::member, "giver"},  // -1 is used only within a process
-    {Number::natural, "nan_logits rank"},
+    {Number::natural, "rank"},
     {Number::any, "priority"},
     {Number::time, "arrival_s deadline_s queued_s scheduled_s time_s heartbeat_s"},
 };

@@ -212,7 +212,7 @@ std::vector<int32_t> encode_text(const std::string& text, const ServedModel& mod
   if (model.tokenizer == nullptr) throw bad("prompt", "this model has no tokenizer; send the prompt as token ids");
   if (text.size() > model.max_prompt_bytes)
     throw too_long("prompt", "your prompt is " + std::to_string(text.size()) + " bytes long", model);
-  return encoded("prompt", [&] { return model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens}); });
+  return encoded("prompt", [&] { return model.tokenizer->encode(text, add_special_tokens); });
 }
 
 // All elements must be ids below the vocabulary's size.
@@ -296,10 +296,12 @@ void read_tool_calls(jinja::Value& calls, size_t& values_left) {
     for (auto& [key, value] : items) {
       if (key != "arguments" || !value.text()) continue;
       const std::string text = value.text()->empty() ? "{}" : *value.text();
-      auto arguments = parse_json(text, "arguments of a tool call", {.max_values = values_left});
+      auto arguments = parse_json(text, "arguments of a tool call");
       if (!arguments.ok()) throw bad("messages", "messages: " + arguments.error().message);
       value = jinja::json_value(text);
-      values_left -= std::min(values_left, jinja::weight_of(value));
+      const size_t weight = jinja::weight_of(value);
+      if (weight > values_left) throw bad("messages", "messages: arguments of tool calls have too many values");
+      values_left -= weight;
     }
     for (auto& [key, value] : call_items)
       if (key == "function") value = jinja::dict_value(items);
@@ -437,8 +439,8 @@ std::vector<BadWord> read_bad_words(const json& list, const ServedModel& model) 
     if (text.empty() || text.size() > kMaxStopBytes) throw field_error("bad_words", expected);
     if (model.tokenizer == nullptr) throw bad("bad_words", "field \"bad_words\": this model has no tokenizer");
     text.erase(0, std::min(text.find_first_not_of(' '), text.size() - 1));
-    const auto plain = model.tokenizer->encode(text, {.add_special_tokens = false});
-    const auto after_blank = model.tokenizer->encode(" " + text, {.add_special_tokens = false});
+    const auto plain = model.tokenizer->encode(text, false);
+    const auto after_blank = model.tokenizer->encode(" " + text, false);
     if (plain.empty()) throw field_error("bad_words", "strings of at least one token each");
     words.push_back({plain});
     if (after_blank.size() == plain.size() && after_blank[0] != plain[0]) words.push_back({after_blank});

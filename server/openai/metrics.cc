@@ -295,7 +295,6 @@ void render_transfers(MetricsText& text) {
 
 // The conductor: attempts, SLOs of --admission, predictions and their outcomes, members.
 void render_conductor(MetricsText& text, const ConductorStats& c) {
-  using S = InstanceStats;
   text.family("global_prefill_queue_length", "gauge",
               "Number of prompts that no prefill instance has taken yet (--disagg decode_first).");
   text.sample(text.engine("all"), c.prefill_jobs);
@@ -316,12 +315,6 @@ void render_conductor(MetricsText& text, const ConductorStats& c) {
   text.counter("choices_ended_total", "Number of choices that ended by stop or length.", c.ended);
   text.counter("choices_kept_total",
                "Number of choices that ended by stop or length and met both objectives (goodput).", c.kept);
-  text.each("chunk_decisions_total", "Number of steps with prompts whose number of tokens --chunk-policy decided.",
-            &S::chunk_decisions);
-  text.each("chunk_extrapolations_total",
-            "Number of chunk decisions outside of measured data: fewer than 8 steps were measured, or none half as "
-            "long or half as far.",
-            &S::chunk_extrapolations);
   text.each("step_prediction_error", "Mean relative error of predicted step times: |predicted - measured| / measured.",
             [](I i) { return i.cost_error.mape(); });
   text.each("step_prediction_bias",
