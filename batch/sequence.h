@@ -67,7 +67,6 @@ struct Sequence : ChoiceState {
   bool early = false;                  // it holds memory before its turn, while its KV is loaded
   bool loading = false;                // that KV is still being loaded
   double load_s = 0;                   // Clock: when the load began
-  std::shared_ptr<KvArrival> arrival;  // tells when the KV of the first `computed` tokens arrives; null: it is there
 
   int n_prompt() const { return int(request->prompt.size()); }
   int n_output() const { return int(tokens.size()) - n_prompt(); }

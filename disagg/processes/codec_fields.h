@@ -35,30 +35,29 @@ XPYD_FIELDS(Request, id, prompt, sampling, max_tokens, min_tokens, n, prompt_log
             session_id, arrival_s, deadline_s, slo_ttft_s, slo_tbt_s, most_drafts)
 XPYD_FIELDS(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, preemptions, queued_s, scheduled_s,
             hidden_tokens, hidden)
-XPYD_FIELDS(Sampled, chosen, top, nan_logits, rank)
-XPYD_FIELDS(TokenEvent, request_id, choice, token, text, finish, stop_text, stop_token, error, retry_s, has_logprobs,
-            sampled, prompt_logprobs, cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s)
+XPYD_FIELDS(Sampled, chosen, top, rank)
+XPYD_FIELDS(TokenEvent, request_id, choice, token, text, finish, stop_text, stop_token, error, has_logprobs, sampled,
+            prompt_logprobs, cached_tokens, preemptions, logits_hash, queued_s, scheduled_s, time_s)
 XPYD_FIELDS(KvShape, n_layers, n_kv_heads, head_dim, dtype)
 XPYD_FIELDS(KvLayout, shape, order, block_tokens, n_blocks)
-XPYD_FIELDS(KvShards, n_layers, n_kv_heads, tp, pp, long_stage, stage_layers)
+XPYD_FIELDS(KvShards, n_layers, n_kv_heads, tp, pp)
 XPYD_FIELDS(InstanceInfo, id, name, role, layout, shards, stages, capacity_blocks, block_tokens, tier_blocks,
             max_batch, address)
-XPYD_FIELDS(KvPlace, registration, blocks, slot, cached_tokens, checksums)
+XPYD_FIELDS(KvPlace, registration, blocks, slot, cached_tokens)
 XPYD_FIELDS(KvHandover, blocks, tokens)
 XPYD_FIELDS(OffloadStats, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,
             copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions,
             disk_evictions, failed_writes, failed_reads, dropped_out, load_wait_seconds)
 XPYD_FIELDS(VattentionStats, map_calls, unmap_calls, map_wait_seconds)
 XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, block_tokens, prefix_query_tokens,
-            prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes,
-            reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
+            prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes, reserved_bytes,
+            internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
 XPYD_FIELDS(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, seconds, regret_s, ask_s)
 XPYD_FIELDS(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops)
 XPYD_FIELDS(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
-            prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, chunk_decisions,
-            chunk_extrapolations, step_seconds, schedule_seconds, wait_seconds, transfers, transfer_bytes,
-            transfer_descriptors, transfer_seconds, wire_s_per_byte, kv_refused, leases_expired, fetch, spent,
-            heartbeat_s, cost, cost_error)
+            prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, step_seconds,
+            schedule_seconds, wait_seconds, transfers, transfer_bytes, transfer_descriptors, transfer_seconds,
+            wire_s_per_byte, kv_refused, leases_expired, fetch, spent, heartbeat_s, cost, cost_error)
 
 // ---- the messages
 
@@ -69,12 +68,12 @@ XPYD_FIELDS(PeerJoined, info)
 XPYD_FIELDS(PeerGone, id)
 XPYD_FIELDS(TokenOf, attempt, index, event)
 XPYD_FIELDS(AttemptProgress, attempt, stage)
-XPYD_FIELDS(AttemptFailed, attempt, reason, why)
+XPYD_FIELDS(AttemptFailed, attempt, why)
 XPYD_FIELDS(Report, stats)
 XPYD_FIELDS(PrefillJob, attempt, request, state, decode)
 XPYD_FIELDS(ReserveKv, attempt, request, state)
 XPYD_FIELDS(KvReserved, attempt, destination)
-XPYD_FIELDS(KvDelivered, attempt, choices, kv_arrived, posts, checksums, handover)
+XPYD_FIELDS(KvDelivered, attempt, choices, kv_arrived, posts, handover)
 XPYD_FIELDS(ReservationCancelled, attempt)
 XPYD_FIELDS(KvOffered, attempt, request, choices, source)
 XPYD_FIELDS(KvTaken, attempt)
