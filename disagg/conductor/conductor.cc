@@ -136,7 +136,7 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     return true;
   }
   planner_.decide_order(plan);
-  planner_.charge_fetch(plan);
+  planner_.check_fetch(plan);
   requests_.mark_placed(entry, cluster_.at(plan.attempt.decode).info);
   const AttemptId number = attempts_.add(plan.attempt);
   for (int c = first; c < first + count; ++c) {

@@ -212,7 +212,7 @@ PrefixInput in_tokens(const PrefixInput& texts, const Tokenizer& tokenizer, int 
   input.unit_length = block_tokens;
   input.length_unit = "tokens";
   for (const std::string& text : texts.prompts) {
-    const std::vector<int32_t> ids = tokenizer.encode(text, false);
+    const std::vector<int32_t> ids = tokenizer.encode(text, {.add_special_tokens = false});
     std::string& units = input.prompts.emplace_back();
     for (size_t at = 0; at < ids.size(); at += size_t(block_tokens)) {
       const size_t n = std::min(size_t(block_tokens), ids.size() - at);
@@ -239,7 +239,7 @@ double repeated_tokens(const PrefixInput& input, const PrefixStats& stats, const
   for (size_t i = 0; i < input.prompts.size(); ++i) {
     if (stats.repeated[i] == 0) continue;
     const std::string_view prefix = std::string_view(input.prompts[i]).substr(0, size_t(stats.repeated[i]));
-    tokens += int64_t(tokenizer.encode(prefix, false).size());
+    tokens += int64_t(tokenizer.encode(prefix, {.add_special_tokens = false}).size());
     ++n;
   }
   return n > 0 ? double(tokens) / double(n) : 0;

@@ -1,5 +1,4 @@
-<#include "experiments/load/records.h"
-|
+#include "experiments/load/records.h"
 #include <cerrno>
 #include <cstring>
 

@@ -9,7 +9,7 @@ namespace xpyd::model::jinja {
 namespace {
 
 constexpr size_t kMaxOutput = size_t{64} << 20;
-constexpr int kMaxDepth = 500;
+constexpr int kMaxNesting = 500;
 constexpr std::string_view kFunctions[] = {"namespace", "raise_exception", "strftime_now"};
 
 const std::string& text_of(const Value& value) {
@@ -179,7 +179,7 @@ class Evaluator {
 
   struct Deeper {
     explicit Deeper(Evaluator& of) : depth(of.depth_) {
-      if (++depth > kMaxDepth) throw Fault{"the template is nested too deeply"};
+      if (++depth > kMaxNesting) throw Fault{"the template is nested too deeply"};
     }
     ~Deeper() { --depth; }
     int& depth;

@@ -11,7 +11,7 @@ namespace {
 using jinja::Value;
 
 constexpr size_t kMaxConfigBytes = size_t{16} << 20;
-constexpr const char* kPlain =
+constexpr const char* kPlainTemplate =
     "{% for message in messages %}{{ '\n' if not loop.first }}{{ message.content }}{% endfor %}";
 
 // Returns a file's text; "" if there is no file.
@@ -125,7 +125,7 @@ Result<std::unique_ptr<const ChatTemplate>> ChatTemplate::load(const std::string
   chat->plain_ = wanted == "plain";
   if (!dir.empty()) chat->read_folder(dir, wanted == "auto");
   if (chat->plain_) {
-    chat->set(kPlain, "plain", false);
+    chat->set(kPlainTemplate, "plain", false);
   } else if (wanted != "auto") {
     auto file = read_small_file(wanted, kMaxConfigBytes);
     if (!file.ok())

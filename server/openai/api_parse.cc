@@ -212,7 +212,7 @@ std::vector<int32_t> encode_text(const std::string& text, const ServedModel& mod
   if (model.tokenizer == nullptr) throw bad("prompt", "this model has no tokenizer; send the prompt as token ids");
   if (text.size() > model.max_prompt_bytes)
     throw too_long("prompt", "your prompt is " + std::to_string(text.size()) + " bytes long", model);
-  return encoded("prompt", [&] { return model.tokenizer->encode(text, add_special_tokens); });
+  return encoded("prompt", [&] { return model.tokenizer->encode(text, {.add_special_tokens = add_special_tokens}); });
 }
 
 // All elements must be ids below the vocabulary's size.
@@ -439,8 +439,8 @@ std::vector<BadWord> read_bad_words(const json& list, const ServedModel& model) 
     if (text.empty() || text.size() > kMaxStopBytes) throw field_error("bad_words", expected);
     if (model.tokenizer == nullptr) throw bad("bad_words", "field \"bad_words\": this model has no tokenizer");
     text.erase(0, std::min(text.find_first_not_of(' '), text.size() - 1));
-    const auto plain = model.tokenizer->encode(text, false);
-    const auto after_blank = model.tokenizer->encode(" " + text, false);
+    const auto plain = model.tokenizer->encode(text, {.add_special_tokens = false});
+    const auto after_blank = model.tokenizer->encode(" " + text, {.add_special_tokens = false});
     if (plain.empty()) throw field_error("bad_words", "strings of at least one token each");
     words.push_back({plain});
     if (after_blank.size() == plain.size() && after_blank[0] != plain[0]) words.push_back({after_blank});
