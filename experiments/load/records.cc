@@ -1,4 +1,5 @@
 #include "experiments/load/records.h"
+
 #include <cerrno>
 #include <cstring>
 

@@ -186,7 +186,7 @@ TEST_CASE("tokenizer: single tokens have their ids, pieces and special flags", "
   CHECK(llama3->piece(llama3->token_id("Ġthe")) == " the");
   CHECK(llama3->piece(llama3->token_id("Ċ")) == "\n");
   CHECK(llama3->vocab_size() == llama3->token_id("<|eot_id|>") + 1);
-  CHECK(llama3->encode("a", false) == std::vector<int32_t>{llama3->token_id("a")});
+  CHECK(llama3->encode("a", {.add_special_tokens = false}) == std::vector<int32_t>{llama3->token_id("a")});
   CHECK(llama3->encode("").size() == 1);  // BOS
 }
 
@@ -213,7 +213,7 @@ TEST_CASE("detokenizer: a stream emits only text that later tokens cannot change
   CHECK(later.flush().empty());
 
   auto llama3 = open_named("llama3");
-  auto ids = llama3->encode("\U00010348!", false);
+  auto ids = llama3->encode("\U00010348!", {.add_special_tokens = false});
   REQUIRE(ids.size() == 5);
   Detokenizer emoji(*llama3, true);
   for (int i = 0; i < 3; ++i) CHECK(emoji.feed(ids[i]).empty());
@@ -233,7 +233,7 @@ TEST_CASE("tokenizer: long words take n log n", "[model][tokenizer]") {
       std::string text;
       size_t bytes = unit == "a" || unit == " " ? 1u << 20 : 1u << 17;
       while (text.size() < bytes) text += unit;
-      auto ids = tokenizer->encode(text, false);
+      auto ids = tokenizer->encode(text, {.add_special_tokens = false});
       INFO(name << " " << as_text(replace_invalid_utf8(unit)));
       CHECK(!ids.empty());
       std::string back = tokenizer->decode(ids), clean = replace_invalid_utf8(text);
@@ -316,6 +316,7 @@ TEST_CASE("tokenizer.json: a file truncated anywhere, or not JSON, is an error",
     if (!has(error, "T.json: byte ")) FAIL(error);
   }
   CHECK(has(error_of(std::string(100000, '[')), "nested deeper"));
+  CHECK(has(error_of("{\"model\":{},\"model\":{}}"), "duplicate key \"model\""));
   CHECK(has(error_of("{\"model\":\"\xff\"}"), "T.json: byte 11"));
 }
 
@@ -376,7 +377,7 @@ TEST_CASE("tokenizer: merges make no special token in text that may have none", 
       INFO(name << " " << text);
       CHECK(std::count(ids.begin(), ids.end(), id) == 0);
       CHECK(tokenizer.decode(ids) == text);
-      auto parsed = tokenizer.encode(text, false);
+      auto parsed = tokenizer.encode(text, {.add_special_tokens = false});
       CHECK(std::count(parsed.begin(), parsed.end(), id) >= 1);
     }
   }
