@@ -127,7 +127,7 @@ TEST_CASE("prefix-stats: texts of every format are counted in bytes, tokens and 
   const std::string shared = tokens.text(
       tokens.prompts[by_tokens.most[0].prompt].substr(0, by_tokens.most[0].units * 4));
   CHECK(shared == "The key of box 1 is");  // a word begins with its blank
-  CHECK(by_tokens.most[0].length == int64_t(tokenizer->encode(shared, false).size()));
+  CHECK(by_tokens.most[0].length == int64_t(tokenizer->encode(shared, {.add_special_tokens = false}).size()));
   const PrefixInput blocks = in_tokens(texts, *tokenizer, 4);
   const PrefixStats by_blocks = prefix_stats(blocks, 2, 0);
   CHECK(by_blocks.most[0].length == by_tokens.most[0].length / 4 * 4);
