@@ -20,7 +20,6 @@ struct OffloadOptions {
   size_t disk_bytes = 0;         // at most, in disk_dir
   int block_tokens = 16;         // tokens that are kept, found and moved as one block
   double copy_gbps = 0;          // CPU only: a device <-> host copy takes at least bytes / this; 0: no limit
-  bool wait_for_copies = false;  // the engine waits for each device <-> host copy (an ablation)
   std::string eviction = "lru";  // of both tiers: eviction.h
   // Called for every block that is evicted to make room, on the owner's thread. `first`: at most eight blocks in the
   // order of eviction; the one at the head is evicted. Null: not called.

@@ -22,14 +22,12 @@ constexpr double kSpinSeconds = 100e-6;  // about three times the cost of waking
 
 static_assert(sizeof(std::atomic<uint32_t>) == 4);
 
-void pin_to(std::span<const int> cpus) {
+void pin_to(int cpu) {
   cpu_set_t set;
   CPU_ZERO(&set);
-  for (int cpu : cpus)
-    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
-  XPYD_CHECK(sched_setaffinity(0, sizeof set, &set) == 0, "cannot pin to cpu " + std::to_string(cpus[0]));
+  if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+  XPYD_CHECK(sched_setaffinity(0, sizeof set, &set) == 0, "cannot pin to cpu " + std::to_string(cpu));
 }
-void pin_to(int cpu) { pin_to({&cpu, 1}); }
 
 }  // namespace
 
@@ -74,16 +72,6 @@ std::vector<int> usable_cpus() {
 }
 
 int allowed_cpus() { return std::max(1, int(usable_cpus().size())); }
-
-OnCpus::OnCpus(std::span<const int> cpus) {
-  if (cpus.empty()) return;
-  before_ = usable_cpus();
-  pin_to(cpus);
-}
-
-OnCpus::~OnCpus() {
-  if (!before_.empty()) pin_to(before_);
-}
 
 struct ThreadTeam::State {
   explicit State(int n_threads) : barrier(n_threads, n_threads > allowed_cpus()), crowded(n_threads > allowed_cpus()) {}

@@ -6,7 +6,6 @@
 
 #include <functional>
 #include <memory>
-#include <span>
 #include <vector>
 
 namespace xpyd {
@@ -41,17 +40,6 @@ class ThreadTeam {
   std::unique_ptr<State> state_;
 };
 
-// While it exists, the calling thread and threads that it starts run on `cpus`; if `cpus` is empty, nothing changes.
-// Memory that they touch first is on the NUMA node of these cpus.
-class OnCpus {
- public:
-  explicit OnCpus(std::span<const int> cpus);
-  ~OnCpus();
-  OnCpus(const OnCpus&) = delete;
-
- private:
-  std::vector<int> before_;
-};
 std::vector<int> usable_cpus();  // the cpus on which the calling thread may run, ascending
 
 // The half-open share of `n` items that belongs to `rank` of `size`, in multiples of `grain`.

@@ -5,8 +5,8 @@
 //
 //   a^(i + 1) / seconds of a token  >  tokens that the step outputs / seconds of the step.
 //
-// Only trying tells whether text is predictable, and trying costs. Where no draft is ever right, this rule alone tries
-// in one step of four and loses 3 to 4 % forever. Drafts are therefore paid from what drafts have earned (DraftCredit).
+// Only trying tells whether text is predictable, and trying costs. Where no draft is ever right, one step in four tries
+// one: 3 to 4 % are lost.
 //
 // Thread safety: plain values.
 #pragma once
@@ -30,22 +30,9 @@ class DraftRecord {
   double right_ = 0, looked_at_ = 0;
 };
 
-// An engine's budget for drafts, in tokens. A draft costs the tokens that the step would have output in its time; an
-// accepted draft earns one token. The loss is bounded by kFirst or kMost, plus kShare of all tokens.
-class DraftCredit {
- public:
-  double left() const { return left_; }
-  void pay(double tokens) { left_ -= tokens; }
-  void token(bool right) { left_ = std::min(kMost, left_ + kShare + right); }  // one output token; right: as drafted
-
- private:
-  static constexpr double kFirst = 0.5, kMost = 4, kShare = 0.01;
-  double left_ = kFirst;
-};
-
 // One step: its expected output tokens and its seconds, both of which grow with its drafts.
 struct DraftRate {
-  double tokens, seconds, token_seconds, credit;
+  double tokens, seconds, token_seconds;
   // At least kLeast: the cost model starts from a prior and learns the price of one more token late.
   double price() const { return std::max(kLeast, tokens * token_seconds / seconds); }
   static constexpr double kLeast = 0.05;
@@ -56,8 +43,7 @@ struct DraftRate {
     for (; n < most; ++n) {
       kept *= record.share();
       const bool try_it = n == 0 && record.unknown() && price() < 1;  // else it stays unknown where drafts cost much
-      if ((kept <= price() && !try_it) || credit < price()) break;
-      credit -= price();
+      if (kept <= price() && !try_it) break;
       tokens += kept, seconds += token_seconds;
     }
     return n;

@@ -57,10 +57,9 @@ struct DrafterParts {
   Clock& clock;
 };
 
-struct SpeculationOptions;
 struct DrafterRow {
   const char* name;
-  std::unique_ptr<Drafter> (*make)(const SpeculationOptions& options, const DrafterParts& parts);  // null: no drafts
+  std::unique_ptr<Drafter> (*make)(const DrafterParts& parts);  // null: no drafts
   const char* source;
   bool uses_head = false;  // it needs a model with a multi-token head
 };
@@ -68,7 +67,6 @@ struct DrafterRow {
 struct SpeculationOptions {
   const DrafterRow* drafter = nullptr;  // null: no speculation
   int tokens = 0;                       // drafts per sequence and step; 0: chosen by expected gain (draft_length.h)
-  int ngram_min = 2, ngram_max = 4;     // n-gram lengths to match: the longest is tried first
   bool on() const { return drafter && drafter->make; }
 };
 

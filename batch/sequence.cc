@@ -6,18 +6,13 @@ SequencePtr make_sequence(std::shared_ptr<const Request> request, const ChoiceSt
                           std::shared_ptr<EventSink> sink, std::shared_ptr<std::atomic<bool>> cancelled,
                           const Tokenizer* tokenizer) {
   auto s = std::make_unique<Sequence>();
-  s->choice = state.choice;
-  s->stands_for = state.stands_for;
+  static_cast<ChoiceState&>(*s) = state;
+  s->output.clear();
   s->tokens.reserve(request->prompt.size() + size_t(request->max_tokens));
   s->tokens = request->prompt;
   s->tokens.insert(s->tokens.end(), state.output.begin(), state.output.end());
   s->given = int(s->tokens.size());
-  s->logits_hash = state.logits_hash;
-  s->cached_tokens = state.cached_tokens;
-  s->hidden_tokens = state.hidden_tokens;
-  s->hidden = state.hidden;
-  s->queued_s = state.queued_s > 0 ? state.queued_s : request->arrival_s;
-  s->scheduled_s = state.scheduled_s;
+  if (s->queued_s <= 0) s->queued_s = request->arrival_s;
   if (!state.output.empty()) {
     s->sampler = SamplerState(request->sampling, state.choice, request->prompt);
     s->text = OutputText(tokenizer, *request);
@@ -45,15 +40,9 @@ void open_choice(Sequence& s, int choice, const Tokenizer* tokenizer) {
 }
 
 ChoiceState state_of(const Sequence& s) {
-  return {.choice = s.choice,
-          .stands_for = s.stands_for,
-          .output = {s.tokens.begin() + s.n_prompt(), s.tokens.end()},
-          .logits_hash = s.logits_hash,
-          .cached_tokens = s.cached_tokens,
-          .queued_s = s.queued_s,
-          .scheduled_s = s.scheduled_s,
-          .hidden_tokens = s.hidden_tokens,
-          .hidden = s.hidden};
+  ChoiceState state = s;
+  state.output.assign(s.tokens.begin() + s.n_prompt(), s.tokens.end());
+  return state;
 }
 
 TokenEvent event_of(const Sequence& s, int choice, double now) {

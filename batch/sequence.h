@@ -20,9 +20,10 @@ struct ChoiceState {
   int choice = 0;
   int stands_for = 1;           // choices [choice, choice + stands_for); above 1 there is no output yet
   std::vector<int32_t> output;  // tokens that the client has or that are on their way to it
-  uint64_t logits_hash = 0;     // of the logits rows from which `output` was sampled
-  int cached_tokens = 0;
-  double queued_s = 0, scheduled_s = 0;  // Clock; 0: not yet
+  uint64_t logits_hash = 0;     // of the logits rows from which `output` was sampled, in order (base/row_hash.h)
+  int cached_tokens = 0;        // prompt tokens found in a prefix cache at first admission
+  int preemptions = 0;          // times that it lost its memory
+  double queued_s = 0, scheduled_s = 0;  // Clock: arrival at the first engine, first step; 0: not yet
   int hidden_tokens = 0;                 // `hidden` belongs to the last of this many tokens; 0: not known
   std::vector<float> hidden = {};        // HiddenStates::before, for a multi-token head
 };
@@ -35,8 +36,9 @@ inline uint64_t kv_salt(const Request& request, uint64_t attempt) {
 }
 
 // Owner: one engine, or the P/D state machine, holds the pointer at a time. Until the first token is sampled, one
-// sequence stands for all n choices, because they share the prompt's KV; then it splits.
-struct Sequence {
+// sequence stands for all n choices, because they share the prompt's KV; then it splits. `output` is empty here: it is
+// the end of `tokens`.
+struct Sequence : ChoiceState {
   std::shared_ptr<const Request> request;
   std::shared_ptr<EventSink> sink;
   std::shared_ptr<std::atomic<bool>> cancelled;  // Service::abort sets it; the engine reads it between iterations
@@ -44,8 +46,6 @@ struct Sequence {
   std::shared_ptr<void> queue_ticket;   // until the first step
   std::shared_ptr<void> prompt_ticket;  // until the prompt is computed: this object holds it, its choices do not
 
-  int choice = 0;
-  int stands_for = 1;    // it still represents choices [choice, choice + stands_for)
   uint64_t attempt = 0;  // the conductor's number of this try to serve it (disagg/messages.h)
   bool leaves = false;   // its KV moves to another instance once the given tokens are computed
   int given = 0;         // tokens that this instance received: the prompt and earlier output
@@ -53,26 +53,20 @@ struct Sequence {
   // Prompt, then output. A negative id is a token that the model is still choosing (steps.h). While a step computes
   // drafts, they are the last entries.
   std::vector<int32_t> tokens;
-  int computed = 0;       // tokens whose KV is computed or being computed on the instance that holds it
-  KvHandle kv = kNoKv;    // in that instance's memory
-  int cached_tokens = 0;  // prompt tokens found in a prefix cache at first admission
+  int computed = 0;     // tokens whose KV is computed or being computed on the instance that holds it
+  KvHandle kv = kNoKv;  // in that instance's memory
 
   SamplerState sampler;
   OutputText text;
-  uint64_t logits_hash = 0;              // of the sampled logits rows, in order (base/row_hash.h)
   std::vector<Sampled> prompt_logprobs;  // [n_prompt] if requested: those computed so far
   std::unique_ptr<DraftMemory> drafts;   // per-sequence state of the drafter
   DraftRecord draft_record;
-  int hidden_tokens = 0;      // as in ChoiceState
-  std::vector<float> hidden;  // as in ChoiceState
 
-  double queued_s = 0, scheduled_s = 0;  // Clock: arrival at the first engine, first step
-  int row = -1;                          // its row in a persistent batch (step_arrays.h); -1: none
-  bool scheduled = false;                // it has run at least once, on some instance
-  bool probed = false;                   // the engine has looked for its KV in memory and offload
-  bool early = false;                    // it holds memory before its turn, while its KV is loaded
-  bool loading = false;                  // that KV is still being loaded
-  double load_s = 0;                     // Clock: when the load began
+  bool scheduled = false;              // it has run at least once, on some instance
+  bool probed = false;                 // the engine has looked for its KV in memory and offload
+  bool early = false;                  // it holds memory before its turn, while its KV is loaded
+  bool loading = false;                // that KV is still being loaded
+  double load_s = 0;                   // Clock: when the load began
 
   int n_prompt() const { return int(request->prompt.size()); }
   int n_output() const { return int(tokens.size()) - n_prompt(); }

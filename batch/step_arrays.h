@@ -1,6 +1,4 @@
-// StepArrays keeps the flat arrays of a step between steps and rewrites only what changed. It also assigns the rows of
-// a persistent batch (TurboMind): a sequence keeps its row while it takes part in every step. A free row goes to the
-// next new sequence or, if there is none, to the sequence in the last row.
+// StepArrays holds the flat arrays of a step that the model reads.
 //
 // Thread safety: the engine's thread.
 #pragma once
@@ -22,7 +20,6 @@ struct StepEntry {  // one sequence's part of a step
   int n_drafts = 0;               // its last tokens are drafts; logits of each and of the token before are wanted
   const float* hidden = nullptr;  // HiddenStates::rows of its tokens, once computed
   bool ended = false;             // the sequence ended while the step was under way: results are dropped
-  double draft_price = 0;         // per draft (draft_length.h)
   int end() const { return first + n_tokens; }
   int n_known() const { return n_tokens - n_drafts; }
   int n_rows() const { return n_prompt_rows + wants_logits + n_drafts; }  // rows of logits
@@ -33,26 +30,15 @@ StepEntry entry_of(Sequence& sequence, int n_tokens);
 
 class StepArrays {
  public:
-  // Sorts the entries by their sequences' rows and assigns rows to new ones (Sequence::row).
-  void arrange(std::vector<StepEntry>& entries);
   // Returns the step as the model reads it. Its spans point into this object until the next call. A model with a
   // multi-token head passes `hidden`, HiddenStates::rows with `width` floats per token.
   StepInput gather(std::span<const StepEntry> entries, const KvMemory& memory, LayerObserver* observer,
                    float* hidden = nullptr, size_t width = 0);
 
  private:
-  struct Row {
-    int n_tokens, n_prompt_rows, n_drafts;
-    bool wants_logits;
-    bool operator==(const Row&) const = default;
-  };
-  static Row row_of(const StepEntry& e) { return {e.n_tokens, e.n_prompt_rows, e.n_drafts, e.wants_logits}; }
-  std::vector<Row> rows_;  // of the previous step: equal rows have equal offsets
-  std::vector<int32_t> token_ids_, q_offsets_ = {0}, kv_lengths_, logit_rows_;
+  std::vector<int32_t> token_ids_, q_offsets_, kv_lengths_, logit_rows_;
   std::vector<KvView> views_;
   std::vector<const float*> before_;
-  std::vector<StepEntry> arranged_, newcomers_;
-  std::vector<const Sequence*> owners_;  // sequence in each row; addresses are only compared
 };
 
 }  // namespace xpyd::batch

@@ -55,13 +55,13 @@ struct InstanceStats {
   int queue_remote_prefilling = 0, queue_prefill_sending = 0;  // prompts that wait for KV; that send KV (handover/)
   KvStats kv;
   int64_t steps = 0, prompt_tokens = 0, generated_tokens = 0, preemptions = 0;
-  int64_t draft_tokens = 0, accepted_tokens = 0;          // as in EngineStats
-  double step_seconds = 0, schedule_seconds = 0;          // in forward and sampling; in the rest of a step
-  double wait_seconds = 0;                                // waiting for the model
-  int64_t transfers = 0;                                  // of KV, started here: pushed, pulled or fetched
-  int64_t transfer_bytes = 0, transfer_descriptors = 0;   // of these transfers
-  double transfer_seconds = 0;                            // in which the instance's thread planned and started them
-  double wire_s_per_byte = 0;                             // from post() to done, over the last transfers; 0: not known
+  int64_t draft_tokens = 0, accepted_tokens = 0;         // as in EngineStats
+  double step_seconds = 0, schedule_seconds = 0;         // in forward and sampling; in the rest of a step
+  double wait_seconds = 0;                               // waiting for the model
+  int64_t transfers = 0;                                 // of KV, started here: pushed, pulled or fetched
+  int64_t transfer_bytes = 0, transfer_descriptors = 0;  // of these transfers
+  double transfer_seconds = 0;                           // in which the instance's thread planned and started them
+  double wire_s_per_byte = 0;                            // from post() to done, over the last transfers; 0: not known
   int64_t kv_refused = 0;  // arrived KV that was short or changed, so that the prompt was computed again
   FetchStats fetch;
   Spent spent;

@@ -77,7 +77,7 @@ class OnePrompt {
   // shortest wave is always offered, even if it is too long.
   template <class F>
   void each_wave(size_t from, F&& f) const {
-    const int most = std::min(view_.base, batch::prompt_room(view_));
+    const int most = batch::prompt_room(view_);
     bool any = false;
     for (size_t to = from + 1; to < stops_.size(); ++to) {
       const int n = stops_[to] - stops_[from];
@@ -96,16 +96,15 @@ class OnePrompt {
 };
 
 // The length of a wave is chosen once for a prompt, so the rest of the prompt is cut by the same limit.
-inline batch::ChunkState decide_oracle(const batch::ChunkView& view, batch::ChunkState state, batch::ChunkWave& wave) {
+inline batch::ChunkState decide_oracle(const batch::ChunkView& view, batch::ChunkState state, int& wave_tokens) {
   if (batch::prompt_room(view) == 0) return state;
   const OnePrompt prompt(view);
   if (state.wave_s == 0 || state.head != view.prompts[0].id)
     state = {.head = view.prompts[0].id, .wave_s = prompt.best_wave_s()};
-  wave.tokens = prompt.best_of(state.wave_s * (1 + 1e-9)).first;
+  wave_tokens = prompt.best_of(state.wave_s * (1 + 1e-9)).first;
   return state;
 }
 
-inline constexpr batch::ChunkPolicy kChunkOracle = {"dp_oracle", decide_oracle, true,
-                                                    "TeraPipe (ICML '21) section 3.3"};
+inline constexpr batch::ChunkPolicy kChunkOracle = {"dp_oracle", decide_oracle, "TeraPipe (ICML '21) section 3.3"};
 
 }  // namespace xpyd::experiments

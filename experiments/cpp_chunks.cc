@@ -64,7 +64,7 @@ Result<Finding> measure(const Values& point, const Setting& setting) {
   options.pipeline_window = point["window"];
   set_step_tokens(options, step_tokens);
   options.engine.max_batch = load.at_once;
-  options.engine.chunks.policy = wanted == kChunkOracle.name ? &kChunkOracle : find_chunk_policy(wanted);
+  options.engine.chunks = wanted == kChunkOracle.name ? &kChunkOracle : find_chunk_policy(wanted);
   options.conductor.placement = find_placement_policy("least_loaded");
   const Result<Simulation> run = simulate(options, trace);
   if (!run) return run.error();

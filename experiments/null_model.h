@@ -32,8 +32,6 @@ class NullModel final : public SynchronousModel {
   }
 
   Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
 
  private:
   ModelConfig config_;

@@ -182,8 +182,6 @@ class AheadModel final : public Model {
   }
   std::span<const double> stage_seconds() const override { return seconds_; }
   Work work(const StepInput& step) const override { return inner_.work(step); }
-  size_t weight_bytes() const override { return inner_.weight_bytes(); }
-  size_t scratch_bytes() const override { return inner_.scratch_bytes(); }
 
  private:
   struct Wave {

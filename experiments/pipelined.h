@@ -57,7 +57,7 @@ class Pipelined {
     Watched watched(*model_, run);
     EngineOptions options{
         .policy = find_batch_policy("chunked"), .max_batch = shape_.prompts, .step_tokens = shape_.chunk_tokens};
-    options.chunks.policy = find_chunk_policy(shape_.chunk_policy);
+    options.chunks = find_chunk_policy(shape_.chunk_policy);
     Engine engine(watched, *memory_, std::move(options), clock_, nullptr);
     auto sink = std::make_shared<Hash>();
     for (int p = 0; p < shape_.prompts; ++p) {
@@ -111,8 +111,6 @@ class Pipelined {
     }
     std::span<const double> stage_seconds() const override { return model_.stage_seconds(); }
     Work work(const StepInput& step) const override { return model_.work(step); }
-    size_t weight_bytes() const override { return 0; }
-    size_t scratch_bytes() const override { return 0; }
 
    private:
     Model& model_;

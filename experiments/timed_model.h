@@ -63,8 +63,6 @@ class TimedModel : public SynchronousModel {
     sequences += double(step.views.size());
   }
   Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
 
   double tokens = 0, steps = 0, sequences = 0;  // sums over the steps
   double last_s = 0;                            // of the last step

@@ -90,8 +90,6 @@ class Watcher final : public SynchronousModel {
     internal_tokens += held - useful - later;
   }
   Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
 
   // Sums over the steps at which requests wait.
   double steps = 0, batch = 0, useful_tokens = 0, reserved_tokens = 0, internal_tokens = 0;

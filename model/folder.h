@@ -19,9 +19,8 @@ inline constexpr const char* kDemoModel = "embedded:/xpyd-demo";
 std::optional<std::string_view> embedded_file(std::string_view path);
 bool is_embedded(std::string_view path);  // true for kDemoModel and paths inside it
 
-// Succeeds if the folder can hold a model. The error names the format if it is a known one other than Hugging Face's.
-// `with_weights`: the caller will also read weights.
-Status check_model_folder(const std::string& dir, bool with_weights);
+// Succeeds if the folder exists, on disk or in the binary. Readers of its files name a file that is missing.
+Status check_model_folder(const std::string& dir);
 // True if the file exists on disk or in the binary.
 bool has_model_file(const std::string& path);
 // Reads a whole small file from disk or from the binary. Errors are those of read_small_file.
@@ -29,8 +28,5 @@ Result<std::string> read_model_file(const std::string& path, size_t max_bytes);
 
 // Writes the demo model into `dir`, which must be new or empty. Existing files stay untouched.
 Status export_demo(const std::string& dir);
-// Returns the path of the demo model's copy in the user's cache folder ($XDG_CACHE_HOME or ~/.cache, in xpyd/), and
-// makes the copy if it is missing. The error names the obstacle, which stays as it is.
-Result<std::string> cached_demo();
 
 }  // namespace xpyd::model

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/json/json.h"
@@ -27,23 +26,6 @@ Result<SamplingParams> load_generation_config(const std::string& dir) try {
   return defaults;
 } catch (const Error& error) {
   return error;
-}
-
-std::string describe_defaults(const SamplingParams& defaults) {
-  const SamplingParams plain;
-  std::string text;
-  const auto add = [&](const char* name, auto value, auto usual) {
-    if (value == usual) return;
-    char number[64];
-    std::snprintf(number, sizeof number, "%s%s %.6g", text.empty() ? "" : ", ", name, double(value));
-    text += number;
-  };
-  add("temperature", defaults.temperature, plain.temperature);
-  add("top_k", defaults.top_k, plain.top_k);
-  add("top_p", defaults.top_p, plain.top_p);
-  add("min_p", defaults.min_p, plain.min_p);
-  add("repetition_penalty", defaults.repetition_penalty, plain.repetition_penalty);
-  return text;
 }
 
 }  // namespace xpyd::model

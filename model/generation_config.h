@@ -15,7 +15,4 @@ namespace xpyd::model {
 // expected value.
 Result<SamplingParams> load_generation_config(const std::string& dir);
 
-// Lists the fields that differ from SamplingParams, as "temperature 0.6, top_p 0.9"; "" if none does.
-std::string describe_defaults(const SamplingParams& defaults);
-
 }  // namespace xpyd::model

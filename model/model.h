@@ -113,8 +113,6 @@ class Model {
 
   // Bytes of weights, KV and activations that the step must touch, and its useful FLOPs.
   virtual Work work(const StepInput& step) const = 0;
-  virtual size_t weight_bytes() const = 0;   // shared with other models over the same weights
-  virtual size_t scratch_bytes() const = 0;  // activations and buffers of this model, fixed at construction
 };
 
 // A model whose begin() computes the step on the caller's thread.
@@ -181,8 +179,7 @@ inline constexpr int kMaxRanks = 64;
 struct ShardOptions {
   KvShards shards;
   int threads_per_rank = 1;
-  std::vector<int> cpus = {};  // [n_ranks * threads_per_rank] cores to pin to, or empty
-  int window = 0;              // waves under way on several stages; 0: two per stage
+  int window = 0;  // waves under way on several stages; 0: two per stage
 };
 // Requires: check_model_shards() accepts the shape.
 std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights, const ShardOptions& options,

@@ -1,8 +1,8 @@
 // Every filter (top-k, top-p, min-p) keeps the most likely tokens. The draw then goes through the kept tokens in the
 // order of their ids.
 //
-// sample() accepts any logits. It reads NaN as -infinity and counts it in Sampled::nan_logits, and reads +infinity as
-// the largest float. If no logit is above -infinity, the token is 0.
+// sample() accepts any logits. It reads NaN as -infinity, and +infinity as the largest float. If no logit is above
+// -infinity, the token is 0.
 #include "model/sampler.h"
 
 #include <algorithm>
@@ -208,7 +208,6 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params, Samp
   }
 
   Sampled sampled;
-  sampled.nan_logits = raw.nans;
   sampled.chosen.token = top.id;
   if (draws(params) && top.value != kLowest)
     sampled.chosen.token = draw(x, n, top.value, params, state.random, scratch);
@@ -221,7 +220,6 @@ Sampled judge(std::span<const float> logits, int32_t token, int n_top, SamplerSc
   XPYD_CHECK(token >= 0 && size_t(token) < logits.size(), std::to_string(token));
   const Top top = find_top(logits.data(), int(logits.size()));
   Sampled sampled;
-  sampled.nan_logits = top.nans;
   sampled.chosen.token = token;
   add_logprobs(logits, top, n_top, sampled, scratch);
   const float own = made_finite(logits[size_t(token)]);

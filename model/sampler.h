@@ -39,7 +39,6 @@ struct TokenLogprob {
 struct Sampled {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // most likely first; params.top_logprobs entries, or empty
-  int nan_logits = 0;             // NaN logits, read as -infinity: a broken model or corrupt KV. Only tests look at it
   int rank = 0;                   // for a prompt token: 1 + the number of higher logits; else 0
 };
 

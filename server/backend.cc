@@ -25,7 +25,6 @@ Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
 struct Threads {
   KvShards shards;
   int of_rank = 1;
-  std::vector<int> cpus = {};  // [total()] to pin to, or empty
   int total() const { return shards.n_ranks() * of_rank; }
 };
 
@@ -39,7 +38,7 @@ class CpuBackend final : public Backend {
         kernels_(build.backend_options.kernels),
         threads_(std::move(threads)) {
     for (const Threads& t : threads_)
-      teams_.push_back(t.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(t.of_rank, t.cpus) : nullptr);
+      teams_.push_back(t.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(t.of_rank) : nullptr);
     ThreadTeam one(1);
     flops_of_thread_ = 1e9 * PeakProbe(0).fma_gflops(one);  // about 10 ms
   }
@@ -47,8 +46,7 @@ class CpuBackend final : public Backend {
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
     const Threads& t = threads_[size_t(instance)];
     if (t.shards.n_ranks() > 1)
-      return make_sharded_llama(weights_,
-                                {.shards = t.shards, .threads_per_rank = t.of_rank, .cpus = t.cpus, .window = window_},
+      return make_sharded_llama(weights_, {.shards = t.shards, .threads_per_rank = t.of_rank, .window = window_},
                                 max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
@@ -99,22 +97,10 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const Build& build) try {
   if (threads == 0) threads = std::max(1, cores / int(instances.size()));
   // Ranks share an instance's threads; each has at least one.
   std::vector<Threads> of_instances;
-  int total = 0;
-  for (size_t i = 0; i < instances.size(); ++i) {
-    const KvShards shards = build.options.shards(instances[i]);
-    const int n_cpus = build.options.cpus.empty() ? 0 : int(build.options.cpus[i].size());
-    Threads& own = of_instances.emplace_back(
-        Threads{shards, std::max(1, (n_cpus ? n_cpus : threads) / shards.n_ranks())});
-    if (n_cpus && own.total() > n_cpus)
-      return invalid("--cpus: " + std::to_string(n_cpus) + " cores for an instance of " +
-                     std::to_string(shards.n_ranks()) + " ranks");
-    if (n_cpus) own.cpus = build.options.cpus[i];
-    for (int t = 0; build.backend_options.pin && !n_cpus && t < own.total(); ++t) own.cpus.push_back(total + t);
-    total += own.total();
+  for (Role role : instances) {
+    const KvShards shards = build.options.shards(role);
+    of_instances.push_back({shards, std::max(1, threads / shards.n_ranks())});
   }
-  if (build.backend_options.pin && total > cores)
-    return invalid("--pin on: " + std::to_string(instances.size()) + " instances need " + std::to_string(total) +
-                   " threads, but there are only " + std::to_string(cores) + " cores here");
   return std::unique_ptr<Backend>(
       std::make_unique<CpuBackend>(build, need(load_host_weights(build)), std::move(of_instances)));
 } catch (const Error& error) {

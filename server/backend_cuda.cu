@@ -50,8 +50,7 @@ Result<std::unique_ptr<Backend>> open_cuda_backend(const Build& build) try {
                          .max_kv_length = o.max_model_len,
                          .max_table_entries = 1,
                          .prefill_attention = b.cuda_prefill_attention,
-                         .decode_attention = b.cuda_decode_attention,
-                         .graphs = b.cuda_graphs == "on"};
+                         .decode_attention = b.cuda_decode_attention};
   const int block_tokens = contiguous ? o.max_model_len : o.kv_scheme->block_tokens(o.kv);
   if (!contiguous) model.max_table_entries = (o.max_model_len + block_tokens - 1) / block_tokens;
   const KvLayout layout{o.kv.shape, o.kv.order, block_tokens, 1};

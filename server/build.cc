@@ -81,7 +81,7 @@ void read_model(const Options& options, Build& build) {
   const bool dummy = build.backend_options.load.dummy;
   build.model_dir = model_dir(options);
   const std::string& dir = build.model_dir;
-  need(check_model_folder(dir, !dummy));
+  need(check_model_folder(dir));
   build.config = need(load_model_config(dir));
   read_drafter(build);
   if (dummy && !has_model_file(dir + "/tokenizer.json")) return;
@@ -96,12 +96,6 @@ void read_model(const Options& options, Build& build) {
 // Chooses the types of weights and KV and their kernels, within what device and allocator support.
 void choose_numbers(const Options& options, Build& build) {
   BackendOptions& backend = build.backend_options;
-  if (options.given("weight-group") && !is_quantised(backend.load.weight_dtype.value_or(Dtype::f32)))
-    throw invalid("--weight-group: --weight-dtype " + options.text("weight-dtype") +
-                  " does not quantise at load, so it has no groups: expected int8, int4 or fp8");
-  if (options.given("slot-prealloc") && options.text("allocator") != "slots")
-    throw invalid("--slot-prealloc: --allocator " + options.text("allocator") +
-                  " does not keep slots: expected --allocator slots");
   if (options.flag("exact")) {
     if (backend.kernels.gemm && !backend.kernels.gemm->exact)
       throw invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
@@ -148,8 +142,6 @@ void choose_transport(const Options& options, Build& build) {
     throw invalid("--allocator " + std::string(cluster.kv_scheme->name) +
                   ": its page groups are mapped while it runs, and --transport " + transport +
                   " makes the pool known to its peers once" + expected);
-  if (cluster.transport->pool_device && cluster.kv.pool_in_groups)
-    throw invalid("--kv-backing groups: --transport " + transport + " maps the pool into its peers" + expected);
   if (cluster.transport->shared_pool && cluster.disagg_options.pull)
     throw invalid("--kv-transfer pull: --transport " + transport + " hands blocks over and reads none: expected push");
   if (cluster.disagg_options.pull && cluster.disagg->remote(cluster.disagg_options) != DisaggOrder::pull)
@@ -157,21 +149,8 @@ void choose_transport(const Options& options, Build& build) {
                   " prefill instances write the KV: expected push");
 }
 
-void bind_to_cpus(const Options& options, ClusterOptions& cluster) {
-  const bool worker = is_worker(options);
-  cluster.cpus = need(
-      parse_cpus(options.text("cpus"), worker ? std::vector<std::string>() : instance_names(cluster.topology)));
-  if (cluster.cpus.empty()) return;
-  if (options.given("threads") && options.integer("threads") > 0)
-    throw invalid("--cpus: sets the number of threads too: expected no --threads");
-  if (!worker && options.text("start-workers") == "off")
-    throw invalid("--cpus: cannot be used with --start-workers off; give --cpus to each worker");
-  if (options.text("ranks") != "threads")
-    throw invalid("--cpus: needs --ranks threads, because stages that are processes are not bound");
-}
-
 // Checks that the allocator keeps blocks in a form that --kv-events and --prefix-cache can name.
-void check_caches(const Options& options, const Build& build) {
+void check_caches(const Build& build) {
   const ClusterOptions& cluster = build.options;
   const std::string scheme = cluster.kv_scheme->name;
   const bool tells = !cluster.kv_events.endpoint.empty();
@@ -180,12 +159,6 @@ void check_caches(const Options& options, const Build& build) {
     throw invalid(
         "--kv-events: with these options no KV is kept for reuse: expected --prefix-cache blocks and --allocator "
         "paged, or --host-kv-bytes");
-  const bool no_shares = cluster.kv_scheme->page_groups && cluster.kv.vattention.share == KvShare::off;
-  if (const std::string& cache = options.text("prefix-cache");
-      options.given("prefix-cache") && cache != "off" &&
-      (cluster.kv_scheme == find_kv_scheme("contiguous") || no_shares))
-    throw invalid("--prefix-cache " + cache + ": --allocator " + scheme + (no_shares ? " with --kv-share off" : "") +
-                  " caches no prefixes: expected --prefix-cache off, or another allocator");
   if (!cluster.kv.radix) return;
   if (!cluster.kv_scheme->prefix_index)
     throw invalid("--prefix-cache radix: --allocator " + scheme +
@@ -218,64 +191,6 @@ void fit_context(ClusterOptions& cluster, int wanted_len) {
 }
 
 }  // namespace
-
-Status check_unread(const Options& options) {
-  // A worker has no topology, and gets the options of the whole cluster.
-  const auto given = [&](const std::string& name, int more) {
-    return options.values().contains(name) && options.integer(name) > more;
-  };
-  const bool decodes = !options.values().contains("topology") ||
-                       options.text("topology").find('D') != std::string::npos;
-  for (const std::string what : {"tp", "pp"})
-    if (const std::string name = "decode-" + what; !decodes && given(name, 1))
-      return invalid("--" + name + " " + options.text(name) + ": --topology " + options.text("topology") +
-                     " has no decode instance; colocated instances take --prefill-" + what);
-  if (given("pipeline-window", 0) && !given("prefill-pp", 1) && !given("decode-pp", 1))
-    return invalid("--pipeline-window " + options.text("pipeline-window") +
-                   ": no instance has several pipeline stages: expected --prefill-pp or --decode-pp");
-  return ok();
-}
-
-Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const std::vector<std::string>& names) try {
-  std::vector<std::vector<int>> cpus;
-  if (text.empty()) return cpus;
-  cpus.resize(std::max<size_t>(1, names.size()));
-  const std::vector<int> usable = usable_cpus();
-  const auto number = [&](std::string_view digits) {
-    int n = -1;
-    if (!read_number(digits, n) || !std::ranges::count(usable, n))
-      throw invalid("--cpus " + text + ": `" + std::string(digits) + "` is not a core that this process may use");
-    return n;
-  };
-  std::string instances = text;
-  std::ranges::replace(instances, ' ', ',');
-  for (const std::string& instance : comma_list(instances)) {
-    const size_t equals = instance.find('=');
-    const std::string name = instance.substr(0, names.empty() ? 0 : equals);
-    const auto place = std::ranges::find(names, name);
-    if (!names.empty() && (equals == instance.npos || place == names.end()))
-      throw invalid("--cpus " + text + ": `" + instance + "` names no instance: expected " + names[0] + "=CORES");
-    std::vector<int>& own = cpus[names.empty() ? 0 : size_t(place - names.begin())];
-    std::string ranges = instance.substr(names.empty() ? 0 : equals + 1);
-    std::ranges::replace(ranges, '+', ',');
-    for (const std::string& range : comma_list(ranges)) {
-      const size_t dash = range.find('-');
-      const int first = number(range.substr(0, dash)),
-                last = dash == range.npos ? first : number(range.substr(dash + 1));
-      if (last < first) throw invalid("--cpus " + text + ": `" + range + "` ends before it begins");
-      for (int cpu = first; cpu <= last; ++cpu) {
-        if (std::ranges::count(own, cpu)) throw invalid("--cpus " + text + ": " + std::to_string(cpu) + " twice");
-        own.push_back(number(std::to_string(cpu)));
-      }
-    }
-  }
-  for (size_t i = 0; i < cpus.size(); ++i)
-    if (cpus[i].empty())
-      throw invalid("--cpus " + text + ": it gives no cores to " + (names.empty() ? "this worker" : names[i]));
-  return cpus;
-} catch (const Error& error) {
-  return error;
-}
 
 Role role_of(const std::string& name) {
   return name == "prefill" ? Role::prefill : name == "decode" ? Role::decode : Role::colocated;
@@ -318,11 +233,9 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
     cluster.prior = CostPrior{{build->config, matrix_dtype(build->config, load), load.dtype, cluster.kv.shape.dtype},
                               instance_rates(build->backend_options, cluster.topology.size())};
   }
-  bind_to_cpus(options, cluster);
-  check_caches(options, *build);
+  check_caches(*build);
   cluster.log = open_event_log(options, worker ? "." + process_name(getpid()) : "");
   check_ranks(*build);
-  need(check_unread(options));
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *build));
   need(check_shared_pool(cluster));
   if (worker) {  // it keeps its ranks when it gets another role

@@ -31,9 +31,6 @@ std::span<const OptionRow> option_table();
 // Checks what single rows cannot express: combinations without meaning. `group` as in the table.
 Status check_options(const Options& options, std::string_view group);
 const IsaRow* cpu_kernels(const Options& options);  // --cpu-kernels; null: auto, or the subcommand has no such option
-// Returns options that were given but need another option that was not, one line each. The help of such a row begins
-// with "--processes: " or "--device cuda: ".
-std::vector<std::string> without_effect(const Options& options);
 
 // ---- The device: weights on it, and a model per instance. `--device` picks a row.
 
@@ -43,10 +40,9 @@ struct DeviceRow;
 struct BackendOptions {
   const DeviceRow* device = nullptr;
   LoadOptions load;
-  int threads = 0;   // per instance; 0: its share of the cores
-  bool pin = false;  // each thread to a core of its own
-  Kernels kernels;   // of the CPU; null: the machine's default
-  std::string cuda_prefill_attention, cuda_decode_attention, cuda_graphs, gpu_split;
+  int threads = 0;  // per instance; 0: its share of the cores
+  Kernels kernels;  // of the CPU; null: the machine's default
+  std::string cuda_prefill_attention, cuda_decode_attention, gpu_split;
 };
 
 class Backend {
@@ -113,13 +109,8 @@ struct Build {
 // Returns MODEL_DIR, or the embedded demo model.
 std::string model_dir(const Options& options);
 Role role_of(const std::string& name);  // parses --role
-// Parses --cpus: cores of each named instance, "P0=0-3,D0=4+6" (blanks may separate them). A worker has no name: "0-3".
-// Returns nothing for "". Error: an instance has no cores, or cores that the process may not use.
-Result<std::vector<std::vector<int>>> parse_cpus(const std::string& text, const std::vector<std::string>& names);
 // Reads the options of the cluster and of the device, which influences the cluster's memory.
 void read_options(const Options& options, ClusterOptions& cluster, BackendOptions& backend);
-// Error: an option about stages or ranks that no instance would read.
-Status check_unread(const Options& options);
 
 // Builds all parts. Errors name the option or the file.
 Result<std::unique_ptr<Build>> make_build(const Options& options);

@@ -77,9 +77,7 @@ int misuse(const std::string& message, const std::string& hint) {
 }
 
 int unknown_subcommand(const std::string& name) {
-  std::vector<std::string> names = {"help"};
-  for (const Subcommand& subcommand : kSubcommands) names.push_back(subcommand.name);
-  return misuse("unknown subcommand '" + name + "'" + nearest_hint(name, names), "`xpyd help` lists all subcommands");
+  return misuse("unknown subcommand '" + name + "'", "`xpyd help` lists all subcommands");
 }
 
 int help(const std::vector<std::string>& arguments) {
@@ -126,7 +124,6 @@ int run(const std::vector<std::string>& words) {
                                                                : options.value().positional()[0];
   std::string text = std::string("xpyd ") + version() + " (" + build_mode() + ", commit " + commit() + "): " + name +
                      " " + subject + "\n" + options.value().table(serves);
-  for (const std::string& option : without_effect(options.value())) text += "xpyd: " + option + "; it is ignored\n";
   // A reader of the output that stops or goes away must neither end nor delay the process.
   if (serves || subcommand->run == generate_main) std::signal(SIGPIPE, SIG_IGN);
   if (const IsaRow* isa = cpu_kernels(options.value())) limit_isa(isa->needs);

@@ -80,8 +80,6 @@ class LateModel final : public Model {
     steps_.pop_front();
   }
   Work work(const StepInput& step) const override { return model_->work(step); }
-  size_t weight_bytes() const override { return model_->weight_bytes(); }
-  size_t scratch_bytes() const override { return model_->scratch_bytes(); }
 
   static inline long begun = 0, overlapped = 0;  // steps of all models that may overlap another one, and those that did
 

@@ -111,9 +111,8 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.reserve_blocks = setup.reserve_blocks;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
-  options.chunks = setup.chunks;
   options.speculation = setup.speculation;
-  options.chunks.policy = find_chunk_policy(setup.chunk_policy);
+  options.chunks = find_chunk_policy(setup.chunk_policy);
   options.max_model_len = tiny_config(setup.layers).max_position;
   options.ahead = setup.ahead;
   options.admission = find_admission_policy(setup.admission);

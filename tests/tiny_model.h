@@ -37,7 +37,6 @@ struct TinySetup {
   KvShare share = KvShare::off;
   int step_tokens = 512;
   std::string chunk_policy = "fixed";
-  ChunkOptions chunks = {};  // except the policy
   SpeculationOptions speculation = {};
   int threads = 1;
   // Ranks of prefill and colocated instances, and of decode instances.

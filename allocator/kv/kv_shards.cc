@@ -1,19 +1,13 @@
 #include "allocator/kv/kv_shards.h"
 
+#include <algorithm>
+
 namespace xpyd::allocator {
 
 KvRange KvShards::layers(int stage) const {
-  if (!stage_layers.empty()) {
-    int begin = 0;
-    for (int s = 0; s < stage; ++s) begin += stage_layers[size_t(s)];
-    return {begin, begin + stage_layers[size_t(stage)]};
-  }
-  const int least = n_layers / pp, left = n_layers % pp;
-  const int first_long = long_stage < 0 ? pp - left : long_stage;
-  auto is_long = [&](int s) { return (s - first_long + pp) % pp < left; };
-  int begin = stage * least;
-  for (int s = 0; s < stage; ++s) begin += is_long(s);
-  return {begin, begin + least + is_long(stage)};
+  const int least = n_layers / pp, first_long = pp - n_layers % pp;
+  const int begin = stage * least + std::max(0, stage - first_long);
+  return {begin, begin + least + (stage >= first_long)};
 }
 
 KvRange KvShards::heads(int tensor_rank) const {
@@ -38,17 +32,6 @@ Status check_shards(const KvShards& s, const std::string& tp_name, const std::st
   if (s.tp > s.n_kv_heads && s.tp % s.n_kv_heads != 0)
     return invalid(tp + ": there are more ranks than the " + std::to_string(s.n_kv_heads) +
                    " kv heads; expected a multiple of their number");
-  if (s.long_stage >= s.pp) return invalid("long_stage " + std::to_string(s.long_stage) + ": there are " + pp);
-  if (s.stage_layers.empty()) return ok();
-  int total = 0;
-  bool positive = int(s.stage_layers.size()) == s.pp;
-  for (int n : s.stage_layers) {
-    positive = positive && n >= 1 && n <= s.n_layers;
-    if (positive) total += n;
-  }
-  if (!positive || total != s.n_layers)
-    return invalid("layers per stage: expected " + std::to_string(s.pp) + " positive numbers that add up to " +
-                   std::to_string(s.n_layers));
   return ok();
 }
 

@@ -28,12 +28,9 @@ struct KvRect {  // in the model's layer and head numbers
 // Ranks are counted stage by stage: rank = stage * tp + tensor rank.
 struct KvShards {
   int n_layers = 0, n_kv_heads = 0;
+  // If pp does not divide n_layers, the last n_layers % pp stages have one layer more. This balances best if prompts
+  // are cut into chunks, whose cost grows along the prompt.
   int tp = 1, pp = 1;
-  // If pp does not divide n_layers, n_layers % pp stages have one layer more: `long_stage` and those after it,
-  // cyclically. -1: the last stages. This balances best if prompts are cut into chunks, whose cost grows along the
-  // prompt.
-  int long_stage = -1;
-  std::vector<int> stage_layers;  // [pp]: layers of each stage, instead of this rule; or empty
   bool operator==(const KvShards&) const = default;
 
   int n_ranks() const { return tp * pp; }

@@ -31,7 +31,7 @@ Result<std::unique_ptr<OffloadTiers>> OffloadTiers::create(const KvShape& shape,
     return invalid(options.disk_dir.empty()
                        ? "--host-kv-bytes is 0; offloading needs host memory"
                        : "--disk-kv-dir: needs --host-kv-bytes, because KV goes to the disk through host memory");
-  if (options.block_tokens < 1) return invalid("--tier-block-tokens: expected at least 1");
+  XPYD_CHECK(options.block_tokens > 0);
   std::unique_ptr<OffloadTiers> t(new OffloadTiers(shape, options, std::move(seams)));
   const size_t block = t->layout_.block_bytes(), n = options.host_bytes / block;
   if (n < 1 || n > size_t(INT_MAX) / size_t(options.block_tokens))
@@ -45,8 +45,7 @@ Result<std::unique_ptr<OffloadTiers>> OffloadTiers::create(const KvShape& shape,
   if (!options.disk_dir.empty()) {
     if (block > size_t{1} << 30)
       return invalid("--disk-kv-dir: " + std::to_string(options.block_tokens) + " tokens have " +
-                     std::to_string(block) +
-                     " bytes, more than one read can transfer: expected a smaller --tier-block-tokens");
+                     std::to_string(block) + " bytes, more than one read can transfer");
     const size_t slots = std::min(options.disk_bytes / block, size_t(INT_MAX) / 2);
     if (slots < 1)
       return invalid("--disk-kv-bytes is " + std::to_string(options.disk_bytes) + ": one block takes " +

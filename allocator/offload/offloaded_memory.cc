@@ -224,7 +224,6 @@ void OffloadedMemory::store(KvHandle handle) {
   out.lease = memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
   const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_, true);
   out_->copy(copies_, false);
-  if (tiers_->options().wait_for_copies) out_->wait();
   out.mark = out_->mark();
   blocks_out_ += out.blocks.size();
   tiers_->count(
@@ -362,7 +361,6 @@ bool OffloadedMemory::copy_in(KvHandle handle) {
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
   const size_t bytes = plan_copies(handle, host, begin_token, end_token, false);
   in_->copy(copies_, bytes <= kCached);
-  if (tiers_->options().wait_for_copies) in_->wait();
   tiers_->count(
       [&](OffloadStats& stats) { stats.bytes_in += int64_t(bytes), stats.copies_in += int64_t(copies_.size()); });
   load.pieces.push_back({in_->mark(), end - load.copied});

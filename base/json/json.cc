@@ -1,41 +1,17 @@
 #include "base/json/json.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/os.h"
-#include "base/utf8.h"
 
 namespace xpyd {
 namespace {
 
 using nlohmann::json;
-
-// Tracks the position in the text, because nlohmann's callbacks do not have it.
-class CountingIterator {
- public:
-  using iterator_category = std::input_iterator_tag;
-  using value_type = char;
-  using difference_type = std::ptrdiff_t;
-  using pointer = const char*;
-  using reference = const char&;
-  CountingIterator(const char* at, const char** seen) : at_(at), seen_(seen) {}
-  reference operator*() const { return *at_; }
-  CountingIterator& operator++() {
-    *seen_ = ++at_;
-    return *this;
-  }
-  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
-  bool operator!=(const CountingIterator& other) const { return at_ != other.at_; }
-
- private:
-  const char* at_;
-  const char** seen_;
-};
 
 // nlohmann quotes the offending token at any length.
 std::string without_prefix(std::string text) {
@@ -51,77 +27,6 @@ std::string without_prefix(std::string text) {
     if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7f) c = '?';
   return text;
 }
-
-class Builder {  // nlohmann's SAX interface
- public:
-  Builder(const JsonLimits& limits, const char* begin, const char** seen)
-      : limits_(limits), begin_(begin), seen_(seen) {}
-
-  bool null() { return place(nullptr) != nullptr; }
-  bool boolean(bool value) { return place(value) != nullptr; }
-  bool number_integer(json::number_integer_t value) { return place(value) != nullptr; }
-  bool number_unsigned(json::number_unsigned_t value) { return place(value) != nullptr; }
-  bool number_float(json::number_float_t value, const std::string&) { return place(value) != nullptr; }
-  bool string(std::string& value) { return place(std::move(value)) != nullptr; }
-  bool binary(json::binary_t&) { return fail("binary value"); }
-  bool start_object(size_t) { return open(json::value_t::object); }
-  bool start_array(size_t) { return open(json::value_t::array); }
-  bool end_object() { return close(); }
-  bool end_array() { return close(); }
-  bool key(std::string& name) {
-    auto [at, fresh] = open_.back()->get_ref<json::object_t&>().try_emplace(name);
-    if (!fresh && limits_.reject_duplicate_keys) return fail("duplicate key \"" + without_prefix(name) + "\"");
-    slot_ = &at->second;
-    return true;
-  }
-  bool parse_error(size_t position, const std::string&, const json::exception& why) {
-    error_ = "byte " + std::to_string(position) + ": " + without_prefix(why.what());
-    return false;
-  }
-
-  json root;
-  const std::string& error() const { return error_; }
-
- private:
-  bool fail(const std::string& why) {
-    error_ = "byte " + std::to_string(*seen_ - begin_) + ": " + why;
-    return false;
-  }
-  template <class T>
-  json* place(T&& value) {
-    if (++n_values_ > limits_.max_values) {
-      fail("it has more than " + std::to_string(limits_.max_values) + " values");
-      return nullptr;
-    }
-    json* at = &root;
-    if (!open_.empty() && open_.back()->is_array()) {
-      at = &open_.back()->get_ref<json::array_t&>().emplace_back(std::forward<T>(value));
-    } else {
-      if (!open_.empty()) at = slot_;
-      *at = json(std::forward<T>(value));
-    }
-    return at;
-  }
-  bool open(json::value_t kind) {
-    if (static_cast<int>(open_.size()) >= limits_.max_depth)
-      return fail("it is nested deeper than " + std::to_string(limits_.max_depth));
-    json* at = place(kind);
-    if (at != nullptr) open_.push_back(at);
-    return at != nullptr;
-  }
-  bool close() {
-    open_.pop_back();
-    return true;
-  }
-
-  const JsonLimits& limits_;
-  const char* begin_;
-  const char** seen_;
-  std::vector<json*> open_;  // the containers that enclose the next value
-  json* slot_ = nullptr;     // the place of the value of the last key
-  size_t n_values_ = 0;
-  std::string error_;
-};
 
 std::string labelled(const std::string& what, const std::string& name) {
   return (what.empty() ? "" : what + ": ") + "field \"" + name + "\"";
@@ -149,72 +54,48 @@ std::string number_text(double value) {
 }
 
 void append_quoted(std::string& out, std::string_view text) {
-  out += '"';
-  for (;;) {
-    const auto plain = std::ranges::find_if(
-        text, [](unsigned char c) { return c < 0x20 || c >= 0x7f || c == '"' || c == '\\'; });
-    out.append(text.begin(), plain);
-    text.remove_prefix(size_t(plain - text.begin()));
-    if (text.empty()) break;
-    const CodePoint point = next_code_point(text);
-    const size_t n = point.valid ? size_t(point.bytes) : 1;  // one U+FFFD for each bad byte
-    const unsigned char c = static_cast<unsigned char>(text[0]);
-    if (!point.valid) {
-      out += kReplacementCharacter;
-    } else if (n > 1) {
-      out += text.substr(0, n);
-    } else if (c == '"' || c == '\\') {
-      out += '\\';
-      out += text[0];
-    } else if (c == '\n') {
-      out += "\\n";
-    } else {
-      constexpr char kHex[] = "0123456789abcdef";
-      out += "\\u00";
-      out += kHex[c >> 4];
-      out += kHex[c & 15];
-    }
-    text.remove_prefix(n);
+  const auto plain = [](unsigned char c) { return c >= 0x20 && c < 0x7f && c != '"' && c != '\\'; };
+  if (std::ranges::all_of(text, plain)) {  // most text of answers: no copy
+    out += '"';
+    out += text;
+    out += '"';
+  } else {
+    out += json_text(json(text));
   }
-  out += '"';
 }
 
 }  // namespace
 
-Result<json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) {
+Result<json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) try {
   if (text.size() > limits.max_bytes)
     return invalid(what + ": " + std::to_string(text.size()) + " bytes of JSON; expected at most " +
                    std::to_string(limits.max_bytes));
-  const char* begin = text.data();
-  const char* seen = begin;
-  Builder builder(limits, begin, &seen);
-  bool good = json::sax_parse(CountingIterator(begin, &seen), CountingIterator(begin + text.size(), &seen), &builder);
-  if (!good) return invalid(what + ": " + builder.error());
-  return std::move(builder.root);
+  const auto bounded = [&](int depth, json::parse_event_t event, const json&) {
+    const bool opens = event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+    if (opens && depth >= limits.max_depth)
+      throw invalid(what + ": it is nested deeper than " + std::to_string(limits.max_depth));
+    return true;
+  };
+  return json::parse(text, bounded);
+} catch (const Error& error) {
+  return error;
+} catch (const json::exception& error) {
+  const auto* at = dynamic_cast<const json::parse_error*>(&error);
+  return invalid(what + ": " + (at ? "byte " + std::to_string(at->byte) + ": " : "") + without_prefix(error.what()));
 }
 
 Result<std::string> read_small_file(const std::string& path, size_t max_bytes) {
   auto failed = [&](const std::string& why) { return Error{ErrorCode::io, path + ": " + why}; };
-  // O_NONBLOCK, so that a FIFO in a model folder does not hang the loader.
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (fd.get() < 0 && (errno == ENOENT || errno == ENOTDIR))
-    return Error{ErrorCode::not_found, path + ": no such file"};
-  if (fd.get() < 0) return failed(os_text());
-  struct stat info;
-  if (::fstat(fd.get(), &info) != 0) return failed(os_text());
-  if (!S_ISREG(info.st_mode)) return failed("not a regular file");
-  if (static_cast<uint64_t>(info.st_size) > max_bytes)
-    return failed(std::to_string(info.st_size) + " bytes; expected at most " + std::to_string(max_bytes));
-  std::string text(static_cast<size_t>(info.st_size), '\0');
-  size_t done = 0;
-  while (done < text.size()) {
-    ssize_t n = ::read(fd.get(), text.data() + done, text.size() - done);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return failed(os_text());
-    if (n == 0) return failed("the file became shorter while it was read");
-    done += static_cast<size_t>(n);
-  }
-  return text;
+  std::error_code error;
+  const std::filesystem::file_status file = std::filesystem::status(path, error);
+  if (file.type() == std::filesystem::file_type::not_found) return Error{ErrorCode::not_found, path + ": no such file"};
+  if (error) return failed(error.message());
+  if (file.type() != std::filesystem::file_type::regular) return failed("not a regular file");
+  if (const uintmax_t bytes = std::filesystem::file_size(path, error); bytes > max_bytes)
+    return failed(std::to_string(bytes) + " bytes; expected at most " + std::to_string(max_bytes));
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return failed(os_text());
+  return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
 std::string json_text(const json& value, int indent) {

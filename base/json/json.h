@@ -19,16 +19,14 @@
 namespace xpyd {
 
 struct JsonLimits {
-  int max_depth = 64;                 // depth of nested arrays and objects
-  size_t max_bytes = 64u << 20;       // of text
-  size_t max_values = 1u << 20;       // of all kinds, containers included: bounds memory at about 120 bytes each
-  bool reject_duplicate_keys = true;  // false: the last one wins
+  int max_depth = 64;            // depth of nested arrays and objects
+  size_t max_bytes = 64u << 20;  // of text
 };
 
 // Parses strict RFC 8259 in valid UTF-8: no comments, trailing commas, NaN, lone surrogates, or numbers that overflow a
-// double. The error, also of a limit, is `invalid_argument` and reads "WHAT: byte N: ...", with N counted from 1. An
-// integer that does not fit 64 bits becomes a double. The value owns its strings. The fields of an object are sorted by
-// name; their order in the text is lost.
+// double. The error, also of a limit, is `invalid_argument`; one of the text reads "WHAT: byte N: ...", with N counted
+// from 1. An integer that does not fit 64 bits becomes a double. Of equal keys the last one wins. The value owns its
+// strings. The fields of an object are sorted by name; their order in the text is lost.
 Result<nlohmann::json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits = {});
 
 // Reads a whole file. A file longer than max_bytes is refused before it is read.

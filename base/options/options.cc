@@ -40,16 +40,10 @@ bool in_group(const OptionRow& row, std::string_view group) {
 
 std::string in_quotes(std::string_view text) { return "'" + std::string(text) + "'"; }
 
-// The shortest form that reads back equal; 17 digits would show 0.1 as 0.10000000000000001.
 std::string show(double x) {
   char buffer[32];
-  auto end = std::to_chars(buffer, buffer + sizeof buffer, x).ptr;
-  std::string shortest(buffer, end);
-  if (std::abs(x) < 1e15 && x == std::trunc(x)) {
-    std::snprintf(buffer, sizeof buffer, "%.0f", x);
-    return buffer;
-  }
-  return shortest;
+  std::snprintf(buffer, sizeof buffer, "%.16g", x);
+  return buffer;
 }
 
 std::string range_words(const OptionRow& row) {
@@ -60,16 +54,6 @@ std::string range_words(const OptionRow& row) {
 
 bool parse_number(std::string_view text, double* out) { return read_number(text, *out) && !std::isnan(*out); }
 
-// Converts "100ms" to "0.1"; text that is not such a time stays as it is.
-std::string without_unit_of_time(const std::string& text) {
-  static constexpr std::pair<std::string_view, double> kUnits[] = {{"ms", 1e3}, {"us", 1e6}, {"s", 1}};
-  double x = 0;
-  for (auto [unit, parts] : kUnits)
-    if (text.ends_with(unit) && parse_number(std::string_view(text).substr(0, text.size() - unit.size()), &x))
-      return show(x / parts);
-  return text;
-}
-
 // Returns "" if `value` fits the row, and brings it to canonical form; otherwise what was expected.
 std::string problem(const OptionRow& row, std::string& value) {
   switch (row.kind) {
@@ -77,7 +61,7 @@ std::string problem(const OptionRow& row, std::string& value) {
     case OptionKind::choice: {
       auto choices = split(row.choices, '|');
       if (std::find(choices.begin(), choices.end(), value) != choices.end()) return "";
-      return "expected " + std::string(row.choices) + (choices.size() > 1 ? nearest_hint(value, choices) : "");
+      return "expected " + std::string(row.choices);
     }
     case OptionKind::flag: {
       static const std::vector<std::string> on = {"on", "true", "yes", "1"}, off = {"off", "false", "no", "0"};
@@ -92,10 +76,8 @@ std::string problem(const OptionRow& row, std::string& value) {
       return "expected a whole number " + range_words(row);
     }
     case OptionKind::number: {
-      if (row.unit == std::string_view("s")) value = without_unit_of_time(value);
       double x = 0;
-      bool fits = parse_number(value, &x) && x >= row.min && x <= row.max;
-      if (fits) return "";
+      if (parse_number(value, &x) && x >= row.min && x <= row.max) return "";
       return "expected a number " + range_words(row);
     }
     case OptionKind::bytes: {
@@ -108,24 +90,10 @@ std::string problem(const OptionRow& row, std::string& value) {
   return "";
 }
 
-// The reason why `name` is unknown here: another subcommand has it, or it is misspelt.
-std::string unknown_option(std::span<const OptionRow> table, std::string_view group, std::string name,
-                           const std::string& where) {
+std::string unknown_option(std::string name, const std::string& where) {
   for (int i = 0; i < 2 && !name.empty() && name[0] == '-'; ++i) name.erase(0, 1);
   name.erase(std::min(name.find('='), name.size()));
-  std::string message = where + "unknown option '--" + name + "'";
-  std::vector<std::string> names;
-  std::string elsewhere, meant;
-  for (const OptionRow& row : table) {
-    const auto also = split(row.also, ' ');
-    if (in_group(row, group)) names.push_back(row.name);
-    if (in_group(row, group) && std::find(also.begin(), also.end(), name) != also.end())
-      meant += (meant.empty() ? "" : ", ") + in_quotes(std::string("--") + row.name);
-    if (row.name == name) elsewhere += (elsewhere.empty() ? "" : " ") + std::string(row.group);
-  }
-  if (!meant.empty()) return message + "; the name here is " + meant;
-  if (!elsewhere.empty()) message += " of " + std::string(group) + " (it is an option of: " + elsewhere + ")";
-  return message + nearest_hint(name, names, "--");
+  return where + "unknown option '--" + name + "'";
 }
 
 struct Assignment {
@@ -181,7 +149,7 @@ struct Parser {
       } else if (after_dashes || word.size() < 2 || word[0] != '-') {
         result.positional.push_back(word);
       } else if (!names_option(word)) {
-        throw invalid(unknown_option(table, group, word, ""));
+        throw invalid(unknown_option(word, ""));
       } else {
         const size_t equals = word.find('=');
         const OptionRow* row = find(word.substr(2, equals - 2));
@@ -215,7 +183,7 @@ struct Parser {
         const OptionRow* row = find(option.string_key);
         if (!row && option.string_key.find('.') != std::string::npos)
           throw invalid(path + ": '" + option.string_key + "': expected options without a [section] above them");
-        if (!row) throw invalid(unknown_option(table, group, option.string_key, path + ": "));
+        if (!row) throw invalid(unknown_option(option.string_key, path + ": "));
         if (option.string_key == "config")
           throw invalid(path + ": config: a configuration file cannot include another one");
         for (const Assignment& earlier : result)
@@ -333,14 +301,8 @@ std::string Options::table(bool changed) const {
   auto shown = shown_values();
   std::string lines;
   for (const OptionRow& row : rows_) {
-    std::string value = shown[row.name];
+    const std::string& value = shown[row.name];
     if (changed && value == row.default_value) continue;
-    // Quoted if a shell needs it, so that a line can be pasted back.
-    if (value.empty() || value.find_first_of(" \t\n\r'\"#$&|;<>()*?[]{}~`\\!") != value.npos) {
-      std::string escaped;
-      for (char c : value) escaped += c == '\'' ? std::string("'\\''") : std::string(1, c);
-      value = "'" + escaped + "'";
-    }
     std::string line = std::string("--") + row.name + " " + value;
     if (*row.unit) line += "  # " + std::string(row.unit);
     lines += line + "\n";
@@ -398,72 +360,19 @@ Result<int64_t> parse_bytes(std::string_view text) {
                {"GiB", 1u << 30},
                {"TB", 1000000000000},
                {"TiB", uint64_t{1} << 40}};
-  // Exact in integers, digits / 10^fraction_digits * unit, so that 0.1GB is 100000000.
-  unsigned __int128 digits = 0, scale = 1;
-  size_t i = 0, n_digits = 0;
-  bool fraction = false;
-  for (; i < text.size(); ++i) {
-    char c = text[i];
-    if (c == '.' && !fraction) {
-      fraction = true;
-    } else if (c >= '0' && c <= '9') {
-      if (++n_digits > 19) return expected("the number has too many digits");
-      digits = digits * 10 + unsigned(c - '0');
-      if (fraction) scale *= 10;
-    } else {
-      break;
-    }
-  }
-  if (n_digits == 0) return expected("there is no number");
-  if (fraction && scale == 1) return expected("there is no digit after the point");
-  std::string_view suffix = text.substr(i);
+  const size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
+  double number = 0;
+  if (!read_number(text.substr(0, end), number)) return expected("there is no number");
   for (const auto& unit : units) {
-    if (suffix != unit.name) continue;
-    unsigned __int128 product = digits * unit.bytes;
-    if (product % scale != 0) return expected("this is not a whole number of bytes");
-    product /= scale;
-    if (product > uint64_t(INT64_MAX)) return expected("the number is too large");
-    return int64_t(product);
+    if (text.substr(end) != unit.name) continue;
+    const double bytes = number * double(unit.bytes);
+    if (bytes != std::trunc(bytes)) return expected("this is not a whole number of bytes");
+    if (bytes >= 0x1p63) return expected("the number is too large");
+    return int64_t(bytes);
   }
   return expected("the unit is unknown");
 }
 
 std::vector<std::string> comma_list(std::string_view text) { return split(text, ','); }
-
-std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates) {
-  auto distance = [](std::string_view a, std::string_view b) {
-    std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
-    for (size_t i = 0; i <= a.size(); ++i) {
-      for (size_t j = 0; j <= b.size(); ++j) {
-        if (i == 0 || j == 0) {
-          d[i][j] = i + j;
-          continue;
-        }
-        d[i][j] = std::min({d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
-        if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-          d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
-      }
-    }
-    return d[a.size()][b.size()];
-  };
-  name = name.substr(0, 200);  // the search is quadratic, and a name from outside may be long
-  std::string best;
-  std::pair<bool, size_t> best_rank{true, SIZE_MAX};
-  for (const std::string& candidate : candidates) {
-    bool begins = !name.empty() && candidate.compare(0, name.size(), name) == 0;
-    std::pair<bool, size_t> rank{!begins, distance(name, candidate)};
-    if (rank < best_rank) {
-      best_rank = rank;
-      best = candidate;
-    }
-  }
-  const bool near = !best_rank.first || best_rank.second <= std::max<size_t>(1, name.size() / 3);
-  return near ? best : "";
-}
-
-std::string nearest_hint(std::string_view name, const std::vector<std::string>& candidates, const std::string& dashes) {
-  const std::string nearest = nearest_name(name, candidates);
-  return nearest.empty() ? "" : "; nearest: " + in_quotes(dashes + nearest);
-}
 
 }  // namespace xpyd

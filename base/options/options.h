@@ -44,24 +44,22 @@ struct OptionRow {
   const char* name;  // "kv-bytes", without dashes
   OptionKind kind;
   const char* default_value;  // as a user would type it; flags: "off"
-  const char* unit;       // "tokens", "bytes", "" …; "s" also takes "100ms" and "5us"; a "secret" is never printed
-  const char* choices;    // choice: "a|b|c"; text: what to type ("FILE"), for the manual only
-  double min, max;        // integer, number, bytes; a number may be "inf" if max is infinite
-  const char* help;       // one line; error messages quote it
-  const char* group;      // subcommands that take it, separated by spaces: "serve generate bench"
-  OptionTarget to = {};   // none: callers read it by its name
-  const char* also = "";  // names in other programs, separated by spaces: an error names this option instead
+  const char* unit;           // "tokens", "bytes", "" …; a "secret" is never printed
+  const char* choices;        // choice: "a|b|c"; text: what to type ("FILE"), for the manual only
+  double min, max;            // integer, number, bytes; a number may be "inf" if max is infinite
+  const char* help;           // one line; error messages quote it
+  const char* group;          // subcommands that take it, separated by spaces: "serve generate bench"
+  OptionTarget to = {};       // none: callers read it by its name
 };
 
 // The checked values of one run: every row of the group.
 class Options {
  public:
   // Parses `arguments` (without the subcommand): "--name value", "--name=value", or "--name" for a flag; after "--" all
-  // are positional and kept in order. A bad argument or a missing value is an error that names the option, what was
-  // expected, and for an unknown name the nearest valid one. If the group has a row
-  // "config", the INI file that it names is read, too. The command line wins over the file, and on the command line the
-  // last of several wins. Below both, the environment's XPYD_NAME of a row, such as XPYD_KV_BYTES, applies. The rows'
-  // strings must outlive the object.
+  // are positional and kept in order. A bad argument or a missing value is an error that names the option and what was
+  // expected. If the group has a row "config", the INI file that it names is read, too. The command line wins over the
+  // file, and on the command line the last of several wins. Below both, the environment's XPYD_NAME of a row, such as
+  // XPYD_KV_BYTES, applies. The rows' strings must outlive the object.
   static Result<Options> parse(std::span<const OptionRow> table, std::string_view group,
                                const std::vector<std::string>& arguments, int max_positional);
 
@@ -146,12 +144,5 @@ std::string options_manual(std::span<const OptionRow> table, std::string_view gr
 
 // Parses "512MiB", "1.5GB" or "65536" to bytes. MiB = 2^20, MB = 10^6. A fraction must give whole bytes.
 Result<int64_t> parse_bytes(std::string_view text);
-
-// The candidate with the fewest edits (insert, delete, replace, swap of neighbours), at most one for three characters.
-// A candidate that begins with `name` comes first. Returns "" if none is near.
-std::string nearest_name(std::string_view name, const std::vector<std::string>& candidates);
-// Returns "; nearest: '--kv-bytes'", or "".
-std::string nearest_hint(std::string_view name, const std::vector<std::string>& candidates,
-                         const std::string& dashes = "");
 
 }  // namespace xpyd

@@ -31,8 +31,8 @@ class Stretch {
     for (const ChunkPrompt& p : view.prompts) total += p.left;
     const int block = view.block_tokens, least = std::max(1, view.minimum);
     const double fits = std::ceil(total / double(kStops) / block);  // blocks between two stops
-    const int step = block * int(std::clamp(fits, std::max(1.0, std::floor(view.base / kFinest / block)),
-                                            std::max(1.0, std::floor(view.base / kCoarsest / block))));
+    const int step = block * int(std::clamp(fits, std::max(1.0, std::floor(view.budget / kFinest / block)),
+                                            std::max(1.0, std::floor(view.budget / kCoarsest / block))));
     Stop at;
     stops_.push_back(at);
     for (size_t i = 0; i < view.prompts.size() && stops_.size() < kStops; ++i) {
@@ -69,7 +69,7 @@ class Stretch {
       const int last = j.offset > 0 ? j.prompt : j.prompt - 1;  // the prompt whose piece ends the wave
       const int piece = last == i.prompt ? j.tokens - i.tokens
                                          : (j.offset > 0 ? j.offset : view_.prompts[size_t(last)].left);
-      if (any && (piece > view_.base || j.tokens - i.tokens > room_)) return;
+      if (any && (piece > view_.budget || j.tokens - i.tokens > room_)) return;
       if (j.offset > 0 && last == i.prompt && piece < view_.minimum) continue;
       any = true;
       if (!f(to, seconds(from, to))) return;
@@ -111,32 +111,25 @@ double best_wave_s(const Stretch& stretch, int stages) {
   return wave_s;
 }
 
-int farthest(const ChunkView& view) {
-  int end = 0;
-  for (const ChunkPrompt& p : view.prompts) end = std::max(end, p.done + p.left);
-  return end;
-}
-
 }  // namespace
 
-ChunkState decide_equal_time(const ChunkView& view, ChunkState state, ChunkWave& wave) {
+ChunkState decide_equal_time(const ChunkView& view, ChunkState state, int& wave_tokens) {
   if (prompt_room(view) == 0) return state;
   // The time is chosen once per prompt, when it becomes the first, so that its later waves do not change.
-  const bool searched = state.wave_s == 0 || state.head != view.prompts[0].id;
-  if (searched) state = {.head = view.prompts[0].id, .wave_s = best_wave_s(Stretch(view), view.stages)};
+  if (state.wave_s == 0 || state.head != view.prompts[0].id)
+    state = {.head = view.prompts[0].id, .wave_s = best_wave_s(Stretch(view), view.stages)};
   double left_s = state.wave_s * (1 + 1e-9) - empty_wave_s(view);  // rounding must not exclude a block
   for (const ChunkPrompt& p : view.prompts) {
-    const bool first = wave.tokens == 0;
-    int x = int(std::min({tokens_in(view.cost, p.done, left_s), double(p.left), double(view.base)}));
+    const bool first = wave_tokens == 0;
+    int x = int(std::min({tokens_in(view.cost, p.done, left_s), double(p.left), double(view.budget)}));
     if (x < p.left) {  // neither this piece nor the rest is too small; the first prompt always gets a piece
       x = std::min(x, p.left - view.minimum);
       if (x < view.minimum) x = !first ? 0 : p.left < 2 * view.minimum ? p.left : view.minimum;
     }
-    wave.tokens += std::max(x, first ? 1 : 0);
-    if (x < p.left || wave.tokens >= prompt_room(view)) break;
+    wave_tokens += std::max(x, first ? 1 : 0);
+    if (x < p.left || wave_tokens >= prompt_room(view)) break;
     left_s -= view.cost[1] * x + view.cost[2] * p.done + view.cost[3] * (2.0 * p.done * x + double(x) * x);
   }
-  wave.extrapolates = extrapolates(view, searched ? farthest(view) : view.prompts[0].done, wave.tokens);
   return state;
 }
 

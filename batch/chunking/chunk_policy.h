@@ -25,13 +25,10 @@ struct ChunkView {
   int decodes = 0;                       // sequences with one token to compute
   double decode_context = 0;             // KV tokens that they attend to
   int budget = 0;                        // tokens of a step: prompts and decodes
-  int base = 0;                          // most tokens of one prompt in a step; at most `budget`
-  int minimum = 0;                       // least tokens of a prompt in a step, unless fewer are left; 0: no minimum
-  int block_tokens = 1;                  // with a minimum, a chunk ends at a multiple of this, or with its prompt
+  int minimum = 0;                       // least tokens of a prompt in a step, unless fewer are left
+  int block_tokens = 1;                  // a chunk ends at a multiple of this, or with its prompt
   int stages = 1;                        // pipeline stages, P
   StepCost::Terms cost = {};             // of a wave in one stage: t(L, x) and the decodes beside it
-  double steps_seen = 0;                 // steps to which `cost` was fitted
-  int longest_prefix = 0, longest_chunk = 0;  // longest prefix and chunk in those steps
 };
 
 // The state that a policy remembers. A new engine starts with ChunkState{}.
@@ -42,31 +39,25 @@ struct ChunkState {
 };
 
 struct ChunkChoice {
-  int step_tokens = 0;        // tokens of the step
-  std::vector<int> most;      // [prompt]: most tokens of it in this step
-  bool extrapolates = false;  // the cost is used outside the range of steps that it was fitted to
-  ChunkState state;           // state to remember if the step runs
-};
-
-// The decision of a row. All rows then fill the wave with prompts in order, by the same rules (chunk_policy.cc).
-struct ChunkWave {
-  int tokens = 0;  // of prompts
-  bool extrapolates = false;
+  int step_tokens = 0;    // tokens of the step
+  std::vector<int> most;  // [prompt]: most tokens of it in this step
+  ChunkState state;       // state to remember if the step runs
 };
 
 struct ChunkPolicy {
   const char* name;
-  ChunkState (*decide)(const ChunkView& view, ChunkState state, ChunkWave& wave);
-  bool shapes;  // true: a minimum applies even if none is given
+  // Sets the tokens of prompts in the next wave. All rows then fill the wave with prompts in order, by the same rules
+  // (chunk_policy.cc). Null: the batching policy gives each prompt in order what the step has left.
+  ChunkState (*decide)(const ChunkView& view, ChunkState state, int& wave_tokens);
   const char* source;
 };
 
 std::span<const ChunkPolicy> chunk_policies();
 const ChunkPolicy* find_chunk_policy(std::string_view name);  // null: no such policy
 
-// Returns ChunkView::minimum for the minimum that was asked for (0: the policy's own), rounded up to blocks.
-int chunk_minimum(const ChunkPolicy& policy, int asked, int base, int block_tokens);
-// Fills `choice`. Requires: the view has prompts, and `state` is what the policy returned last.
+// Returns ChunkView::minimum: a quarter of the budget (SGLang's share), rounded up to blocks.
+int chunk_minimum(int budget, int block_tokens);
+// Fills `choice`. Requires: the policy decides, the view has prompts, and `state` is what the policy returned last.
 void choose_chunks(const ChunkPolicy& policy, const ChunkView& view, const ChunkState& state, ChunkChoice& choice);
 
 // ---- Shared by all rows.
@@ -77,11 +68,7 @@ inline int prompt_room(const ChunkView& view) { return view.budget > view.decode
 double empty_wave_s(const ChunkView& view);
 // Returns how many prompt tokens after L take `seconds`, beside the constant part of a wave. -1: L alone takes longer.
 double tokens_in(const StepCost::Terms& cost, double L, double seconds);
-// True: the cost was fitted to fewer than kKnownSteps steps, or to none half as far (L) or half as long (x).
-bool extrapolates(const ChunkView& view, int L, int x);
-constexpr int kKnownSteps = 8;       // SGLang profiles at least this many lengths
-constexpr double kGivenSteps = 1e9;  // ChunkView::steps_seen of a cost that is given, not fitted
 
-ChunkState decide_equal_time(const ChunkView& view, ChunkState state, ChunkWave& wave);
+ChunkState decide_equal_time(const ChunkView& view, ChunkState state, int& wave_tokens);
 
 }  // namespace xpyd::batch

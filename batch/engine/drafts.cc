@@ -21,7 +21,7 @@ void Drafts::add(std::vector<StepEntry>& entries, const StepCost::Terms& cost) {
   const int block_tokens = kv.block_tokens;
   int spare_tokens = options_.step_tokens, spare_rows = options_.max_batch, free_blocks = kv.free;
   StepShape shape;
-  DraftRate rate = {.credit = credit_.left()};
+  DraftRate rate = {};
   for (const StepEntry& entry : entries) {
     spare_tokens -= entry.n_tokens;
     spare_rows -= std::max(1, entry.n_rows());
@@ -64,7 +64,7 @@ void Drafts::add(std::vector<StepEntry>& entries, const StepCost::Terms& cost) {
       continue;
     free_blocks -= int(memory_.blocks(s.kv).size()) - blocks;
     s.tokens.insert(s.tokens.end(), drafts.begin(), drafts.end());
-    entry.n_tokens += n, entry.n_drafts = n, entry.draft_price = rate.price();
+    entry.n_tokens += n, entry.n_drafts = n;
   }
 }
 

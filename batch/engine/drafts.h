@@ -1,4 +1,4 @@
-// Drafts of an engine's steps (batch/drafter.h): how many each sequence gets, and what they have earned.
+// Drafts of an engine's steps (batch/drafter.h): how many each sequence gets.
 //
 // Thread safety: the engine's thread.
 #pragma once
@@ -16,16 +16,11 @@ class Drafts {
  public:
   // Requires: options.speculation is on.
   Drafts(const EngineOptions& options, const DrafterParts& parts)
-      : options_(options),
-        memory_(parts.memory),
-        drafter_(options.speculation.drafter->make(options.speculation, parts)) {}
+      : options_(options), memory_(parts.memory), drafter_(options.speculation.drafter->make(parts)) {}
 
   // Adds drafts to sequences that decode, as far as the step has spare tokens, rows of logits and free blocks. No
   // sequence is preempted and no cached prefix evicted for a draft. `cost`: seconds of steps.
   void add(std::vector<StepEntry>& entries, const StepCost::Terms& cost);
-  // pay() charges the entry's drafts when they are checked. token() reports an output token; `right`: it was drafted.
-  void pay(const StepEntry& entry) { credit_.pay(entry.n_drafts * entry.draft_price); }
-  void token(bool right) { credit_.token(right); }
 
  private:
   int most_for(const StepEntry& entry, int spare_tokens, int spare_rows, int room) const;
@@ -33,7 +28,6 @@ class Drafts {
   const EngineOptions& options_;
   KvMemory& memory_;
   const std::unique_ptr<Drafter> drafter_;
-  DraftCredit credit_;
   // Buffers, reused from step to step.
   std::vector<DraftWish> wishes_;
   std::vector<StepEntry*> drafted_;  // [wish]

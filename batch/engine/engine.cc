@@ -56,10 +56,8 @@ bool Engine::iterate(double now) {
   EngineStep& next = steps_.next();
   const bool moved = scheduler_.apply(now, under_way, next.entries);
   if (drafts_) drafts_->add(next.entries, scheduler_.chunks().cost());
-  if (options_.policy->keeps_rows) steps_.arrange();
   if (next.entries.empty()) return steps_.empty() ? moved || ended : wait();
 
-  scheduler_.chunks().keep(next.entries);
   run();
   return true;
 }
@@ -132,7 +130,6 @@ void Engine::take_chosen(EngineStep& step, double now) {
     if (entry.ended) continue;
     Sampled sampled;
     sampled.chosen.token = c.token;
-    sampled.nan_logits = c.nan_logits;
     take_token(*entry.sequence, entry.end(), std::move(sampled), c.row_hash, now);
   }
 }
@@ -163,13 +160,11 @@ void Engine::choose_checked(const StepEntry& entry, const float* row, double now
   open_choice(s, s.choice, options_.tokenizer);
   int at = s.computed = entry.first + entry.n_known();
   stats_.draft_tokens += entry.n_drafts;
-  if (drafts_) drafts_->pay(entry);
   for (const int end = entry.end();; row += vocab_) {
     Sampled sampled = emission_.draw(s, row);
     const bool right = at < end && s.tokens[size_t(at)] == sampled.chosen.token;
     if (!right) s.tokens.resize(size_t(at));
     stats_.accepted_tokens += right;
-    if (drafts_) drafts_->token(right);
     if (take_token(s, at, std::move(sampled), row_hash(row, vocab_), now)) return;
     if (!right) break;
     memory_.commit(s.kv, std::span(s.tokens).subspan(size_t(at), 1));

@@ -40,11 +40,10 @@ class Engine final {
 
   void watch_plans(PlanWatcher watcher) { scheduler_.watch_plans(std::move(watcher)); }
   void watch_loads(LoadWatcher watcher) { scheduler_.watch_loads(std::move(watcher)); }
-  void watch_chunks(ChunkWatcher watcher) { scheduler_.chunks().watch(std::move(watcher)); }
   // Request ids of the plan that the PlanWatcher sees: its runs, then its admits, then its preempts.
   std::vector<uint64_t> planned_requests() const { return scheduler_.planned_requests(); }
-  // Sets the cost model of steps for the chunk policy. `steps_seen`: steps to which it was fitted.
-  void know_cost(const StepCost::Terms& cost, double steps_seen) { scheduler_.chunks().know_cost(cost, steps_seen); }
+  // Sets the cost model of steps for the chunk policy and for drafts.
+  void know_cost(const StepCost::Terms& cost) { scheduler_.chunks().know_cost(cost); }
 
   int running() const { return int(scheduler_.running().size()); }
   int waiting() const { return int(scheduler_.waiting().size()); }

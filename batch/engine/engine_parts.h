@@ -20,9 +20,9 @@ struct EngineOptions {
   const BatchPolicy* policy = nullptr;
   const AdmissionRule* admission = nullptr;  // null: the policy's own
   int max_batch = 64;                        // sequences that run at once; at most the model's max_logits
-  int step_tokens = 512;           // tokens per step; the model's max_step_tokens is at least max(this, max_batch)
-  ChunkOptions chunks;             // how step_tokens are divided among prompts
-  bool ahead = true;               // plan the next steps while the model computes, if the model can
+  int step_tokens = 512;                // tokens per step; the model's max_step_tokens is at least max(this, max_batch)
+  const ChunkPolicy* chunks = nullptr;  // how step_tokens are divided among prompts; null: fixed
+  bool ahead = true;                    // plan the next steps while the model computes, if the model can
   SpeculationOptions speculation;  // drafts use what a step leaves of step_tokens and of max_batch rows of logits
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // null: tokens only, no text

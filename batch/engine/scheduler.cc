@@ -2,27 +2,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include "base/status.h"
 #include "batch/policies/admission.h"
 #include "model/sampler.h"
 
 namespace xpyd::batch {
-
-void SharedBlocks::charge(std::span<SequenceView> views, std::span<const SequencePtr> running,
-                          std::span<const int> runnable, const KvMemory& memory) {
-  by_output_left_.resize(views.size());
-  std::iota(by_output_left_.begin(), by_output_left_.end(), 0);
-  auto left = [&](int i) { return views[size_t(i)].n_limit - views[size_t(i)].n_tokens; };
-  std::stable_sort(by_output_left_.begin(), by_output_left_.end(), [&](int a, int b) { return left(a) > left(b); });
-  ++charge_;
-  for (int i : by_output_left_)
-    for (int32_t block : memory.blocks(running[size_t(runnable[size_t(i)])]->kv)) {
-      if (size_t(block) >= charged_.size()) charged_.resize(size_t(block) + 1);
-      views[size_t(i)].n_shared_blocks += std::exchange(charged_[size_t(block)], charge_) == charge_;
-    }
-}
 
 Scheduler::Scheduler(const EngineOptions& options, KvMemory& memory, EngineHooks* hooks, int n_layers,
                      EngineStats& stats)
@@ -170,8 +155,6 @@ int Scheduler::choose_chunks(int block_tokens, const UnderWay& under_way) {
 void Scheduler::make_plan(double now, const UnderWay& under_way) {
   look_at_running(under_way);
   look_at_waiting(now);
-  if (admission_->looks_ahead && !views_.waiting.empty())
-    shared_.charge(views_.running, running_, views_.runnable, memory_);
   const KvStats kv = memory_.stats();
   const int step_tokens = choose_chunks(kv.block_tokens, under_way);
   const BatchView view = {.running = views_.running,

@@ -18,19 +18,6 @@
 
 namespace xpyd::batch {
 
-// Charges a block that several sequences hold to the one that will hold it longest.
-class SharedBlocks {
- public:
-  // views[i] belongs to running[runnable[i]]. Sets SequenceView::n_shared_blocks.
-  void charge(std::span<SequenceView> views, std::span<const SequencePtr> running, std::span<const int> runnable,
-              const KvMemory& memory);
-
- private:
-  std::vector<int> by_output_left_;  // indices of views
-  std::vector<uint64_t> charged_;    // [block]: the last charge_ that counted it
-  uint64_t charge_ = 0;
-};
-
 // The steps under way when the next one is planned.
 struct UnderWay {
   bool any = false;  // at least one step is under way
@@ -130,7 +117,6 @@ class Scheduler {
   EngineChunks chunks_;
   std::vector<EngineChunks::Candidate> candidates_;
   Views views_;
-  SharedBlocks shared_;
   BatchPlan plan_;
   struct {
     PlanWatcher plans;

@@ -42,8 +42,7 @@ class Steps final : private LayerObserver {
   bool empty() const { return under_way_.empty(); }
   UnderWay under_way() const { return {!empty(), in_waves_, window_, in_waves_ ? model_.stages() : 1}; }
 
-  EngineStep& next() { return *next_; }                // the step that is being put together
-  void arrange() { arrays_.arrange(next_->entries); }  // in the order of persistent rows
+  EngineStep& next() { return *next_; }  // the step that is being put together
   // Begins the next step. True: a step has to end before another one is planned.
   bool begin();
   bool ended() const { return !empty() && model_.ended(); }  // the oldest step has ended

@@ -21,13 +21,11 @@ struct AdmissionView {
   int capacity_blocks = 0;
   int block_tokens = 0;
   int step_tokens = 0;
-  bool prompts_alone = false;  // no sequence decodes while a prompt is computed
 };
 
 struct AdmissionRule {
   const char* name;
   int (*admits)(const AdmissionView& view);  // returns how many candidates may start, from the first on
-  bool looks_ahead;                          // it reads SequenceView::n_shared_blocks
   const char* source;
 };
 

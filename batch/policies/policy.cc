@@ -59,9 +59,8 @@ class Room {
 
 enum class Prompts { whole, pieces };
 
-// Admits waiting sequences in order while the step has places and tokens and the rule finds memory. `prompts_alone`: no
-// sequence decodes while a prompt is computed.
-void admit(Room& room, const AdmissionRule* own, bool prompts_alone, Prompts prompts = Prompts::pieces) {
+// Admits waiting sequences in order while the step has places and tokens and the rule finds memory.
+void admit(Room& room, const AdmissionRule* own, Prompts prompts = Prompts::pieces) {
   const BatchView& view = room.view;
   if (!room.plan.preempts.empty() || view.waiting.empty()) return;
   std::vector<Scheduled> running, candidates;
@@ -84,8 +83,7 @@ void admit(Room& room, const AdmissionRule* own, bool prompts_alone, Prompts pro
                                     .available_blocks = view.available_blocks,
                                     .capacity_blocks = view.capacity_blocks,
                                     .block_tokens = view.block_tokens,
-                                    .step_tokens = view.step_tokens,
-                                    .prompts_alone = prompts_alone});
+                                    .step_tokens = view.step_tokens});
   for (int i = 0; i < admitted; ++i) room.plan.admits.push_back({i, candidates[size_t(i)].n_tokens});
 }
 
@@ -112,7 +110,7 @@ void plan_static(const BatchView& view, BatchPlan& plan) {
   const bool forms = std::all_of(view.running.begin(), view.running.end(),
                                  [](const SequenceView& s) { return s.n_output <= 1; });
   run_prefills(room);
-  if (forms) admit(room, find_admission_rule(kLongest), true);
+  if (forms) admit(room, find_admission_rule(kLongest));
   if (plan.empty()) run_decodes(room);
 }
 
@@ -120,7 +118,7 @@ void plan_static(const BatchView& view, BatchPlan& plan) {
 void plan_prefill_first(const BatchView& view, BatchPlan& plan) {
   Room room(view, plan);
   run_prefills(room);
-  admit(room, find_admission_rule(kPrompt), true);
+  admit(room, find_admission_rule(kPrompt));
   if (plan.empty()) run_decodes(room);
 }
 
@@ -128,7 +126,7 @@ void plan_mixed(const BatchView& view, BatchPlan& plan, Prompts prompts) {
   Room room(view, plan);
   run_decodes(room);
   run_prefills(room);
-  admit(room, find_admission_rule(kPrompt), false, prompts);
+  admit(room, find_admission_rule(kPrompt), prompts);
   std::sort(plan.runs.begin(), plan.runs.end(),
             [](const ScheduledRun& a, const ScheduledRun& b) { return a.index < b.index; });
 }
@@ -140,13 +138,12 @@ void plan_chunked(const BatchView& view, BatchPlan& plan) { plan_mixed(view, pla
 void plan_persistent(const BatchView& view, BatchPlan& plan) { plan_mixed(view, plan, Prompts::whole); }
 
 constexpr BatchPolicy kPolicies[] = {
-    {"chunked", plan_chunked, kPrompt, true, false, "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
-    {"persistent", plan_persistent, kPrompt, false, true,
+    {"chunked", plan_chunked, kPrompt, true, "Sarathi-Serve (OSDI '24) section 4.2; vLLM V1's scheduler"},
+    {"persistent", plan_persistent, kPrompt, false,
      "TurboMind's persistent batch: sequences join and leave at any step"},
-    {"prefill_first", plan_prefill_first, kPrompt, false, false,
+    {"prefill_first", plan_prefill_first, kPrompt, false,
      "vLLM V0's scheduler; Orca (OSDI '22) iteration-level batching"},
-    {"static", plan_static, kLongest, false, false,
-     "request-level batching, the baseline of Orca (OSDI '22) section 3"},
+    {"static", plan_static, kLongest, false, "request-level batching, the baseline of Orca (OSDI '22) section 3"},
 };
 
 }  // namespace

@@ -18,7 +18,6 @@ struct SequenceView {
   int choices = 1;           // sequences it counts for: before its first token it stands for all n choices
   bool tail_shared = false;  // the next append first copies a block
   int n_output = 0;          // generated tokens among n_tokens
-  int n_shared_blocks = 0;   // blocks among n_blocks that a sequence with more output to come holds too
   int n_held = 0;            // pending tokens that the next step must leave (chunk_policy.h, waves)
   int pending() const { return n_tokens - n_computed; }
   int most() const { return pending() - n_held; }  // most tokens of it in the next step
@@ -60,7 +59,6 @@ struct BatchPolicy {
   void (*plan)(const BatchView& view, BatchPlan& plan);
   const char* admission;  // the rule with which it was published
   bool chunks;            // true: step_tokens is --chunk-tokens, which bounds TBT; false: --max-step-tokens, for memory
-  bool keeps_rows;        // sequences keep their rows in the step's arrays
   const char* source;
 };
 

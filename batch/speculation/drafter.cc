@@ -9,7 +9,7 @@ namespace {
 
 constexpr DrafterRow kDrafters[] = {
     {"off", nullptr, "one token per step"},
-    {"ngram", [](const SpeculationOptions& options, const DrafterParts&) { return make_ngram_drafter(options); },
+    {"ngram", [](const DrafterParts&) { return make_ngram_drafter(); },
      "the tokens that followed the last occurrence of the sequence's last tokens: prompt lookup decoding (Saxena "
      "2023)"},
     {"mtp", make_head_drafter,

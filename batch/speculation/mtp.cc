@@ -110,8 +110,6 @@ class HeadDrafter final : public Drafter {
 
 }  // namespace
 
-std::unique_ptr<Drafter> make_head_drafter(const SpeculationOptions&, const DrafterParts& parts) {
-  return std::make_unique<HeadDrafter>(parts);
-}
+std::unique_ptr<Drafter> make_head_drafter(const DrafterParts& parts) { return std::make_unique<HeadDrafter>(parts); }
 
 }  // namespace xpyd::batch

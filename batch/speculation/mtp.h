@@ -17,6 +17,6 @@
 
 namespace xpyd::batch {
 
-std::unique_ptr<Drafter> make_head_drafter(const SpeculationOptions& options, const DrafterParts& parts);
+std::unique_ptr<Drafter> make_head_drafter(const DrafterParts& parts);
 
 }  // namespace xpyd::batch

@@ -62,10 +62,9 @@ void fields(A& a, typename A::template Ref<Start> s) {
 
 struct Ready {
   std::string address;  // of the stage's transport
-  uint64_t weight_bytes = 0, scratch_bytes = 0;
   std::vector<std::string> files;  // [tp] of the KV (transport/shared_memory.h); on another host: empty
 };
-XPYD_FIELDS(Ready, address, weight_bytes, scratch_bytes, files)
+XPYD_FIELDS(Ready, address, files)
 
 struct Peers {
   std::string previous, next;  // addresses; the first stage has no previous one

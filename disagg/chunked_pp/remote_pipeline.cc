@@ -165,8 +165,6 @@ Status RemotePipeline::on_ready(int stage, const Ready& ready) {
     kv_memory_[rank] = std::move(memory).value();
   }
   from.address = ready.address;
-  weight_bytes_ += ready.weight_bytes;
-  scratch_bytes_ += ready.scratch_bytes;
   changed_.notify_all();
   return ok();
 }

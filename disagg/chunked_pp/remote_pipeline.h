@@ -91,8 +91,6 @@ class RemotePipeline final : public Model {
   void end(Chosen* chosen) override;
   std::span<const double> stage_seconds() const override { return stage_seconds_; }
   xpyd::Work work(const StepInput& step) const override;
-  size_t weight_bytes() const override { return weight_bytes_; }
-  size_t scratch_bytes() const override { return scratch_bytes_; }
 
  private:
   struct UnderWay {
@@ -134,7 +132,6 @@ class RemotePipeline final : public Model {
   Mailbox<KvNews> kv_news_;               // from stages on other hosts
   std::vector<std::shared_ptr<std::byte>> kv_memory_;
   std::vector<size_t> kv_bytes_;  // [n_ranks]
-  size_t weight_bytes_ = 0, scratch_bytes_ = 0;
 
   std::mutex mutex_;  // guards the members up to serves_; stages_ only during set_up()
   std::condition_variable changed_;

@@ -30,7 +30,7 @@ struct Stage::Parts {
   KvShards shards;
   std::vector<KvLayout> layouts;                  // [tp]
   std::vector<std::shared_ptr<std::byte>> pools;  // [tp]
-  StageOptions::Built built;
+  std::unique_ptr<StageRanks> ranks;
   std::unique_ptr<ThreadTeam> team;  // [tp]
   std::vector<float> logits;         // [kSlots, max_logits, vocab], of the last stage
   std::optional<BoundaryIn> in;
@@ -185,7 +185,7 @@ void Stage::set_up(Parts& p) {
   if (start.dtype != uint8_t(options_.dtype))
     throw invalid("--dtype or --weight-dtype differs from that of the instance");
   p.last = stage + 1 == start.pp;
-  p.built = need(options_.make_ranks(p.shards, stage, start.step_tokens));
+  p.ranks = need(options_.make_ranks(p.shards, stage, start.step_tokens));
   p.team = std::make_unique<ThreadTeam>(start.tp);
   std::vector<std::string> files;
   for (int rank = stage * start.tp; rank < (stage + 1) * start.tp; ++rank) {
@@ -208,7 +208,7 @@ void Stage::set_up(Parts& p) {
                                            .connections = 1};
   p.transport = need(transport->make(transport_options));
   if (p.last) p.logits.resize(kSlots * most_logits);
-  say_to(p.channel, Ready{p.transport->address(), p.built.weight_bytes, p.built.ranks->scratch_bytes(), files});
+  say_to(p.channel, Ready{p.transport->address(), files});
 
   const Peers peers = expect<Peers>();
   if (stage > 0) wait_until([&] { return need(p.transport->connect(stage - 1, peers.previous)); });
@@ -240,7 +240,7 @@ void Stage::copy(const Parts& p, const Copies& copies) {
 Status Stage::compute(Parts& p, const Wave& wave) {
   const int place = int(wave.number % uint32_t(p.start.places)), slot = int(wave.number % kSlots);
   const size_t hidden = size_t(options_.config.hidden), n_seqs = wave.kv_lengths.size();
-  StageRanks& ranks = *p.built.ranks;
+  StageRanks& ranks = *p.ranks;
   std::vector<KvView> views;  // [tp, n_seqs]
   for (size_t r = 0; r < p.layouts.size(); ++r) {
     const int32_t* blocks = wave.blocks.data();

@@ -37,12 +37,8 @@ struct StageOptions {
   ModelConfig config;
   Dtype dtype = Dtype::f32;
   std::string transport_host = "127.0.0.1";
-  struct Built {
-    std::unique_ptr<StageRanks> ranks;
-    size_t weight_bytes = 0;
-  };
   // Makes the stage's ranks, for steps of at most step_tokens tokens and with kSlots residual streams.
-  std::function<Result<Built>(const KvShards& shards, int stage, int step_tokens)> make_ranks;
+  std::function<Result<std::unique_ptr<StageRanks>>(const KvShards& shards, int stage, int step_tokens)> make_ranks;
 };
 
 class Stage {

@@ -6,7 +6,6 @@
 
 #include "allocator/eviction.h"
 #include "base/json/json_columns.h"
-#include "batch/chunking/chunk_policy.h"
 #include "batch/policies/policy.h"
 #include "disagg/conductor/admission.h"
 #include "disagg/conductor/order.h"
@@ -21,18 +20,11 @@ XPYD_COLUMNS(BlockUse, last_use, uses, position, entered)
 
 namespace xpyd::batch {
 
-XPYD_COLUMNS(SequenceView, n_tokens, n_computed, n_limit, n_blocks, choices, tail_shared, n_output, n_shared_blocks,
-             n_held)
+XPYD_COLUMNS(SequenceView, n_tokens, n_computed, n_limit, n_blocks, choices, tail_shared, n_output, n_held)
 // Without `admission`: the log has the name of its row beside the view.
 XPYD_COLUMNS(BatchView, running, waiting, available_blocks, capacity_blocks, block_tokens, max_batch, step_tokens)
 XPYD_COLUMNS(ScheduledRun, index, n_tokens)
 XPYD_COLUMNS(BatchPlan, runs, admits, preempts)
-
-XPYD_COLUMNS(ChunkPrompt, id, done, left)
-XPYD_COLUMNS(ChunkView, prompts, decodes, decode_context, budget, base, minimum, block_tokens, stages, cost, steps_seen,
-             longest_prefix, longest_chunk)
-XPYD_COLUMNS(ChunkState, head, wave_s)
-XPYD_COLUMNS(ChunkChoice, step_tokens, most, extrapolates, state)
 
 }  // namespace xpyd::batch
 

@@ -98,10 +98,8 @@ Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock)
   cluster->conductor_.set_shared_pool(shared);
 
   const std::vector<std::string> names = instance_names(o.topology);
-  cluster->cpus_ = o.cpus.empty() ? std::vector<std::vector<int>>(n) : o.cpus;
   for (size_t i = 0; i < n; ++i) {
     const Role role = o.topology[i];
-    const OnCpus here(cluster->cpus_[i]);
     const Welcome as{.id = cluster->conductor_.new_id(),
                      .name = names[i],
                      .role = role,
@@ -126,11 +124,7 @@ void Cluster::send(InstanceId from, InstanceId to, Message message) {
 }
 
 Status Cluster::start() {
-  for (size_t i = 0; i < instances_.size(); ++i)
-    threads_.emplace_back([this, i] {
-      const OnCpus here(cpus_[i]);
-      instances_[i]->run(stop_);
-    });
+  for (size_t i = 0; i < instances_.size(); ++i) threads_.emplace_back([this, i] { instances_[i]->run(stop_); });
   threads_.emplace_back([this] {
     std::unique_lock lock(stop_mutex_);
     while (!stopping_.wait_for(lock, std::chrono::milliseconds(100), [this] { return stop_.load(); }))

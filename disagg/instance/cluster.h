@@ -42,7 +42,7 @@ struct ClusterOptions : ConductorOptions {
   }
   const BatchPolicy* batching = nullptr;
   const AdmissionRule* admit = nullptr;  // null: the batching policy's own
-  ChunkOptions chunks;                   // without what follows from the role's shards
+  const ChunkPolicy* chunks = nullptr;   // null: fixed
   SpeculationOptions speculation;
   const TransportRow* transport = nullptr;
   KvEventsOptions kv_events;                 // an instance adds its number to `rank`
@@ -54,8 +54,6 @@ struct ClusterOptions : ConductorOptions {
   std::vector<int> eos_tokens;
   const Tokenizer* tokenizer = nullptr;  // may be null
   Device* device = &cpu_device();
-  // The cores on which each instance of the topology computes; its memory is on their NUMA node. Empty: any cores.
-  std::vector<std::vector<int>> cpus;
   // Makes the model of instance number `instance` (from 0) for its role's shards(). Its work goes to `queue` of
   // `device`.
   std::function<Result<std::unique_ptr<Model>>(int instance, DeviceQueue& queue)> make_model;
@@ -127,7 +125,6 @@ class Cluster final : public Runtime, private MessageBus {
   Conductor conductor_;
   std::vector<InstanceMemory> memories_;  // one for each instance
   std::vector<std::unique_ptr<Instance>> instances_;
-  std::vector<std::vector<int>> cpus_;  // see ClusterOptions
   std::vector<std::thread> threads_;
   std::atomic<bool> stop_{false};
   std::mutex stop_mutex_;

@@ -11,10 +11,6 @@ void Instance::watch() {
                           "instance", options_.name, "admission", view.admission->name, "requests",
                           engine_.planned_requests());
   });
-  engine_.watch_chunks([this](const ChunkView& view, const ChunkState& before, const ChunkChoice& choice) {
-    options_.log->decided(parts_.clock.now(), "chunk", options_.engine.chunks.policy->name, 0, view, before, choice,
-                          "instance", options_.name);
-  });
   engine_.watch_loads([this](const Sequence& s) {
     options_.log->happened("fetch", FetchTrace{.instance = options_.name,
                                                .request = s.request->id,

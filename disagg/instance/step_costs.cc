@@ -4,7 +4,7 @@ namespace xpyd::disagg {
 
 StepCosts::StepCosts(const InstanceOptions& options, Engine& engine, Clock& clock)
     : options_(options), engine_(engine), clock_(clock), cost_(options.cost) {
-  engine_.know_cost(cost_.terms(), options_.cost_known ? kGivenSteps : 0);
+  engine_.know_cost(cost_.terms());
 }
 
 // For two steps in a row, the second is charged the time between their ends, which includes messages, tokens and
@@ -26,7 +26,7 @@ std::optional<StepCosts::Took> StepCosts::turn() {
   // The first step is not fitted: it touches memory and loads kernels for the first time.
   if (!options_.cost_known && counted_.steps > 0) {
     cost_.saw(step, seconds);
-    engine_.know_cost(cost_.terms(), cost_.steps_seen());
+    engine_.know_cost(cost_.terms());
   }
   counted_ = engine;
   return took;

@@ -52,8 +52,6 @@ Status check_kv_events(const KvEventsOptions& options) {
   if (options.endpoint.empty() && options.replay.empty()) return ok();
   if (options.endpoint.empty()) return invalid("--kv-events-replay: needs --kv-events, whose messages it sends again");
   if (auto endpoint = endpoint_of("kv-events", options.endpoint, options.rank); !endpoint) return endpoint.error();
-  if (options.topic.size() >= kMostRequest)  // a longer topic cannot be subscribed to
-    return invalid("--kv-events-topic: expected less than " + std::to_string(kMostRequest) + " bytes");
   if (options.replay.empty()) return ok();
   if (auto endpoint = endpoint_of("kv-events-replay", options.replay, options.rank); !endpoint) return endpoint.error();
   return ok();
@@ -181,7 +179,7 @@ void KvEvents::send() {
     Sent sent{sequence_text(next_++),
               pack_kv_events(ts, std::exchange(sending_.cleared, false), part, tokens, options_.rank)};
     for (const CacheChange& change : part) tokens = tokens.subspan(size_t(change.n_tokens));
-    publisher_.send({options_.topic, sent.sequence, sent.payload});  // a slow subscriber asks for a replay
+    publisher_.send({"", sent.sequence, sent.payload});  // a slow subscriber asks for a replay
     kept_bytes_ += sent.payload.size();
     kept_.push_back(std::move(sent));
     while (kept_.size() > size_t{kMostKept} || (kept_bytes_ > kMostKeptBytes && kept_.size() > 1)) {

@@ -2,7 +2,7 @@
 // (vllm/distributed/kv_events.py). Routers that use the caches of vLLM instances can use these.
 //
 //   PUB: every 10 ms, if something changed, a message of three frames:
-//     topic | sequence number, 8 bytes, big-endian, from 0 | MessagePack of
+//     "" | sequence number, 8 bytes, big-endian, from 0 | MessagePack of
 //     [ts, [event, …], data_parallel_rank]      ts: seconds since 1970
 //     ["BlockStored", [hash, …], parent's hash or nil, [token, …], tokens of a block, nil, medium, nil]
 //     ["BlockRemoved", [hash, …], medium]       medium: "GPU", "CPU" or "DISK", even with --device cpu
@@ -35,8 +35,7 @@ namespace xpyd::disagg {
 struct KvEventsOptions {
   std::string endpoint;  // tcp://HOST:PORT for subscribers; empty: no events
   std::string replay;    // tcp://HOST:PORT for replays; empty: none
-  std::string topic;
-  int rank = 0;  // data_parallel_rank; added to both ports unless they are 0
+  int rank = 0;          // data_parallel_rank; added to both ports unless they are 0
 };
 
 // The error names the option.

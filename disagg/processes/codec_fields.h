@@ -31,12 +31,12 @@ XPYD_FIELDS(Request, id, prompt, sampling, max_tokens, n, prompt_logprobs, ignor
             include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt, arrival_s, deadline_s)
 XPYD_FIELDS(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, queued_s, scheduled_s, hidden_tokens,
             hidden)
-XPYD_FIELDS(Sampled, chosen, top, nan_logits, rank)
+XPYD_FIELDS(Sampled, chosen, top, rank)
 XPYD_FIELDS(TokenEvent, request_id, choice, token, text, finish, stop_text, stop_token, error, has_logprobs, sampled,
             prompt_logprobs, cached_tokens, logits_hash, queued_s, scheduled_s, time_s)
 XPYD_FIELDS(KvShape, n_layers, n_kv_heads, head_dim, dtype)
 XPYD_FIELDS(KvLayout, shape, order, block_tokens, n_blocks)
-XPYD_FIELDS(KvShards, n_layers, n_kv_heads, tp, pp, long_stage, stage_layers)
+XPYD_FIELDS(KvShards, n_layers, n_kv_heads, tp, pp)
 XPYD_FIELDS(InstanceInfo, id, name, role, layout, shards, stages, capacity_blocks, block_tokens, tier_blocks,
             max_batch, address)
 XPYD_FIELDS(KvPlace, registration, blocks, slot, cached_tokens)

@@ -93,7 +93,6 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
   {
     std::lock_guard lock(mutex_);
     workers_[id].channel = channel;
-    workers_[id].process = peer.id;
   }
   return {[this, id, channel](uint16_t type, std::string_view payload) {
             if (const InstanceId to = receiver_of(payload); to != kConductor) {
@@ -200,19 +199,6 @@ std::string ProcessCluster::free_name(Role role) const {
   }
 }
 
-Presence ProcessCluster::presence(const std::string& process) const {
-  std::lock_guard lock(mutex_);
-  Presence seen = Presence::absent;
-  for (const auto& [id, worker] : workers_)
-    if (worker.process == process) seen = std::max(seen, worker.joined ? Presence::serving : Presence::connected);
-  return seen;
-}
-
-bool ProcessCluster::was_retired(const std::string& process) const {
-  std::lock_guard lock(mutex_);
-  return retired_.contains(process);
-}
-
 // The channel or the conductor's lease detects a silent instance, whichever is first. The other then follows.
 void ProcessCluster::keep() {
   const double lease = options_.conductor.lease_s;
@@ -244,7 +230,6 @@ Status ProcessCluster::retire(const std::string& name, std::optional<Role> role)
     if (id < 0) return Error{ErrorCode::not_found, "there is no instance with the name " + name};
     workers_.at(id).retiring = true;
     workers_.at(id).next_role = role;
-    if (!role) retired_.insert(workers_.at(id).process);
   }
   conductor_.drain(id, true);
   return ok();

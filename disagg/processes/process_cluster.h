@@ -27,10 +27,6 @@ struct ProcessClusterOptions {
   bool stands_by = false;    // no worker is accepted before take_workers(true)
 };
 
-// The state of a worker's process: no channel; a channel but no instance; a serving instance. Only its parent can
-// see `stopped` (SIGSTOP), while there is no channel.
-enum class Presence : uint8_t { absent, stopped, connected, serving };
-
 class ProcessCluster final : public Runtime, public MessageBus {
  public:
   // Listens for workers. The error says why it cannot.
@@ -41,8 +37,6 @@ class ProcessCluster final : public Runtime, public MessageBus {
   const std::string& id() const { return id_; }            // "conductor.1f…", drawn at random
   void take_workers(bool yes) { takes_workers_ = yes; }    // accepts or refuses new workers
   bool wait_members(int n, double seconds);                // true: n instances serve
-  Presence presence(const std::string& process) const;     // `process` is from process_name()
-  bool was_retired(const std::string& process) const;      // retire() has told it to leave
   // See Runtime: the instance drains, then ends or joins again as `role`.
   Status retire(const std::string& name, std::optional<Role> role) override;
   Status start() override { return ok(); }  // workers join by themselves
@@ -67,7 +61,7 @@ class ProcessCluster final : public Runtime, public MessageBus {
   class Probe;
   struct Worker {
     ChannelPtr channel;
-    std::string name, process;
+    std::string name;
     Role role = Role::colocated;
     std::shared_ptr<Probe> probe;
     bool joined = false, retiring = false;
@@ -93,7 +87,6 @@ class ProcessCluster final : public Runtime, public MessageBus {
   std::condition_variable changed_;
   bool stop_ = false;
   std::map<InstanceId, Worker> workers_;
-  std::set<std::string> retired_;  // names of processes
   std::thread keeper_;
   std::unique_ptr<ControlLoop> loop_;
 };

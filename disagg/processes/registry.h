@@ -3,15 +3,13 @@
 // address. With one (server/workers/etcd_registry.cc) a conductor may die and start again elsewhere, and workers find
 // it.
 //
-// A registry that cannot be reached changes nothing: its last entries stay valid. Channels decide whether a peer is
+// A registry that cannot be reached changes nothing: the last values stay valid. Channels decide whether a peer is
 // alive.
 //
 // Thread safety: any thread. Callbacks run on the registry's thread, one at a time, and must not block.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <map>
 #include <set>
 #include <string>
 
@@ -35,10 +33,7 @@ struct NamedConductor {
 };
 
 struct RegistryState {
-  bool reachable = false;
-  int64_t outages = 0;         // times that the connection was lost
-  int64_t lost_leases = 0;     // times that it lost our lease, and names were announced again
-  std::string trouble;         // the last error, or a name that another process holds
+  std::string trouble;         // the last error, or a name that another process holds; "": none
   std::set<std::string> held;  // names of this process, as the registry last reported
 };
 
@@ -51,10 +46,9 @@ class Registry {
   virtual void announce(const std::string& name, const std::string& value) = 0;
   virtual void withdraw(const std::string& name) = 0;
 
-  // Calls `on_change` soon, and after every change, with all entries under `prefix`. Changes close together may be
-  // merged.
-  using Entries = std::map<std::string, std::string>;  // name -> value
-  virtual void watch(const std::string& prefix, std::function<void(const Entries&)> on_change) = 0;
+  // Calls `on_change` within about a second of each change of the name's value. It is "" while nobody holds the name,
+  // and that is the value before the first call. Changes close together may be merged.
+  virtual void watch(const std::string& name, std::function<void(const std::string& value)> on_change) = 0;
 
   virtual RegistryState state() const = 0;
 };

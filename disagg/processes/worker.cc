@@ -162,9 +162,8 @@ Result<BuiltInstance> Worker::build(const Welcome& as) {
 // Keeps leases while the instance serves, and asks to leave. Returns true if another conductor holds the
 // name and the instance moves to it.
 bool Worker::tend(const Welcome& as, Instance& instance, const std::string& conductor) {
-  // A process that was asleep reads old news first, so a new holder of the name counts only after a while. Then the
-  // instance takes nothing new and has kFinishSeconds for what it has begun.
-  constexpr double kBelievedSeconds = 0.5, kFinishSeconds = 30;
+  // If another conductor holds the name, the instance takes nothing new and has kFinishSeconds for what it has begun.
+  constexpr double kFinishSeconds = 30;
   double replaced_s = kNever;  // Clock: another conductor has held the name since then
   bool goes = false;
   std::unique_lock lock(mutex_);
@@ -180,11 +179,10 @@ bool Worker::tend(const Welcome& as, Instance& instance, const std::string& cond
     instance.renew_leases();
     const std::string holder = options_.find_conductor ? options_.find_conductor().id : "";
     replaced_s = holder.empty() || holder == conductor ? kNever : std::min(replaced_s, clock_.now());
-    const bool believed = clock_.now() >= replaced_s + kBelievedSeconds;
-    if (believed && !std::exchange(goes, true))
+    if (replaced_s < kNever && !std::exchange(goes, true))
       log_line(LogLevel::warning, "xpyd worker: the registry names another conductor; this instance joins that one");
     lock.lock();
-    if (clock_.now() >= replaced_s + kBelievedSeconds + kFinishSeconds) lost_ = true;
+    if (clock_.now() >= replaced_s + kFinishSeconds) lost_ = true;
     if (goes && !leave_said_) continue;
     changed_.wait_for(lock, seconds(as.lease_s > 0 ? std::min(options_.retry_s, as.lease_s / 8) : options_.retry_s));
   }

@@ -18,6 +18,7 @@
 #include "experiments/bench/harness.h"
 #include "experiments/bench/model_case.h"
 #include "experiments/stats.h"
+#include "experiments/bench/on_cpus.h"
 #include "model/gemm/gemm.h"
 #include "model/model.h"
 

@@ -39,8 +39,6 @@ class NullWaves final : public Model {
   bool wait() override { return true; }
   void end(Chosen*) override { --begun_; }
   Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
 
  private:
   const ModelConfig config_;

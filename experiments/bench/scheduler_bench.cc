@@ -58,8 +58,7 @@ BenchRow budget_row(std::string name, std::vector<double> seconds, double budget
   return row;
 }
 
-// The arrays of a decode step of 64 rows: made anew; updated; and updated in kept rows after one of 64 sequences has
-// left and another has come. The floor is one token, one length and one view per row.
+// The arrays of a decode step of 64 rows. The floor is one token, one length and one view per row.
 void bench_step_arrays(Bench& bench) {
   constexpr int kRepeats = 200, kSamples = 20;  // short samples, because some are interrupted
   KvOptions kv{.shape = kv_shape(small_config(), Dtype::bf16)};
@@ -81,21 +80,13 @@ void bench_step_arrays(Bench& bench) {
     for (int i = 0; i < kRepeats; ++i) sum += step();
     return (clock.now() - start) / kRepeats;
   };
-  struct Contestant {
-    const char* name;
-    std::vector<double> seconds = {};
-  } all[] = {{"step arrays, 64 rows: made anew"},
-             {"step arrays, 64 rows: updated"},
-             {"step arrays, 64 rows: updated in kept rows, one leaves, one comes"}};
-  std::vector<double> floor;
-  std::vector<int32_t> token_ids, q_offsets, kv_lengths, logit_rows;
-  std::vector<KvView> views;
+  std::vector<double> floor, seconds;
   struct {
     int32_t token[kSequences], length[kSequences];
     KvView view[kSequences];
   } least;
   for (int round = 0; round < kSamples * bench.options().rounds; ++round) {
-    StepArrays kept, rows;
+    StepArrays arrays;
     floor.push_back(time([&] {
       for (size_t r = 0; r < kSequences; ++r) {
         const StepEntry& e = entries[r];
@@ -105,41 +96,17 @@ void bench_step_arrays(Bench& bench) {
       }
       return least.length[round % kSequences];
     }));
-    all[0].seconds.push_back(time([&] {
-      token_ids.clear();
-      q_offsets.assign(1, 0);
-      kv_lengths.clear();
-      logit_rows.clear();
-      views.clear();
-      for (const StepEntry& e : entries) {
-        token_ids.insert(token_ids.end(), e.sequence->tokens.begin() + e.first, e.sequence->tokens.begin() + e.end());
-        q_offsets.push_back(int32_t(token_ids.size()));
-        kv_lengths.push_back(e.end());
-        views.push_back(memory->view(e.sequence->kv));
-        if (e.wants_logits) logit_rows.push_back(int32_t(token_ids.size()) - 1);
-      }
-      return kv_lengths[0];
-    }));
-    all[1].seconds.push_back(time([&] { return kept.gather(entries, *memory, nullptr).kv_lengths[0]; }));
-    size_t next = 0;
-    std::vector<StepEntry> mine = entries;
-    all[2].seconds.push_back(time([&] {
-      mine[next++ % kSequences].sequence->row = -1;
-      rows.arrange(mine);
-      return rows.gather(mine, *memory, nullptr).kv_lengths[0];
-    }));
+    seconds.push_back(time([&] { return arrays.gather(entries, *memory, nullptr).kv_lengths[0]; }));
   }
   std::sort(floor.begin(), floor.end());
-  for (Contestant& c : all) {
-    std::sort(c.seconds.begin(), c.seconds.end());
-    BenchRow row{.name = c.name, .n_threads = 1, .rounds = int(c.seconds.size())};
-    row.seconds = percentile(c.seconds, 50);
-    row.measure = "of the floor: a token, a length and a view each (floor / time)";
-    row.share = percentile(floor, 50) / row.seconds;
-    row.share_p10 = percentile(floor, 50) / percentile(c.seconds, 90);
-    row.share_p90 = percentile(floor, 50) / percentile(c.seconds, 10);
-    bench.report(row);
-  }
+  std::sort(seconds.begin(), seconds.end());
+  BenchRow row{.name = "step arrays, 64 rows", .n_threads = 1, .rounds = int(seconds.size())};
+  row.seconds = percentile(seconds, 50);
+  row.measure = "of the floor: a token, a length and a view each (floor / time)";
+  row.share = percentile(floor, 50) / row.seconds;
+  row.share_p10 = percentile(floor, 50) / percentile(seconds, 90);
+  row.share_p90 = percentile(floor, 50) / percentile(seconds, 10);
+  bench.report(row);
   XPYD_CHECK(sum > 0);  // keeps the compiler from dropping the work
 }
 
@@ -202,12 +169,11 @@ void bench_chunks(Bench& bench) {
   RealClock clock;
   int64_t sum = 0;
   for (const ChunkPolicy& policy : chunk_policies()) {
-    ChunkView view{.prompts = prompts, .decodes = 10, .decode_context = 1e4, .budget = 2048, .base = 2048};
+    ChunkView view{.prompts = prompts, .decodes = 10, .decode_context = 1e4, .budget = 2048};
     view.block_tokens = 16;
-    view.minimum = chunk_minimum(policy, 0, view.base, view.block_tokens);
+    view.minimum = chunk_minimum(view.budget, view.block_tokens);
     view.stages = 4;
     view.cost = {2e-3, 3e-5, 1e-9, 1.5e-10, 2e-5, 3e-8};
-    view.steps_seen = kGivenSteps;
     ChunkChoice choice;
     choose_chunks(policy, view, {}, choice);
     for (const auto& [what, state, budget] :

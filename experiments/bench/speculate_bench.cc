@@ -21,8 +21,7 @@ constexpr int kProposers = 64, kTokensEach = 4096, kCalls = 200;
 constexpr double kProposeBudget = 2e-6;
 
 double propose_seconds(bool repeats) {
-  const SpeculationOptions options{.drafter = find_drafter("ngram")};
-  const auto drafter = make_ngram_drafter(options);
+  const auto drafter = make_ngram_drafter();
   Random random(7);
   struct Proposer {
     std::vector<int32_t> tokens;

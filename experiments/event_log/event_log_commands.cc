@@ -3,7 +3,6 @@
 
 #include "allocator/eviction.h"
 #include "base/table.h"
-#include "batch/chunking/chunk_policy.h"
 #include "batch/policies/policy.h"
 #include "disagg/conductor/admission.h"
 #include "disagg/conductor/order.h"
@@ -24,7 +23,6 @@ int replay_main(const Options& options) {
                               {"admission", "join"},
                               {"disagg", "order"},
                               {"batching", "plan"},
-                              {"chunk-policy", "chunk"},
                               {"host-eviction", "evict"}})
     if (!options.text(option).empty()) again.instead[kind] = options.text(option);
   const auto counts = need(replay(options.positional(), again, [](const std::string& line, const std::string& answer) {
@@ -80,14 +78,13 @@ std::vector<OptionRow> event_log_options() {
   // Static, because the rows keep pointers into these strings.
   static const std::string placements = router_names(), slo_admissions = names_of(admission_policies(), "|"),
                            orders = names_of(disagg_policies(), "|"), batchings = names_of(batch_policies(), "|"),
-                           chunks = names_of(chunk_policies(), "|"), evictions = names_of(kEvictionPolicies, "|");
+                           evictions = names_of(kEvictionPolicies, "|");
   return {
       {"placement", text, "", "", placements.c_str(), 0, 0,
        "another policy, whose decisions are compared with the recorded ones; empty: the recorded policy", "replay"},
       {"admission", text, "", "", slo_admissions.c_str(), 0, 0, "another admission policy; see --placement", "replay"},
       {"disagg", text, "", "", orders.c_str(), 0, 0, "another disaggregation policy; see --placement", "replay"},
       {"batching", text, "", "", batchings.c_str(), 0, 0, "another batching policy; see --placement", "replay"},
-      {"chunk-policy", text, "", "", chunks.c_str(), 0, 0, "another chunk policy; see --placement", "replay"},
       {"host-eviction", text, "", "", evictions.c_str(), 0, 0,
        "another policy of evictions from the host and disk tiers; see --placement", "replay"},
       {"request", integer, "-1", "", "", -1, 9e15, "number of the request; -1: all requests, one CSV row each",

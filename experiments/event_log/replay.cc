@@ -78,16 +78,6 @@ std::string plan_again(const json& line, const std::string& policy, JsonIn::Keep
   return text_of(plan);
 }
 
-std::string chunk_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
-  const auto view = part<ChunkView>(line, "view", keep);
-  if (view.prompts.empty()) throw std::runtime_error("prompts: expected at least one");
-  for (const int at_least_one : {view.block_tokens, view.budget, view.base, view.stages})
-    if (at_least_one < 1) throw std::runtime_error("block_tokens, budget, base, stages: expected each at least 1");
-  ChunkChoice choice;
-  choose_chunks(row(find_chunk_policy(policy), policy), view, part<ChunkState>(line, "options", keep), choice);
-  return text_of(choice);
-}
-
 // The index of the block that the policy evicts first. Among equal ranks, the larger position goes first.
 std::string evict_again(const json& line, const std::string& policy, JsonIn::Keep& keep, Replayed&) {
   const auto shown = part<std::span<const BlockUse>>(line, "view", keep);
@@ -108,7 +98,6 @@ constexpr Kind kKinds[] = {
     {"order", order_again},
     {"fetch_or_compute", fetch_again},
     {"plan", plan_again},
-    {"chunk", chunk_again},
     {"evict", evict_again},
 };
 

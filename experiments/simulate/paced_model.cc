@@ -32,8 +32,6 @@ class PacedStep final : public SynchronousModel {
   int stages() const override { return pipeline_.stages; }
   const ModelConfig& config() const override { return config_; }
   Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
 
  private:
   void forward(const StepInput& step, float* logits) override {
@@ -95,8 +93,6 @@ class PacedWaves final : public Model {
   std::span<const double> stage_seconds() const override { return stage_seconds_; }
 
   Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
 
  private:
   struct Wave {

@@ -21,7 +21,6 @@ SimulationOptions simulation_options(const Options& options, const Trace& trace)
   options.fill(simulation.engine);
   simulation.hardware = need(find_hardware(options.text("hardware")), "--hardware: ");
   simulation.model = need(find_simulated_model(options.text("model")), "--model: ");
-  need(check_unread(options));
   ConductorOptions& conductor = simulation.conductor;
   options.fill(conductor);
   EngineOptions& engine = simulation.engine;
@@ -123,13 +122,7 @@ std::vector<OptionRow> simulate_options() {
       {"chunk-tokens", integer, "2048", "tokens", "", 1, 1 << 20, "maximum tokens of one step", "simulate",
        sets<&EngineOptions::step_tokens>},
       {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0, "how many tokens of each prompt a step computes",
-       "simulate", sets_as<find_chunk_policy, &EngineOptions::chunks, &ChunkOptions::policy>},
-      {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,
-       "maximum tokens of one prompt in a step; 0: no limit but --chunk-tokens", "simulate",
-       sets<&EngineOptions::chunks, &ChunkOptions::request_tokens>},
-      {"chunk-min", integer, "0", "tokens", "", 0, 1 << 20,
-       "minimum tokens of a prompt in a step; 0: a quarter of the maximum (with --chunk-policy fixed: no minimum)",
-       "simulate", sets<&EngineOptions::chunks, &ChunkOptions::minimum>},
+       "simulate", sets_as<find_chunk_policy, &EngineOptions::chunks>},
       {"max-batch", integer, "256", "sequences", "", 1, 65536, "maximum running sequences in each instance", "simulate",
        sets<&EngineOptions::max_batch>},
       {"block-tokens", integer, "512", "tokens", "", 1, 4096, "tokens in one KV block", "simulate",

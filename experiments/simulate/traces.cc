@@ -337,7 +337,7 @@ void read_weka(const std::string& path, Draft& draft) {
   draft.trace.closed_loop = true;
   int empty_answers = 0;
   for (uint64_t number = 1; const std::string& file : files) {
-    const json session = need(parse_json_file(file, {.max_bytes = 256u << 20, .max_values = 1u << 26}));
+    const json session = need(parse_json_file(file, {.max_bytes = 256u << 20}));
     JsonFields fields(session, file);
     fields.integer("block_size", draft.trace.block_tokens, draft.trace.block_tokens);
     const bool local = fields.string_or("hash_id_scope", "local") == "local";

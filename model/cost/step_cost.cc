@@ -65,7 +65,6 @@ void StepCost::saw(const StepShape& step, double seconds, double forget) {
     for (size_t j = 0; j < kTerms; ++j) a_[i][j] = forget * a_[i][j] + f[i] * f[j];
     y_[i] = forget * y_[i] + f[i] * seconds / scale;
   }
-  ++seen_;
   // Solves (A + prior) factor = y + prior, factor >= 0, by projected Gauss-Seidel from the previous solution.
   for (int sweep = 0; sweep < 8; ++sweep)
     for (size_t i = 0; i < kTerms; ++i) {

@@ -52,7 +52,6 @@ class StepCost {
   void saw(const StepShape& step, double seconds, double forget = kForget);
 
   Terms terms() const;  // seconds per unit of each number of the shape
-  double steps_seen() const { return seen_; }
 
  private:
   static constexpr double kPrior = 1e-3;
@@ -62,7 +61,6 @@ class StepCost {
   Terms factor_ = {1, 1, 1, 1, 1, 1};  // multiplies the prior's terms
   std::array<Terms, kTerms> a_ = {};   // normal equations
   Terms y_ = {};
-  double seen_ = 0;
 };
 
 // Seconds of a step of this shape by given terms.

@@ -95,8 +95,6 @@ class CudaLlama final : public CudaModel {
   bool chooses() const override { return true; }
   int window() const override { return 2; }
   Work work(const StepInput& step) const override { return llama_work(step, c_, dtype_, dtype_); }
-  size_t weight_bytes() const override { return weights_->bytes(); }
-  size_t scratch_bytes() const override { return scratch_.size() + gemm_.bytes(); }
   Counts counts() const override { return counts_; }
 
  private:

@@ -26,9 +26,7 @@ class Llama final : public SynchronousModel {
         tp_(o.shards.tp),
         ranks_(weights_, o, 0, team, max_step_tokens, 1, kernels, tp_ * o.threads_per_rank > allowed_cpus()) {
     XPYD_CHECK(max_step_tokens > 0 && max_logits >= 0 && o.shards.pp == 1);
-    std::vector<int> first_cpus;  // the first core of each rank
-    for (size_t cpu = 0; cpu < o.cpus.size(); cpu += size_t(o.threads_per_rank)) first_cpus.push_back(o.cpus[cpu]);
-    team_ = std::make_unique<ThreadTeam>(tp_, std::move(first_cpus));
+    team_ = std::make_unique<ThreadTeam>(tp_);
   }
 
   const ModelConfig& config() const override { return weights_->config; }
@@ -41,8 +39,6 @@ class Llama final : public SynchronousModel {
   Work work(const StepInput& step) const override {
     return sharded_work(weights_->config, WeightBits(*weights_), step);
   }
-  size_t weight_bytes() const override { return weights_->bytes(); }
-  size_t scratch_bytes() const override { return ranks_.scratch_bytes(); }
 
  private:
   void forward(const StepInput& step, float* logits) override {

@@ -381,18 +381,10 @@ StageRanks::StageRanks(const std::shared_ptr<const Weights>& weights, const Shar
                        ThreadTeam* team, int max_step_tokens, int places, const Kernels& kernels, bool crowded)
     : exchange_(o.shards.tp, weights->config.hidden, max_step_tokens, crowded) {
   for (int rank = stage * o.shards.tp; rank < (stage + 1) * o.shards.tp; ++rank) {
-    const auto mine = o.cpus.begin() + (o.cpus.empty() ? 0 : rank * o.threads_per_rank);
-    std::vector<int> cpus(mine, o.cpus.empty() ? mine : mine + o.threads_per_rank);
-    if (!team) teams_.push_back(std::make_unique<ThreadTeam>(o.threads_per_rank, std::move(cpus)));
+    if (!team) teams_.push_back(std::make_unique<ThreadTeam>(o.threads_per_rank));
     ranks_.push_back(std::make_unique<LlamaRank>(weights, o.shards, rank, exchange_, team ? *team : *teams_.back(),
                                                  max_step_tokens, places, kernels));
   }
-}
-
-size_t StageRanks::scratch_bytes() const {
-  size_t total = exchange_.bytes();
-  for (const auto& rank : ranks_) total += rank->scratch_bytes();
-  return total;
 }
 
 Work sharded_work(const ModelConfig& config, const WeightBits& bits, const StepInput& step) {

@@ -47,7 +47,6 @@ class StageExchange {
   float* sums(int set, int rank) { return sums_.as<float>() + size_t(set * tp_ + rank) * rank_floats_; }
   // Adds the sums of all ranks in the tree's order: out[0, n) receives elements [at, at + n).
   void add_up(const Ops& ops, int set, size_t at, int n, float* out) const;
-  size_t bytes() const { return sums_.size(); }
 
  private:
   void add_up(const Ops& ops, const float* sums, Range ranks, size_t at, int n, float* out) const;
@@ -75,7 +74,6 @@ class LlamaRank {
   // Residual stream of a place, [max_step_tokens, hidden].
   float* x(int place) { return x_ + size_t(place) * place_floats_; }
   const RankSlice& slice() const { return slice_; }
-  size_t scratch_bytes() const { return activations_.size() + gemm_scratch_.bytes() + positions_.size() * sizeof(int); }
 
  private:
   // The tokens of a step that go on, in the form that attention takes.
@@ -142,7 +140,6 @@ class StageRanks {
   StageRanks(const std::shared_ptr<const Weights>& weights, const ShardOptions& options, int stage, ThreadTeam* team,
              int max_step_tokens, int places, const Kernels& kernels, bool crowded);
   LlamaRank& rank(int tensor_rank) { return *ranks_[size_t(tensor_rank)]; }
-  size_t scratch_bytes() const;
 
  private:
   StageExchange exchange_;

@@ -41,12 +41,6 @@ Pipeline::~Pipeline() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-size_t Pipeline::scratch_bytes() const {
-  size_t total = 0;
-  for (const auto& stage : stages_) total += stage->scratch_bytes();
-  return total;
-}
-
 // ---- The engine's thread.
 
 void Pipeline::begin(const StepInput& step, std::span<const Draw>, float* logits) {

@@ -44,8 +44,6 @@ class Pipeline final : public Model {
   Work work(const StepInput& step) const override {
     return sharded_work(weights_->config, WeightBits(*weights_), step);
   }
-  size_t weight_bytes() const override { return weights_->bytes(); }
-  size_t scratch_bytes() const override;
 
  private:
   // A wave's copy of the step, block tables included, because the engine may change its own meanwhile.

@@ -93,7 +93,6 @@ class Bpe {
 // Bounds on a tokenizer.json; the largest published ones use less than a third of each. With them, loading takes at
 // most about 120 bytes per JSON value plus 200 MB.
 inline constexpr size_t kMaxTokenizerBytes = size_t{128} << 20;
-inline constexpr size_t kMaxTokenizerValues = size_t{4} << 20;
 inline constexpr int64_t kMaxTokenId = (int64_t{1} << 20) - 1;
 inline constexpr size_t kMaxAddedTokens = size_t{1} << 17;
 inline constexpr size_t kMaxSteps = 16;  // of a normalizer, pre-tokenizer, decoder, post-processor

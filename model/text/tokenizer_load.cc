@@ -425,8 +425,7 @@ class TokenizerLoader {
 }  // namespace
 
 Status load_tokenizer(std::string_view json_text, const std::string& file, Tokenizer::Impl& out) try {
-  TokenizerLoader(file, out).load(
-      need(parse_json(json_text, file, {.max_bytes = kMaxTokenizerBytes, .max_values = kMaxTokenizerValues})));
+  TokenizerLoader(file, out).load(need(parse_json(json_text, file, {.max_bytes = kMaxTokenizerBytes})));
   return ok();
 } catch (const Error& error) {
   return error;

@@ -122,7 +122,6 @@ int worker_main(const Options& options) {
   SignalThread signals;
   const std::unique_ptr<Build> prepared = need(prepare_build(options));
   Build& build = *prepared;
-  const OnCpus here(build.options.cpus.empty() ? std::span<const int>() : build.options.cpus[0]);  // its threads, too
   WorkerOptions worker_options{.fingerprint = fingerprint(build)};
   options.fill(worker_options);
   ProcessOptions cluster;
@@ -136,10 +135,9 @@ int worker_main(const Options& options) {
   const std::unique_ptr<Registry> registry = cluster.open_registry(build.clock);
   if (registry) {
     const std::string name = is_stage ? rank_group_name(options) : kConductorName;
-    registry->watch(name, [&found, name](const Registry::Entries& entries) {
-      auto entry = entries.find(name);
+    registry->watch(name, [&found](const std::string& value) {
       std::lock_guard lock(found.mutex);
-      found.value = entry == entries.end() ? "" : entry->second;
+      found.value = value;
     });
     worker_options.find_conductor = [&found] {
       std::lock_guard lock(found.mutex);

@@ -1,6 +1,4 @@
 // xpyd info: a model's shape, the memory that it takes, and the copies of one KV transfer. Reads only config.json.
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -13,9 +11,7 @@
 #include "attention/kv_dtype/kv_row.h"
 #include "base/cpu.h"
 #include "base/utf8.h"
-#include "disagg/handover/rank_table.h"
 #include "disagg/handover/transfer_plan.h"
-#include "model/cost/cost_model.h"
 #include "model/folder.h"
 #include "model/gemm/gemm.h"
 #include "model/gemm/ops.h"
@@ -70,34 +66,24 @@ size_t descriptors(const KvShape& shape, KvOrder order, int block_tokens, int to
   return plan.copies.size() * size_t(shape.n_layers / layers);
 }
 
-int usable_cores() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
-}
-
-// Marks the chosen variant by name, because the machine's default may be a copy.
+// Prints a table's variants on one line. The chosen one is marked by name, because the machine's default may be a copy.
 template <class Variant>
-json variant_list(std::span<const Variant> variants, const Variant* wanted, const Variant& otherwise) {
+json describe_variants(const char* title, std::span<const Variant> variants, const Variant* wanted,
+                       const Variant& otherwise) {
   const std::string chosen = (wanted ? *wanted : otherwise).name;
   json list = json::array();
-  for (const Variant& variant : variants)
-    list.push_back({{"name", variant.name},
-                    {"available", variant.available()},
-                    {"chosen", variant.name == chosen},
-                    {"source", variant.source}});
+  std::printf("%s (* chosen):", title);
+  for (const Variant& variant : variants) {
+    if (!variant.available()) continue;
+    std::printf(" %s%s", variant.name, variant.name == chosen ? "*" : "");
+    list.push_back({{"name", variant.name}, {"chosen", variant.name == chosen}});
+  }
+  std::printf("\n");
   return list;
-}
-
-void print_variants(const char* title, const json& list) {
-  std::printf("%s\n", title);
-  for (const json& v : list)
-    std::printf("  %c %-12s %-14s %s\n", v["chosen"].get<bool>() ? '*' : ' ', v["name"].get<std::string>().c_str(),
-                v["available"].get<bool>() ? "available" : "not used", v["source"].get<std::string>().c_str());
 }
 
 // The inputs of info_main's parts.
 struct Subject {
-  const Options& options;
   ModelConfig config;
   ClusterOptions cluster;
   BackendOptions backend;
@@ -137,40 +123,6 @@ json describe_weights(const Subject& subject) {
                                 load.weight_group, on_card);
     std::printf("  %c %-5s %s\n", chosen ? '*' : ' ', dtype_name(dtype), mib(bytes).c_str());
     out[dtype_name(dtype)] = bytes;
-  }
-  return out;
-}
-
-json describe_scratch(const Subject& subject) {
-  const int max_batch = subject.cluster.max_batch;
-  const int threads = subject.backend.threads ? subject.backend.threads : usable_cores();
-  json out;
-  std::printf("scratch memory of one instance (%d threads, --max-batch %d), by --batching\n", threads, max_batch);
-  for (auto [batching, option] : {std::pair{"chunked", "chunk-tokens"}, {"other policies", "max-step-tokens"}}) {
-    int step_tokens = std::max(int(subject.options.integer(option)), max_batch);
-    // Asks the model itself; it does not need its weights for that.
-    auto weights = std::make_shared<Weights>();
-    const ModelConfig& c = weights->config = subject.config;
-    weights->layers.resize(size_t(c.n_layers));  // only their shapes are used
-    const LoadOptions& load = subject.backend.load;
-    const Dtype dtype = matrix_dtype(c, load);
-    const auto shape = [&](int n, int k, int k_groups) {
-      const QuantGroups groups = made_groups(dtype, load.weight_group, k);
-      return lay_out(n, k, k_groups, dtype, is_quantised(dtype) ? &groups : nullptr);
-    };
-    const int q = c.n_heads * c.head_dim, kv = c.n_kv_heads * c.head_dim;
-    for (LayerWeights& layer : weights->layers) {
-      layer.qkv = shape(q + 2 * kv, c.hidden, 1), layer.o = shape(c.hidden, q, kRowParallelGroups);
-      layer.gate_up = shape(2 * c.intermediate, c.hidden, 1);
-      layer.down = shape(c.hidden, c.intermediate, kRowParallelGroups);
-    }
-    ThreadTeam team(threads);
-    size_t model = make_llama(weights, team, step_tokens, max_batch)->scratch_bytes();
-    size_t logits = size_t(max_batch) * size_t(subject.config.vocab) * sizeof(float);
-    std::printf("  %-24s activations %s, logits %s\n", batching, mib(double(model)).c_str(),
-                mib(double(logits)).c_str());
-    out.push_back(
-        {{"batching", batching}, {"step_tokens", step_tokens}, {"activation_bytes", model}, {"logits_bytes", logits}});
   }
   return out;
 }
@@ -253,155 +205,41 @@ json describe_pool(const Subject& subject, const KvScheme& scheme) {
   return out;
 }
 
-// Mooncake (FAST'25), section 2.2, with this model's widths: a prefix of p tokens is transferred in bytes / B seconds
-// and recomputed in FLOPs / G. `tflops` is G, the FLOP rate that all cards of an instance achieve.
-json describe_break_even(const Subject& subject, double tflops, double link_gbps) {
-  const LoadOptions& load = subject.backend.load;
-  const CostModel cost{subject.config, matrix_dtype(subject.config, load), load.dtype, subject.cluster.kv.shape.dtype};
-  std::printf("loading a prefix's KV, or computing it at %g TFLOP/s\n", tflops);
-  std::vector<int> prefixes{subject.tokens};
-  for (int64_t n = 256; n <= subject.cluster.max_model_len; n *= 4) prefixes.push_back(n);
-  std::ranges::sort(prefixes);
-  prefixes.erase(std::unique(prefixes.begin(), prefixes.end()), prefixes.end());
-  json out = json::array();
-  for (int prefix : prefixes) {
-    const double bytes = prefix * cost.kv_token_bytes(),
-                 computed_s = cost.prefill(prefix, 0, false).flops / (1e12 * tflops),
-                 least = cost.break_even_bytes_per_s(prefix, 1e12 * tflops), brought_s = 8e-9 * bytes / link_gbps;
-    std::printf(
-        "  %7d tokens: %.3g GB, computed in %.3g s: loading is faster from %.3g GB/s (%.3g Gb/s) on; it takes %.3g s "
-        "at %g Gb/s, %.3g times the computing time\n",
-        prefix, 1e-9 * bytes, computed_s, 1e-9 * least, 8e-9 * least, brought_s, link_gbps, brought_s / computed_s);
-    out.push_back({{"tokens", prefix},
-                   {"bytes", bytes},
-                   {"computed_s", computed_s},
-                   {"bytes_per_s", least},
-                   {"brought_s", brought_s}});
-  }
-  return out;
-}
-
-// The parsed value of --ranks.
+// Ranks of P and D, as --ranks gives them.
 struct Ranks {
-  int n_prefill = 1, n_decode = 1;  // instances
-  KvShards p, d;                    // of one instance each
+  KvShards p, d;
 };
 
 Ranks read_ranks(const std::string& text, const ModelConfig& c) {
   const KvShards one{.n_layers = c.n_layers, .n_kv_heads = c.n_kv_heads};
   Ranks ranks{.p = one, .d = one};
-  const size_t colon = text.find(':');
-  const bool several = text.find_first_of("PD") < colon && colon != std::string::npos;
-  const std::string topology = several ? text.substr(0, colon) : "1P1D";
-  const char* shapes = text.c_str() + (several ? colon + 1 : 0);
+  auto& [p, d] = ranks;
   char more;
-  KvShards &p = ranks.p, &d = ranks.d;
-  if (std::sscanf(shapes, "%4dx%4d:%4dx%4d%c", &p.tp, &p.pp, &d.tp, &d.pp, &more) != 4)
-    throw invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1 or 2P3D:2x1:4x1, got '" + printable(text) +
-                  "'");
-  const auto roles = parse_topology(topology);
-  if (!roles) throw invalid("--ranks: " + roles.error().message);
-  ranks.n_prefill = int(std::ranges::count(roles.value(), Role::prefill));
-  ranks.n_decode = int(std::ranges::count(roles.value(), Role::decode));
-  if (ranks.n_prefill == 0 || ranks.n_decode == 0 || ranks.n_prefill + ranks.n_decode < int(roles.value().size()))
-    throw invalid("--ranks: expected at least one P and one D, and no C");
+  if (std::sscanf(text.c_str(), "%4dx%4d:%4dx%4d%c", &p.tp, &p.pp, &d.tp, &d.pp, &more) != 4)
+    throw invalid("--ranks: expected tp x pp of both sides, such as 2x1:4x1, got '" + printable(text) + "'");
   need(check_model_shards(c, p, "--ranks: prefill tp", "prefill pp"));
   need(check_model_shards(c, d, "--ranks: decode tp", "decode pp"));
   return ranks;
 }
 
-// Lists what the xPyD notes print and what is wrong for these numbers (tests/disagg/rank_table_test.cc has those of
-// the table).
-std::vector<std::string> notes_errata(const Subject& subject, const KvShards& p, const KvShards& d) {
-  const auto n = [](auto number) { return std::to_string(number); };
-  const int heads = p.n_kv_heads, tpm = d.tp / p.tp;
-  std::vector<std::string> wrong;
-  if (p.pp > 1 || d.pp > 1) wrong.push_back("pp is asserted to be 1, but it is not");
-  if (tpm == 0) wrong.push_back("D tp // P tp is 0, and the ranks of D are then divided by it");
-  if (tpm > 0 && d.tp % p.tp != 0)
-    wrong.push_back("D tp // P tp drops a remainder: some ranks of D are in groups that do not exist");
-  if (p.tp / d.tp != tpm)
-    wrong.push_back("P tp // D tp, in the text, is " + n(p.tp / d.tp) + ": D tp // P tp is meant");
-  if (tpm > 1)
-    wrong.push_back("2 * rank // TPM + 1 lacks its parentheses: the ports marked ! belong to no rank of the group");
-  if (const int sent = heads / p.tp / d.tp; sent * d.tp < heads)
-    wrong.push_back(n(heads) + " // p_tp // d_tp is " + n(sent) + " heads for a rank of D: " + n(sent * d.tp) + " of " +
-                    n(heads) + " arrive");
-  const KvShape& shape = subject.cluster.kv.shape;
-  wrong.push_back(n(heads * shape.head_dim) +
-                  " per token are elements of K or V of one layer: " + n(shape.token_bytes()) + " bytes");
-  if (d.tp > 1 && d.tp <= heads)
-    wrong.push_back("P's copy goes to all ranks of D only if these hold the same head (MLA)");
-  return wrong;
-}
-
-// The notes' example: the token and heads in row `slot` of the notes' tensor, and the right ones.
-json describe_slices(const KvShards& p, int head_dim) {
-  constexpr int kSlots = 10;
-  const int heads = p.n_kv_heads, own = heads / p.tp;
-  json out = json::array();
-  std::printf("\n[%d, %d, %d] for %d ranks, by slot: as the notes index it (! wrong), and as it must be\n", kSlots,
-              heads, head_dim, p.tp);
-  std::printf("       row of [%d, %d, %d]          row of each rank's [%d, %d, %d]\n", kSlots * p.tp, own, head_dim,
-              kSlots, own, head_dim);
-  for (int slot = 0; slot < kSlots; ++slot) {
-    const int token = slot / p.tp, head = slot % p.tp * own;
-    std::printf("  %4d token %d, heads %3d to %-3d %c  token %d, heads", slot, token, head, head + own,
-                token == slot ? ' ' : '!', slot);
-    for (int rank = 0; rank < p.tp; ++rank)
-      std::printf("%s %d to %d", rank > 0 ? "," : "", rank * own, (rank + 1) * own);
-    std::printf("\n");
-    out.push_back({{"slot", slot}, {"printed_token", token}, {"printed_heads", {head, head + own}}});
-  }
-  return out;
-}
-
-json describe_ranks(const Subject& subject, const Ranks& ranks) {
-  const auto& [n_prefill, n_decode, p, d] = ranks;
-  json out = {{"moves", json::array()}, {"table", json::array()}};
+json describe_ranks(const KvShape& shape, const Ranks& ranks) {
+  const auto& [p, d] = ranks;
+  json moves = json::array();
   std::printf("KV of one token, from P (tp %d, pp %d) to D (tp %d, pp %d)\n", p.tp, p.pp, d.tp, d.pp);
   for (const ShardMove& move : map_shards(p, d).moves) {
     const auto [layers, heads] = move.rect;
-    KvShape part = subject.cluster.kv.shape;
+    KvShape part = shape;
     part.n_layers = layers.size();
     part.n_kv_heads = heads.size();
     std::printf("  P rank %-2d -> D rank %-2d  layers %d to %d, KV heads %d to %d: %zu bytes\n", move.source_rank,
                 move.destination_rank, layers.begin, layers.end, heads.begin, heads.end, part.token_bytes());
-    out["moves"].push_back({{"from", move.source_rank},
-                            {"to", move.destination_rank},
-                            {"layers", {layers.begin, layers.end}},
-                            {"heads", {heads.begin, heads.end}},
-                            {"bytes", part.token_bytes()}});
+    moves.push_back({{"from", move.source_rank},
+                     {"to", move.destination_rank},
+                     {"layers", {layers.begin, layers.end}},
+                     {"heads", {heads.begin, heads.end}},
+                     {"bytes", part.token_bytes()}});
   }
-  const RankTable table(n_prefill, n_decode, p, d);
-  const int tpm = d.tp / p.tp;
-  std::printf(
-      "\n%d NCCL groups, with %zu ranks of %d P and %d D (! the port that the notes compute is wrong)\n        rank  "
-      "kv_rank  group  rank in it  kv_world_size  global rank  port\n",
-      table.n_groups, table.rows.size(), n_prefill, n_decode);
-  for (const RankTable::Row& row : table.rows) {
-    const KvShards& side = row.prefill ? p : d;
-    const int printed = row.prefill || tpm == 0 ? row.port() : 2 * side.tensor_rank_of(row.rank) / tpm + 1;
-    std::printf("  %7c%d.%-2d %8d", "DP"[row.prefill], row.kv_rank, row.rank, row.kv_rank);
-    if (row.group < 0)
-      std::printf("   none                           %12d\n", row.global_rank);
-    else
-      std::printf(" %6d %11d %14d %12d    +%d%s\n", row.group, row.group_rank, row.group_size, row.global_rank,
-                  row.port(), printed == row.port() ? "" : (" !+" + std::to_string(printed)).c_str());
-    out["table"].push_back({{"side", row.prefill ? "P" : "D"},
-                            {"kv_rank", row.kv_rank},
-                            {"rank", row.rank},
-                            {"group", row.group},
-                            {"group_rank", row.group_rank},
-                            {"kv_world_size", row.group_size},
-                            {"global_rank", row.global_rank},
-                            {"port", row.port()},
-                            {"printed_port", printed}});
-  }
-  out["errata"] = notes_errata(subject, p, d);
-  for (const std::string wrong : out["errata"]) std::printf("  error in the notes: %s\n", wrong.c_str());
-  if (p.tp > 1 && p.n_kv_heads % p.tp == 0) out["slices"] = describe_slices(p, subject.config.head_dim);
-  return out;
+  return {{"moves", moves}};
 }
 
 }  // namespace
@@ -409,10 +247,10 @@ json describe_ranks(const Subject& subject, const Ranks& ranks) {
 int info_main(const Options& options) try {
   const std::string dir = model_dir(options);
   need(check_result_file(options));
-  if (Status status = check_model_folder(dir, false); !status) throw invalid(status.error().message);
+  need(check_model_folder(dir));
   Result<ModelConfig> loaded = load_model_config(dir);
   if (!loaded) throw invalid(loaded.error().message);
-  Subject subject{options, loaded.value(), {}, {}};
+  Subject subject{.config = loaded.value()};
   const ModelConfig& config = subject.config;
   ClusterOptions& cluster = subject.cluster;
   read_options(options, cluster, subject.backend);
@@ -429,16 +267,8 @@ int info_main(const Options& options) try {
   cluster.kv.vattention.max_sequences = max_sequences(cluster.max_batch);
   need(check_model_shards(config, cluster.shards(Role::prefill), "--prefill-tp", "--prefill-pp"));
 
-  const std::string& ranks = options.text("ranks");
-  Ranks between;
-  if (!ranks.empty()) between = read_ranks(ranks, config);
-
-  // A question (--break-even, --ranks) is answered alone.
-  if (const double tflops = options.number("break-even"); tflops > 0 || !ranks.empty()) {
-    json answer = {{"model", config.name}};
-    if (tflops > 0) answer["break_even"] = describe_break_even(subject, tflops, options.number("link-gbps"));
-    if (tflops > 0 && !ranks.empty()) std::printf("\n");
-    if (!ranks.empty()) answer["ranks"] = describe_ranks(subject, between);
+  if (const std::string& ranks = options.text("ranks"); !ranks.empty()) {  // answered alone
+    json answer = {{"model", config.name}, {"ranks", describe_ranks(cluster.kv.shape, read_ranks(ranks, config))}};
     std::fflush(stdout);
     need(write_result_file(options, std::move(answer)));
     return 0;
@@ -446,21 +276,19 @@ int info_main(const Options& options) try {
   json out = {{"model", config.name}, {"family", config.family}, {"parameters", config.parameters()}};
   out["config"] = describe_model(config);
   out["weight_bytes"] = describe_weights(subject);
-  out["scratch"] = describe_scratch(subject);
   out["kv_bytes_per_token"] = describe_kv_tokens(subject);
   std::printf("pool of --kv-bytes %s, by --allocator\n", mib(double(cluster.kv.pool_bytes)).c_str());
   for (const KvScheme& scheme : kv_schemes()) out["pools"].push_back(describe_pool(subject, scheme));
-  out["gemm"] = variant_list(gemm_variants(), subject.backend.kernels.gemm, default_gemm());
-  out["attention"] = variant_list(attention_variants(), subject.backend.kernels.attention, default_attention());
-  out["ops"] = variant_list(ops_variants(), static_cast<const Ops*>(nullptr), default_ops());
   out["cpu_kernels"] = best_row(kIsas).name;
   std::printf("\nCPU kernels: %s\n", best_row(kIsas).name);
   for (const IsaRow& row : kIsas)
     if (const char* lacks = cpu_lacks(row.needs); *lacks)
       std::printf("  %s cannot be used: this CPU lacks %s\n", row.name, lacks);
-  print_variants("gemm variants (* chosen)", out["gemm"]);
-  print_variants("attention variants (* chosen)", out["attention"]);
-  print_variants("row operation variants (* chosen)", out["ops"]);
+  out["gemm"] = describe_variants("gemm variants", gemm_variants(), subject.backend.kernels.gemm, default_gemm());
+  out["attention"] = describe_variants("attention variants", attention_variants(), subject.backend.kernels.attention,
+                                       default_attention());
+  out["ops"] = describe_variants("row operation variants", ops_variants(), static_cast<const Ops*>(nullptr),
+                                 default_ops());
   std::fflush(stdout);
   need(write_result_file(options, std::move(out)));
   return 0;

@@ -25,8 +25,6 @@ using enum OptionKind;
 
 constexpr double kMaxBytes = double(1ll << 46);
 
-constexpr OptionTarget kByName;  // of a row without a field in a struct
-
 constexpr OptionTarget kPrefixCache = {
     &kStructTag<ClusterOptions>, [](void* object, const Options& options, const char* name) {
       KvOptions& kv = static_cast<ClusterOptions*>(object)->kv;
@@ -80,23 +78,20 @@ std::vector<OptionRow> make_rows() {
                            device_names = names_of(devices(), "|"), evictions = names_of(kEvictionPolicies, "|"),
                            gemms = available(gemm_variants()), attentions = available(attention_variants()),
                            isas = "auto|" + names_of(kIsas, "|"), drafts = names_of(drafters(), "|");
-  // name, kind, default, unit, choices, min, max, help, group, field, also
+  // name, kind, default, unit, choices, min, max, help, group, field
   return {
       // Places and the model.
       {"topology", text, "1P1D", "", "xPyDzC", 0, 0,
-       "instances of the cluster: 1P1D, 2P3D, 1C (P prefill, D decode, C colocated) or a mix such as 2C1P1D", "serve"},
-      {"topology", text, "1C", "", "xPyDzC", 0, 0,
-       "instances of the cluster: 1P1D, 2P3D, 1C (P prefill, D decode, C colocated) or a mix such as 2C1P1D",
-       "generate"},
+       "instances of the cluster: 1P1D, 2P3D, 1C (P prefill, D decode, C colocated) or a mix such as 2C1P1D", kCluster},
       {"prefill-tp", integer, "1", "ranks", "", 1, 1024,
        "tensor-parallel ranks of each prefill or colocated instance; each rank is a thread with its own KV memory",
-       kShape, sets<&ClusterOptions::prefill_tp>, "tensor-parallel-size tp tp-size"},
+       kShape, sets<&ClusterOptions::prefill_tp>},
       {"prefill-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each prefill or colocated instance",
-       kShape, sets<&ClusterOptions::prefill_pp>, "pipeline-parallel-size pp pp-size"},
+       kShape, sets<&ClusterOptions::prefill_pp>},
       {"decode-tp", integer, "1", "ranks", "", 1, 1024, "tensor-parallel ranks of each decode instance", kEngine,
-       sets<&ClusterOptions::decode_tp>, "tensor-parallel-size tp tp-size"},
+       sets<&ClusterOptions::decode_tp>},
       {"decode-pp", integer, "1", "stages", "", 1, 1024, "pipeline stages of each decode instance", kEngine,
-       sets<&ClusterOptions::decode_pp>, "pipeline-parallel-size pp pp-size"},
+       sets<&ClusterOptions::decode_pp>},
       {"pipeline-window", integer, "0", "waves", "", 0, 1024,
        "number of waves (micro-batches) that a pipeline-parallel instance keeps in flight; 0: two per stage; 1: the "
        "next step starts when the last one has ended",
@@ -128,7 +123,7 @@ std::vector<OptionRow> make_rows() {
        "int4, all inputs for int8 and fp8",
        kShape, sets<&BackendOptions::load, &LoadOptions::weight_group>},
       {"exact", flag, "off", "", "", 0, 0,
-       "matrix products do not round activations: --gemm auto then skips the faster variants that round them", kShape},
+       "matrix products do not round activations: --gemm auto then skips the faster variants that round them", kEngine},
       {"load-format", choice, "auto", "", "auto|dummy", 0, 0,
        "dummy: only config.json is read and the weights are seeded random numbers", kEngine,
        sets_as<is<"dummy">, &BackendOptions::load, &LoadOptions::dummy>},
@@ -148,19 +143,14 @@ std::vector<OptionRow> make_rows() {
        "these start, grow and end",
        "tour"},
       {"block-tokens", integer, "16", "tokens", "", 1, 4096, "tokens in one KV block (paged)", kShape,
-       sets<&ClusterOptions::kv, &KvOptions::block_tokens>, "block-size page-size"},
+       sets<&ClusterOptions::kv, &KvOptions::block_tokens>},
       {"kv-bytes", bytes, "512MiB", "bytes", "", 1, kMaxBytes,
        "exact size of each instance's KV pool; with --transport handoff all instances share one pool of the summed size",
-       kShape, sets<&ClusterOptions::kv, &KvOptions::pool_bytes>,
-       "gpu-memory-utilization kv-cache-memory-bytes mem-fraction-static"},
+       kShape, sets<&ClusterOptions::kv, &KvOptions::pool_bytes>},
       {"page-group-bytes", bytes, "64KiB", "bytes", "", 4096, 1 << 30,
        "vattention: bytes that one map call backs with memory; a multiple of the page size, with --device cuda of "
        "2MiB, which is the default there",
        kShape, sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::page_group_bytes>},
-      {"kv-backing", choice, "allocation", "", "allocation|groups", 0, 0,
-       "memory behind KV pools other than vattention's: one allocation, in huge pages if the system grants them, or "
-       "page groups as vattention maps them",
-       kEngine, sets_as<is<"groups">, &ClusterOptions::kv, &KvOptions::pool_in_groups>},
       {"kv-map-ahead", choice, "on", "", "on|off", 0, 0,
        "vattention: map the memory that the next steps need in the background", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::vattention, &VattentionOptions::map_ahead>},
@@ -193,15 +183,9 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::disk_dir>},
       {"disk-kv-bytes", bytes, "4GiB", "bytes", "", 1, kMaxBytes, "disk space that each instance uses in --disk-kv-dir",
        kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::disk_bytes>},
-      {"tier-block-tokens", integer, "16", "tokens", "", 1, 4096,
-       "--host-kv-bytes: tokens in one block of the host and disk tiers", kEngine,
-       sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::block_tokens>},
       {"kv-copy-gbps", number, "0", "GB/s", "", 0, 1e6,
        "--device cpu: limit on the bandwidth of copies between KV pool and host tier; 0: no limit", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::copy_gbps>},
-      {"kv-copy-wait", choice, "off", "", "on|off", 0, 0,
-       "the engine waits for every copy between KV pool and host tier; shows what overlapping the copies gains",
-       kEngine, sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::wait_for_copies>},
       {"host-eviction", choice, "lru", "", evictions.c_str(), 0, 0,
        "--host-kv-bytes: which KV is evicted first from the host tier, and from the disk tier", kEngine,
        sets<&ClusterOptions::kv, &KvOptions::tiers, &OffloadOptions::eviction>},
@@ -214,17 +198,10 @@ std::vector<OptionRow> make_rows() {
        "how much free memory a sequence needs to start; auto: the rule of the batching policy", kEngine,
        sets_as<find_admission_rule, &ClusterOptions::admit>},
       {"chunk-tokens", integer, "512", "tokens", "", 1, 1 << 20, "maximum tokens of one step with --batching chunked",
-       kShape, kByName, "max-num-batched-tokens chunked-prefill-size"},
+       kEngine},
       {"chunk-policy", choice, "fixed", "", chunks.c_str(), 0, 0,
        "how many tokens of each prompt a step computes; equal_time: as many as make steps take equally long", kEngine,
-       sets_as<find_chunk_policy, &ClusterOptions::chunks, &ChunkOptions::policy>},
-      {"request-chunk-tokens", integer, "0", "tokens", "", 0, 1 << 20,
-       "maximum tokens of one prompt in a step; 0: no limit but --chunk-tokens", kEngine,
-       sets<&ClusterOptions::chunks, &ChunkOptions::request_tokens>},
-      {"chunk-min", integer, "0", "tokens", "", 0, 1 << 20,
-       "minimum tokens of a prompt in a step, unless the prompt has fewer left; 0: a quarter of the maximum (with "
-       "--chunk-policy fixed: no minimum)",
-       kEngine, sets<&ClusterOptions::chunks, &ChunkOptions::minimum>},
+       sets_as<find_chunk_policy, &ClusterOptions::chunks>},
       {"speculate", choice, "off", "", drafts.c_str(), 0, 0,
        "speculative decoding: draft tokens are verified together with the next token and kept where they are right, as "
        "far as a step has room for them (in --chunk-tokens, in --max-batch rows of logits, and in free blocks); ngram: "
@@ -235,15 +212,10 @@ std::vector<OptionRow> make_rows() {
        "--speculate: maximum draft tokens of a sequence in a step; turbo: adapts the number to the acceptance rate of "
        "the sequence and to the measured time of steps",
        kEngine, sets_as<draft_tokens, &ClusterOptions::speculation, &SpeculationOptions::tokens>},
-      {"ngram-min", integer, "2", "tokens", "", 1, 64, "--speculate ngram: minimum length of a match", kEngine,
-       sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_min>},
-      {"ngram-max", integer, "4", "tokens", "", 1, 64,
-       "--speculate ngram: maximum length of a match, which is looked for first", kEngine,
-       sets<&ClusterOptions::speculation, &SpeculationOptions::ngram_max>},
       {"max-step-tokens", integer, "2048", "tokens", "", 1, 1 << 20,
-       "maximum tokens of one step with the other batching policies; a longer prompt takes several steps", kShape},
+       "maximum tokens of one step with the other batching policies; a longer prompt takes several steps", kEngine},
       {"max-batch", integer, "64", "sequences", "", 1, 65536, "maximum running sequences in each instance", kShape,
-       sets<&ClusterOptions::max_batch>, "max-num-seqs max-running-requests parallel"},
+       sets<&ClusterOptions::max_batch>},
 
       // Prefill/decode disaggregation.
       {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0,
@@ -277,10 +249,6 @@ std::vector<OptionRow> make_rows() {
       {"placement", choice, "least_loaded", "", placements.c_str(), 0, 0,
        "how the conductor chooses P and D for a request", kCluster,
        sets_as<find_placement_policy, &ConductorOptions::placement>},
-      {"fetch-threshold", number, "1.5", "times", "", 0, INFINITY,
-       "--placement mooncake: a prefix is fetched from another instance that has at least so many times the cached "
-       "tokens",
-       kPolicy, sets<&ConductorOptions::placement_options, &PlacementOptions::fetch_threshold>},
       {"kv-fetch", choice, "never", "", fetches.c_str(), 0, 0,
        "when an instance fetches a prompt's prefix from another instance: never; always if that one has more of it; or "
        "only if fetching is predicted to be faster than computing it (cost)",
@@ -307,8 +275,6 @@ std::vector<OptionRow> make_rows() {
       {"kv-events-replay", text, "", "ADDRESS", "tcp://HOST:PORT", 0, 0,
        "--kv-events: address at which subscribers get missed messages again, also at port + N; empty: no replay",
        kEngine, sets<&ClusterOptions::kv_events, &KvEventsOptions::replay>},
-      {"kv-events-topic", text, "", "", "TOPIC", 0, 0, "--kv-events: topic, the first frame of each message", kEngine,
-       sets<&ClusterOptions::kv_events, &KvEventsOptions::topic>},
       {"kv-events-rank", integer, "0", "", "", 0, 65535,
        "--kv-events: data_parallel_rank of this worker, which is added to both ports (serve gives each of its workers "
        "one)",
@@ -320,12 +286,6 @@ std::vector<OptionRow> make_rows() {
        "--processes: start a worker for each instance of --topology; off: all workers join from elsewhere (xpyd "
        "worker), and /health answers 503 until there are some for prefill and for decode",
        kCluster, sets<&ProcessOptions::start_workers>},
-      {"restart-workers", choice, "on", "", "on|off", 0, 0,
-       "--processes: a worker that exits is started again; a worker that does not respond is killed and started again",
-       kCluster, sets<&SupervisorOptions::restart>},
-      {"worker-start-timeout", number, "600", "s", "", 1, 86400,
-       "--processes: a worker that has not loaded its model and joined within this time is killed and started again",
-       kCluster, sets<&SupervisorOptions::start_s>},
       {"lease", number, "3", "s", "", 0.05, 3600,
        "--processes: time without a message after which a worker, and KV that is held for it, is given up", kCluster,
        sets<&ProcessOptions::lease_s>},
@@ -359,20 +319,12 @@ std::vector<OptionRow> make_rows() {
 
       // The machine.
       {"threads", integer, "0", "threads", "", 0, 1024,
-       "compute threads of each instance; 0: the cores of this machine divided by the instances", kShape,
+       "compute threads of each instance; 0: the cores of this machine divided by the instances", kEngine,
        sets<&BackendOptions::threads>},
-      {"pin", choice, "off", "", "on|off", 0, 0, "bind each thread to its own core", kEngine,
-       sets<&BackendOptions::pin>},
       {"cpu-kernels", choice, "auto", "", isas.c_str(), 0, 0,
        "newest instruction set that CPU kernels may use; auto: the newest of this CPU (--gemm and --attention, if "
        "given, override it)",
        "serve generate worker info peak"},
-      {"cpus", text, "", "", "P0=0-3,D0=4+6", 0, 0,
-       "--device cpu: cores of each instance; it gets as many threads, bound to them, and its KV, scratch and (with "
-       "--processes) weights are allocated on their NUMA node; empty: any cores",
-       kCluster},
-      {"cpus", text, "", "", "0-3", 0, 0,
-       "--device cpu: cores of this worker, and so the NUMA node of its memory; empty: any cores", "worker"},
       {"huge-pages", choice, "transparent", "", "off|transparent", 0, 0,
        "page size for weights, KV pools and scratch: off: 4 KiB; transparent: 2 MiB as far as the kernel has such "
        "pages",
@@ -396,12 +348,10 @@ std::vector<OptionRow> make_rows() {
       {"async-scheduling", choice, "on", "", "on|off", 0, 0,
        "--device cuda: plan the next step on the CPU and sample tokens on the card while it computes", kEngine,
        sets<&ClusterOptions::ahead>},
-      {"cuda-graphs", choice, "on", "", "on|off", 0, 0, "--device cuda: run decode steps as captured CUDA graphs",
-       kEngine, sets<&BackendOptions::cuda_graphs>},
 
       // The frontend.
-      {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free port", "serve", sets<&HttpListenOptions::port>,
-       "p"},
+      {"port", integer, "8000", "", "", 0, 65535, "TCP port; 0: any free port", "serve",
+       sets<&HttpListenOptions::port>},
       {"host", text, "127.0.0.1", "", "ADDRESS", 0, 0, "address to listen on", "serve", sets<&HttpListenOptions::host>},
       {"served-model-name", text, "", "", "NAME", 0, 0,
        "model name in requests and answers; MODEL_DIR as given is accepted, too; empty: the name of the model's folder",
@@ -414,10 +364,6 @@ std::vector<OptionRow> make_rows() {
        "Jinja template that turns chat messages into a prompt; auto: the model folder's; plain: the messages' text, "
        "one per line; none: no chat",
        kEngine},
-      {"generation-config", choice, "auto", "", "auto|none", 0, 0,
-       "defaults of temperature, top_k, top_p, min_p and repetition_penalty for requests without them; auto: the model "
-       "folder's generation_config.json; none: 1, 0, 1, 0 and 1",
-       "serve"},
       {"api-key-file", text, "", "", "FILE", 0, 0,
        "file with the key that clients must send as a Bearer token; only its owner and group may read it; empty: no "
        "key "
@@ -439,31 +385,19 @@ std::vector<OptionRow> make_rows() {
        "maximum memory of all conversations that the server keeps", "serve", sets<&ServerOptions::session_bytes>},
 
       // generate.
-      {"prompt", text, "", "", "TEXT", 0, 0, "text to continue", "generate", kByName, "p"},
+      {"prompt", text, "", "", "TEXT", 0, 0, "text to continue", "generate"},
       {"chat", flag, "off", "", "", 0, 0, "the prompt is a user's chat message: apply the chat template", "generate"},
       {"max-tokens", integer, "128", "tokens", "", 1, kMaxTokens, "maximum output tokens", "generate",
        sets<&Request::max_tokens>},
       {"temperature", number, "0", "", "", 0, 100, "sampling temperature; 0: greedy", "generate",
        sets<&Request::sampling, &SamplingParams::temperature>},
-      {"top-k", integer, "0", "tokens", "", 0, kMaxTokens, "sample among the k most likely tokens; 0: all", "generate",
-       sets<&Request::sampling, &SamplingParams::top_k>},
-      {"top-p", number, "1", "", "", 0, 1, "sample among the most likely tokens whose probabilities sum to p",
-       "generate", sets<&Request::sampling, &SamplingParams::top_p>},
 
       // info.
       {"tokens", integer, "2048", "tokens", "", 1, 1 << 17, "prompt length for which the KV transfer is computed",
        "info"},
-      {"ranks", text, "", "", "[xPyD:]AxB:CxD", 0, 0,
-       "print which rank sends which KV to which rank: prefill ranks, tp x pp, and decode ranks, as in 2x1:4x1; or of "
-       "several instances, 2P3D:2x1:4x1; also the rank table of a design on NCCL groups and the errors in its notes",
+      {"ranks", text, "", "", "AxB:CxD", 0, 0,
+       "print which rank sends which KV to which rank: prefill ranks, tp x pp, and decode ranks, as in 2x1:4x1",
        "info"},
-
-      {"break-even", number, "0", "TFLOP/s", "", 0, 1e9,
-       "print from what bandwidth on loading the KV of a prefix takes less time than computing it at so many TFLOP/s; "
-       "0: not printed",
-       "info"},
-      {"link-gbps", number, "100", "Gb/s", "", 0.001, 1e6,
-       "--break-even: bandwidth of a link, for which the load time is printed too", "info"},
 
       // peak.
       {"threads", integer, "0", "threads", "", 0, 1024, "threads; 0: all cores of this machine", "peak"},
@@ -501,9 +435,6 @@ Status check_options(const Options& options, std::string_view group) {
                    std::to_string(kMostDrafts));
   if (options.values().contains("slot-prealloc") && slot_chunk(options.text("slot-prealloc")) < 0)
     return invalid("--slot-prealloc " + options.text("slot-prealloc") + ": expected all, none or a number of slots");
-  if (options.values().contains("ngram-min") && options.integer("ngram-min") > options.integer("ngram-max"))
-    return invalid("--ngram-min " + options.text("ngram-min") + ": expected a number that is not above --ngram-max, " +
-                   options.text("ngram-max"));
   if (group == "worker" && options.text("join").empty() == options.text("registry").empty())
     return invalid("--join: expected the conductor's address here, or --registry to find it");
   if (group == "serve" &&
@@ -520,26 +451,6 @@ Status check_options(const Options& options, std::string_view group) {
     return invalid("--disk-kv-dir: needs --host-kv-bytes, because KV goes to the disk through host memory");
   if (group == "generate" && options.text("prompt").empty()) return invalid("--prompt: expected the text to continue");
   return ok();
-}
-
-std::vector<std::string> without_effect(const Options& options) {
-  std::vector<std::string> all;
-  const auto& values = options.values();
-  const auto ranks = values.find("ranks");  // stages as processes make instances processes, too
-  for (const OptionRow& row : options.rows()) {
-    const std::string_view help = row.help, needs = help.substr(0, help.find(':'));
-    if (!needs.starts_with("--") || !values.contains(row.name) || !options.given(row.name)) continue;
-    const size_t blank = std::min(needs.find(' '), needs.size());
-    const auto other = values.find(needs.substr(2, blank - 2));  // a worker has no --processes
-    if (needs == "--processes" && ranks != values.end() && ranks->second == "processes") continue;
-    const std::string value(blank < needs.size() ? needs.substr(blank + 1) : "");
-    if (other == values.end()) continue;
-    const std::string& is = other->second;
-    const bool none = is.empty() || is == "off" || is == "0" || is == "never";
-    if (value.empty() ? none : is.find(value) == std::string::npos)
-      all.push_back("--" + std::string(row.name) + " has no effect without " + std::string(needs));
-  }
-  return all;
 }
 
 }  // namespace xpyd::server

@@ -113,26 +113,13 @@ ServerOptions access_options(const Options& options) {
 
 void complete(ServerOptions& http, const Options& options, Build& build) {
   if (http.name.empty()) http.name = build.config.name;
-  http.model_root = build.model_dir;
-  if (!is_embedded(build.model_dir)) {
-    http.model_root = std::filesystem::absolute(build.model_dir).string();
-  } else if (Result<std::string> folder = cached_demo(); folder) {
-    http.model_root = folder.value();
-  } else {
-    log_line(LogLevel::warning, "xpyd serve: clients cannot load the tokenizer of the demo model: %s",
-             folder.error().message.c_str());
-  }
+  http.model_root = is_embedded(build.model_dir) ? build.model_dir
+                                                 : std::filesystem::absolute(build.model_dir).string();
   http.other_names = {build.model_dir, http.model_root};
   http.max_model_len = build.options.max_model_len;
   http.vocab_size = build.config.vocab;
   http.seed = build.options.seed;
-  if (options.text("generation-config") == "auto")
-    http.sampling = need(load_generation_config(build.model_dir), "--generation-config auto: ");
-  if (const std::string defaults = describe_defaults(http.sampling); !defaults.empty())
-    log_line(
-        LogLevel::info,
-        "xpyd serve: sampling defaults from generation_config.json: %s (--generation-config none ignores that file)",
-        defaults.c_str());
+  http.sampling = need(load_generation_config(build.model_dir));
   http.switches = switches_json(options, build);
   http.reset_prefix_cache = [&build] { build.runtime->clear_prefix_caches(); };
   http.retire_instance = [&build](const std::string& name, const std::string& role) {

@@ -1,6 +1,5 @@
 // Registry over etcd v3. It uses etcd's JSON gateway, so plain HTTP suffices. A process has one lease and renews it at
-// a third of its time. Names are keys under that lease. A watch is a stream that begins with a snapshot, and begins
-// anew after a lost stream.
+// a third of its time. Names are keys under that lease. Each name that is watched is asked for twice a second.
 //
 // After an outage the lease is checked. If etcd still has it, nothing happened. If it has expired (or etcd lost its
 // data), a new lease is taken and every name is announced again.
@@ -10,11 +9,11 @@
 #include <nettle/base64.h>
 
 #include <algorithm>
-#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <thread>
 #include <vector>
 
@@ -27,9 +26,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMaxAnswerBytes = 16 << 20;
-constexpr double kPauseSeconds = 0.5;   // after a failure
-constexpr double kStreamSeconds = 1e8;  // a watch has no end of its own
+constexpr auto kTurn = std::chrono::milliseconds(500);
 
 std::string to_base64(std::string_view bytes) {
   std::string out(BASE64_ENCODE_RAW_LENGTH(bytes.size()), '\0');
@@ -63,25 +60,19 @@ class EtcdRegistry final : public Registry {
   }
 
   ~EtcdRegistry() override {
-    stopping_ = true;
+    change([this] { stopping_ = true; });
     thread_.join();
   }
 
   void announce(const std::string& name, const std::string& value) override {
-    std::lock_guard lock(mutex_);
-    wanted_[name] = value;
+    change([&] { wanted_[name] = value; });
   }
-
   void withdraw(const std::string& name) override {
-    std::lock_guard lock(mutex_);
-    wanted_.erase(name);
+    change([&] { wanted_.erase(name); });
   }
-
-  void watch(const std::string& prefix, std::function<void(const Entries&)> on_change) override {
-    std::lock_guard lock(mutex_);
-    new_watches_.push_back({prefix, std::move(on_change)});
+  void watch(const std::string& name, std::function<void(const std::string& value)> on_change) override {
+    change([&] { watches_.push_back({name, std::move(on_change)}); });
   }
-
   RegistryState state() const override {
     std::lock_guard lock(mutex_);
     return state_;
@@ -89,244 +80,135 @@ class EtcdRegistry final : public Registry {
 
  private:
   struct Watch {
-    std::string prefix;
-    std::function<void(const Entries&)> on_change;
-    enum class Stage { stale, asking, streaming } stage = Stage::stale;
-    Entries entries;
-    std::optional<Entries> told;
-    std::string lines;  // unfinished line of the stream
+    std::string name;
+    std::function<void(const std::string& value)> on_change;
+    std::string told = {};
   };
-  using OnAnswer = std::function<void(const json&)>;
 
-  std::string key(const std::string& name) const { return to_base64(prefix_ + name); }
-  json range(const std::string& prefix) const {
-    std::string end = prefix_ + prefix;
-    ++end.back();  // never 0xff, because the last byte is of a name or '/'
-    return {{"key", key(prefix)}, {"range_end", to_base64(end)}};
+  template <class F>
+  void change(F&& f) {
+    std::lock_guard lock(mutex_);
+    f();
+    changed_ = true;
+    wake_.notify_all();
   }
 
+  std::string key(const std::string& name) const { return to_base64(prefix_ + name); }
+
   void run() {
+    std::unique_lock lock(mutex_);
     while (!stopping_) {
-      {
-        std::lock_guard lock(mutex_);
-        for (auto& [prefix, on_change] : std::exchange(new_watches_, {}))
-          watches_.push_back({prefix, std::move(on_change)});
+      changed_ = false;
+      lock.unlock();
+      std::string trouble;
+      try {
+        trouble = turn();
+      } catch (const Error& error) {
+        trouble = error.message;
+        if (error.code == ErrorCode::not_found) forget_lease();
       }
-      if (std::exchange(odd_stream_, false)) lost("/v3/watch: the stream is not valid");
-      if (!calling_ && clock_.now() >= pause_until_s_) next_call();
-      http_->poll(0.1);
+      lock.lock();
+      state_.trouble = trouble;
+      wake_.wait_for(lock, kTurn, [this] { return changed_; });
     }
-    http_->abort_all();
-    if (!lease_.empty() && state().reachable)
+    const bool reachable = state_.trouble.empty();
+    lock.unlock();
+    if (!lease_.empty() && reachable)
       (void)http_->fetch({.target = "/v3/lease/revoke", .body = json_text({{"ID", lease_}}), .timeout_s = 1});
   }
 
-  // Starts the most urgent call that is due, if any.
-  void next_call() {
-    const double now = clock_.now();
-    if (lease_.empty())
-      return call("/v3/lease/grant", {{"TTL", std::to_string(int64_t(ttl_s_))}}, [this](const json& answer) {
-        lease_ = word(answer, "ID");
-        keep_alive_at_s_ = clock_.now() + ttl_s_ / 3;
-      });
-    if (now >= keep_alive_at_s_)
-      return call("/v3/lease/keepalive", {{"ID", lease_}}, [this](const json& answer) {
-        keep_alive_at_s_ = clock_.now() + ttl_s_ / 3;
-        const json* result = answer.is_object() ? find_field(answer, "result") : nullptr;
-        std::string left = result ? word(*result, "TTL") : "";
-        if (left.empty() || left[0] == '-' || left == "0") forget_lease();
-      });
-    std::optional<std::string> add, remove;
-    std::string value;
-    {
-      std::lock_guard lock(mutex_);
-      for (auto& [name, held] : held_)
-        if (!wanted_.count(name)) remove = name;
-      for (auto& [name, want] : wanted_) {
-        auto held = held_.find(name);
-        if (held != held_.end() && held->second == want) continue;
-        if (auto taken = taken_until_s_.find(name); taken != taken_until_s_.end() && now < taken->second) continue;
-        add = name;
-        value = want;
-      }
+  // Renews the lease, sends changed names and asks for watched ones. Returns what keeps a name from being announced.
+  std::string turn() {
+    renew();
+    std::unique_lock lock(mutex_);
+    const std::map<std::string, std::string> wanted = wanted_;
+    std::vector<Watch*> watches;
+    for (Watch& watch : watches_) watches.push_back(&watch);
+    lock.unlock();
+    for (const auto& [name, value] : std::map(held_))
+      if (!wanted.contains(name)) remove(name);
+    std::string trouble;
+    for (const auto& [name, value] : wanted)
+      if (const auto held = held_.find(name); held == held_.end() || held->second != value)
+        if (!put(name, value)) trouble = "another process holds the name '" + name + "'";
+    for (Watch* watch : watches) look(*watch);
+    return trouble;
+  }
+
+  void renew() {
+    if (!lease_.empty() && clock_.now() < keep_alive_at_s_) return;
+    if (!lease_.empty()) {
+      const json answer = call("/v3/lease/keepalive", {{"ID", lease_}});
+      const json* result = find_field(answer, "result");
+      const std::string left = result ? word(*result, "TTL") : "";
+      if (left.empty() || left[0] == '-' || left == "0") forget_lease();
     }
-    if (remove) return call_remove(*remove);
-    if (add) return call_put(*add, value);
-    for (size_t i = 0; i < watches_.size(); ++i)
-      if (watches_[i].stage == Watch::Stage::stale) return call_snapshot(i);
+    if (lease_.empty()) lease_ = word(call("/v3/lease/grant", {{"TTL", std::to_string(int64_t(ttl_s_))}}), "ID");
+    keep_alive_at_s_ = clock_.now() + ttl_s_ / 3;
   }
 
   json holder_is_us(const std::string& name) const {
     return {{"key", key(name)}, {"target", "LEASE"}, {"result", "EQUAL"}, {"lease", lease_}};
   }
 
-  void call_remove(const std::string& name) {
-    json remove = {{"request_delete_range", {{"key", key(name)}}}};
-    call("/v3/kv/txn", {{"compare", json::array({holder_is_us(name)})}, {"success", json::array({remove})}},
-         [this, name](const json&) { lose(name); });
-  }
-
-  void hold(const std::string& name, const std::string& value) {
-    held_[name] = value;
-    std::lock_guard lock(mutex_);
-    state_.held.insert(name);
-  }
-
-  void lose(const std::string& name) {
+  void remove(const std::string& name) {
+    const json remove = {{"request_delete_range", {{"key", key(name)}}}};
+    call("/v3/kv/txn", {{"compare", json::array({holder_is_us(name)})}, {"success", json::array({remove})}});
     held_.erase(name);
-    std::lock_guard lock(mutex_);
-    state_.held.erase(name);
+    show_held();
   }
 
-  void call_put(const std::string& name, const std::string& value) {
-    // If the name is ours, change its value. Otherwise take it only if nobody holds it.
-    const bool ours = held_.count(name) > 0;
-    json nobody = {{"key", key(name)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}};
-    json fields = {{"key", key(name)}, {"value", to_base64(value)}, {"lease", lease_}};
-    json put = {{"request_put", fields}};
-    json look = {{"request_range", {{"key", key(name)}}}};
-    call("/v3/kv/txn",
-         {{"compare", json::array({ours ? holder_is_us(name) : nobody})},
-          {"success", json::array({put})},
-          {"failure", json::array({look})}},
-         [this, name, value](const json& answer) {
-           const json* succeeded = find_field(answer, "succeeded");
-           if (succeeded && succeeded->is_boolean() && succeeded->get<bool>()) {
-             hold(name, value);
-             taken_until_s_.erase(name);
-             return;
-           }
-           lose(name);
-           const json::json_pointer holder("/responses/0/response_range/kvs/0");
-           if (!answer.contains(holder)) return;  // removed meanwhile: the next try finds it free
-           // An earlier call of ours may have succeeded although its answer was lost.
-           if (word(answer.at(holder), "lease") == lease_) {
-             hold(name, from_base64(word(answer.at(holder), "value")));
-             return;
-           }
-           taken_until_s_[name] = clock_.now() + kPauseSeconds;
-           std::lock_guard lock(mutex_);
-           state_.trouble = "another process holds the name '" + name + "'";
-         });
-  }
-
-  void call_snapshot(size_t i) {
-    watches_[i].stage = Watch::Stage::asking;
-    call("/v3/kv/range", range(watches_[i].prefix), [this, i](const json& answer) {
-      Watch& watch = watches_[i];
-      watch.entries.clear();
-      if (const json* kvs = find_field(answer, "kvs"); kvs && kvs->is_array())
-        for (const json& kv : *kvs) put_entry(watch, kv);
-      const json* header = find_field(answer, "header");
-      start_stream(i, header ? word(*header, "revision") : "");
-      tell(watch);
-    });
-  }
-
-  void put_entry(Watch& watch, const json& kv) {
-    std::string name = from_base64(word(kv, "key"));
-    if (name.starts_with(prefix_)) watch.entries[name.substr(prefix_.size())] = from_base64(word(kv, "value"));
-  }
-
-  void tell(Watch& watch) {
-    if (watch.told == watch.entries) return;
-    watch.told = watch.entries;
-    watch.on_change(watch.entries);
-  }
-
-  void start_stream(size_t i, const std::string& revision) {
-    Watch& watch = watches_[i];
-    watch.stage = Watch::Stage::streaming;
-    watch.lines.clear();
-    json create = range(watch.prefix);
-    create["start_revision"] = std::to_string(std::atoll(revision.c_str()) + 1);
-    http_->start(
-        {.target = "/v3/watch", .body = json_text({{"create_request", create}}), .timeout_s = kStreamSeconds},
-        [this, i](int, std::string_view bytes) { read_stream(watches_[i], bytes); },
-        [this, i](const HttpOutcome&) {
-          watches_[i].stage = Watch::Stage::stale;
-          pause_until_s_ = clock_.now() + kPauseSeconds;
-        });
-  }
-
-  // Reads one JSON object per line. After a malformed one, all streams begin again.
-  void read_stream(Watch& watch, std::string_view bytes) {
-    if (odd_stream_) return;
-    watch.lines += bytes;
-    odd_stream_ = watch.lines.size() > kMaxAnswerBytes;
-    for (size_t end; !odd_stream_ && (end = watch.lines.find('\n')) != std::string::npos;) {
-      Result<json> line = parse_json(std::string_view(watch.lines).substr(0, end), "etcd watch");
-      watch.lines.erase(0, end + 1);
-      odd_stream_ = !line || !take_events(watch, line.value());
+  // If the name is ours, changes its value. Otherwise takes it only if nobody holds it. False: another process holds
+  // it.
+  bool put(const std::string& name, const std::string& value) {
+    const bool ours = held_.contains(name);
+    const json nobody = {{"key", key(name)}, {"target", "CREATE"}, {"result", "EQUAL"}, {"create_revision", "0"}};
+    const json fields = {{"key", key(name)}, {"value", to_base64(value)}, {"lease", lease_}};
+    const json put = {{"request_put", fields}}, look = {{"request_range", {{"key", key(name)}}}};
+    const json answer = call("/v3/kv/txn", {{"compare", json::array({ours ? holder_is_us(name) : nobody})},
+                                            {"success", json::array({put})},
+                                            {"failure", json::array({look})}});
+    held_.erase(name);
+    const json* succeeded = find_field(answer, "succeeded");
+    const json::json_pointer holder("/responses/0/response_range/kvs/0");
+    bool taken = false;
+    if (succeeded && succeeded->is_boolean() && succeeded->get<bool>()) {
+      held_[name] = value;
+    } else if (answer.contains(holder)) {  // otherwise it was removed meanwhile, and the next turn finds it free
+      // An earlier call of ours may have succeeded although its answer was lost.
+      taken = word(answer.at(holder), "lease") != lease_;
+      if (!taken) held_[name] = from_base64(word(answer.at(holder), "value"));
     }
-    tell(watch);
+    show_held();
+    return !taken;
   }
 
-  bool take_events(Watch& watch, const json& line) {
-    const json* result = line.is_object() ? find_field(line, "result") : nullptr;
-    if (!result || !result->is_object() || find_field(*result, "canceled")) return false;
-    const json* events = find_field(*result, "events");
-    if (!events || !events->is_array()) return true;  // "created"
-    for (const json& event : *events) {
-      const json* kv = event.is_object() ? find_field(event, "kv") : nullptr;
-      if (!kv) return false;
-      if (word(event, "type") != "DELETE") {
-        put_entry(watch, *kv);
-      } else if (std::string name = from_base64(word(*kv, "key")); name.starts_with(prefix_)) {
-        watch.entries.erase(name.substr(prefix_.size()));
-      }
-    }
-    return true;
+  void look(Watch& watch) {
+    const json answer = call("/v3/kv/range", {{"key", key(watch.name)}});
+    const json::json_pointer holder("/kvs/0");
+    const std::string value = answer.contains(holder) ? from_base64(word(answer.at(holder), "value")) : "";
+    if (value != std::exchange(watch.told, value)) watch.on_change(value);
   }
 
-  void call(const char* target, const json& body, OnAnswer on_answer) {
-    calling_ = true;
-    auto text = std::make_shared<std::string>();
-    http_->start(
-        {.target = target, .body = json_text(body), .timeout_s = std::clamp(ttl_s_ / 3, 0.5, 2.0)},
-        [text](int, std::string_view bytes) {
-          if (text->size() + bytes.size() <= kMaxAnswerBytes) *text += bytes;
-        },
-        [this, target, text, on_answer = std::move(on_answer)](const HttpOutcome& outcome) {
-          calling_ = false;
-          if (!outcome.error.empty()) return lost(std::string(target) + ": " + outcome.error);
-          Result<json> answer = parse_json(*text, std::string("etcd ") + target);
-          if (outcome.status != 200) {
-            std::string why = answer ? word(answer.value(), "error") : "";
-            if (why.find("lease not found") != std::string::npos) return forget_lease();
-            return lost(std::string(target) + ": " + std::to_string(outcome.status) + " " + why);
-          }
-          if (!answer) return lost(answer.error().message);
-          if (!answer.value().is_object()) return lost(std::string(target) + ": the answer is not an object");
-          {
-            std::lock_guard lock(mutex_);
-            state_.reachable = true;
-            state_.trouble.clear();
-          }
-          on_answer(answer.value());
-        });
+  // Throws an Error if there is no good answer.
+  json call(const char* target, const json& body) {
+    const HttpCall request = {.target = target, .body = json_text(body), .timeout_s = std::clamp(ttl_s_ / 3, 0.5, 2.0)};
+    json answer = need(parse_json(need(http_->fetch(request)), std::string("etcd ") + target));
+    if (!answer.is_object()) throw invalid(std::string(target) + ": the answer is not an object");
+    return answer;
   }
 
   // etcd has forgotten this process: start again with a new lease.
   void forget_lease() {
     lease_.clear();
     held_.clear();
-    taken_until_s_.clear();
-    std::lock_guard lock(mutex_);
-    state_.held.clear();
-    ++state_.lost_leases;
+    show_held();
   }
 
-  // The streams may be dead without notice, so all begin again with a snapshot.
-  void lost(const std::string& why) {
-    calling_ = false;
-    pause_until_s_ = clock_.now() + kPauseSeconds;
-    http_->abort_all();
-    for (Watch& watch : watches_) watch.stage = Watch::Stage::stale;
+  void show_held() {
     std::lock_guard lock(mutex_);
-    if (state_.reachable) ++state_.outages;
-    state_.reachable = false;
-    state_.trouble = why;
+    state_.held.clear();
+    for (const auto& [name, value] : held_) state_.held.insert(name);
   }
 
   std::unique_ptr<HttpClient> http_;
@@ -337,17 +219,14 @@ class EtcdRegistry final : public Registry {
   // ---- Members of the thread.
   std::string lease_;                        // as etcd writes it; "": none
   std::map<std::string, std::string> held_;  // announced under this lease, with these values
-  std::map<std::string, double> taken_until_s_;
-  std::deque<Watch> watches_;  // never shrinks: callbacks use indices
-  double keep_alive_at_s_ = 0, pause_until_s_ = 0;
-  bool odd_stream_ = false;
-  bool calling_ = false;  // one call at a time, besides the streams
+  double keep_alive_at_s_ = 0;
 
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards the members below
+  std::condition_variable wake_;
   std::map<std::string, std::string> wanted_;
-  std::vector<std::pair<std::string, std::function<void(const Entries&)>>> new_watches_;
+  std::deque<Watch> watches_;  // only grows at its end, so the thread may use its entries without the mutex
   RegistryState state_;
-  std::atomic<bool> stopping_{false};
+  bool stopping_ = false, changed_ = false;
   std::thread thread_;
 };
 

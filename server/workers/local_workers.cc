@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <cmath>
 #include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -21,7 +19,6 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/numbers.h"
-#include "base/version.h"
 #include "server/build.h"
 #include "server/workers/signals.h"
 #include "server/workers/spawn.h"
@@ -44,14 +41,10 @@ void write_key(const std::string& path) {
 
 // The command line of a worker: those of this process's options that a worker takes.
 Command arguments_of(const Options& options, Role role, size_t instance, size_t n_instances, const std::string& join,
-                     const ProcessOptions& own, std::span<const int> cpus) {
-  constexpr std::string_view kOwn[] = {"config", "cluster-key-file", "registry", "cpus"};
+                     const ProcessOptions& own) {
+  constexpr std::string_view kOwn[] = {"config", "cluster-key-file", "registry"};
   Command arguments = worker_command(options, kOwn);
-  if (!cpus.empty()) {
-    std::string list;
-    for (int cpu : cpus) list += (list.empty() ? "" : "+") + std::to_string(cpu);
-    arguments.insert(arguments.end(), {"--cpus", list});
-  } else if (options.integer("threads") == 0) {
+  if (options.integer("threads") == 0) {
     const size_t cores = std::max(1u, std::thread::hardware_concurrency());
     arguments.insert(arguments.end(), {"--threads", std::to_string(std::max<size_t>(1, cores / n_instances))});
   }
@@ -63,22 +56,13 @@ Command arguments_of(const Options& options, Role role, size_t instance, size_t 
   return arguments;
 }
 
-// Child processes that a Supervisor keeps running. Thread safety: any thread.
+// Child processes. One that ends is started again after a second, unless its exit code was 0: then it was told to
+// leave. Thread safety: any thread.
 class Children {
  public:
-  Children(std::vector<Command> commands, const SupervisorOptions& options, const ProcessCluster& cluster, Clock& clock)
-      : commands_(std::move(commands)),
-        cluster_(cluster),
-        clock_(clock),
-        supervisor_(options, commands_.size()),
-        pids_(commands_.size(), -1),
-        stopped_(commands_.size()),
-        said_(commands_.size()) {}
-  ~Children() {
-    end();
-    for (const Said& said : said_)
-      if (said.pipe >= 0) close(said.pipe);
-  }
+  Children(std::vector<Command> commands, Clock& clock)
+      : commands_(std::move(commands)), clock_(clock), pids_(commands_.size(), -1), start_at_s_(commands_.size()) {}
+  ~Children() { end(); }
 
   // Returns when `all_serve`, when `told_to_end`, or when a child has ended, because it would end again.
   Status start(const std::function<bool()>& all_serve, const std::atomic<bool>& told_to_end) {
@@ -90,7 +74,6 @@ class Children {
       wake_.wait_for(lock, std::chrono::milliseconds(20));
     }
     starting_ = false;
-    for (size_t i = 0; i < said_.size(); ++i) pass_on(i);
     return ok();
   }
   // From now on no child is started or logged.
@@ -106,109 +89,50 @@ class Children {
   void end() {
     let_go();
     end_all(pids_, 2, [this] {
-      for (size_t i = 0; i < pids_.size(); ++i)
-        if (pid_t& pid = pids_[i]; pid > 0 && waitpid(pid, nullptr, WNOHANG) == pid) pid = -1;
+      for (pid_t& pid : pids_)
+        if (pid > 0 && waitpid(pid, nullptr, WNOHANG) == pid) pid = -1;
     });
-    for (size_t i = 0; i < pids_.size(); ++i) pass_on(i);
   }
 
  private:
-  // Starts child i. Its stderr is read here and passed on to the log.
-  Status spawn(size_t i) {
-    int said[2];
-    if (pipe2(said, O_CLOEXEC | O_NONBLOCK) != 0)
-      return Error{ErrorCode::io, std::string("the worker cannot be started: ") + std::strerror(errno)};
-    if (said_[i].pipe >= 0) close(said_[i].pipe);
-    said_[i] = {.pipe = said[0]};
-    const Result<pid_t> pid = spawn_self(commands_[i], said[1]);
-    close(said[1]);
-    if (!pid) return pid.error();
-    pids_[i] = pid.value();
-    return ok();
-  }
-
-  // Logs the lines that worker i has written since the last call.
-  void pass_on(size_t i, bool ended = false) {
-    Said& said = said_[i];
-    char part[4096];
-    // Reads at most what the pipe holds. A worker that never stops writing must not delay threads that wait for mutex_.
-    ssize_t n;
-    for (int reads = 0; reads < 16 && (n = read(said.pipe, part, sizeof part)) > 0; ++reads) {
-      said.begun.append(part, size_t(n));
-      for (size_t end; (end = said.begun.find('\n')) != std::string::npos;) {
-        const std::string line = said.begun.substr(0, end);
-        said.begun.erase(0, end + 1);
-        // Skips its version and its table of options: the server has logged its own.
-        if (!line.starts_with("--") && !line.starts_with("xpyd " + std::string(version()))) say(said.last = line);
-      }
-    }
-    if (!said.begun.empty() && (ended || said.begun.size() > sizeof part))
-      say(said.last = std::exchange(said.begun, {}));
-  }
-
   void keep() {
     std::unique_lock lock(mutex_);
     while (!stop_) {
-      look();
+      for (size_t i = 0; i < pids_.size(); ++i) look(i);
       wake_.wait_for(lock, std::chrono::milliseconds(50));
     }
   }
 
-  void look() {
-    std::vector<Presence> seen;
-    for (size_t i = 0; i < pids_.size(); ++i) {
-      int status = 0;
-      bool ended = false;
-      while (pids_[i] > 0 && !ended && waitpid(pids_[i], &status, WNOHANG | WUNTRACED | WCONTINUED) == pids_[i]) {
-        ended = WIFEXITED(status) || WIFSIGNALED(status);
-        stopped_[i] = WIFSTOPPED(status);
-      }
-      pass_on(i, ended);
-      if (ended) {
-        const bool retired = cluster_.was_retired(process_name(std::exchange(pids_[i], -1)));
-        on_end(i,
-               WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status))
-                                   : "exit code " + std::to_string(WEXITSTATUS(status)),
-               retired && WIFEXITED(status) && WEXITSTATUS(status) == 0);
-      }
-      seen.push_back(pids_[i] > 0 ? cluster_.presence(process_name(pids_[i])) : Presence::absent);
-      if (stopped_[i] && seen[i] == Presence::absent) seen[i] = Presence::stopped;
+  void look(size_t i) {
+    if (int status = 0; pids_[i] > 0 && waitpid(pids_[i], &status, WNOHANG) == pids_[i]) {
+      pids_[i] = -1;
+      ended(i, WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status))
+                                   : "exit code " + std::to_string(WEXITSTATUS(status)));
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) start_at_s_[i] = HUGE_VAL;
     }
-    const Supervisor::Orders orders = supervisor_.look(seen, clock_.now());
-    for (size_t i : orders.kill) {
-      log_line(LogLevel::warning, "xpyd: worker %zu does not respond and is killed", i);
-      kill(pids_[i], SIGKILL);
-    }
-    for (size_t i : orders.start)
-      if (Status status = spawn(i); !status)
-        on_end(i, status.error().message, false);
-      else
-        supervisor_.started(i, clock_.now());
+    if (pids_[i] > 0 || clock_.now() < start_at_s_[i]) return;
+    const Result<pid_t> pid = spawn_self(commands_[i]);
+    if (pid)
+      pids_[i] = pid.value();
+    else
+      ended(i, pid.error().message);
   }
 
-  void on_end(size_t i, const std::string& how, bool retired) {
+  void ended(size_t i, const std::string& how) {
     const std::string text = "worker " + std::to_string(i) + " ended: " + how;
-    const std::optional<double> wait = supervisor_.ended(i, retired, clock_.now());
-    char again[64] = "";
-    if (wait) std::snprintf(again, sizeof again, "; it is started again in %.1f s", *wait);
-    if (!starting_) log_line(LogLevel::warning, "xpyd: %s%s", text.c_str(), again);
-    const std::string& last = said_[i].last;
-    if (starting_) failed_start_ = text + ", before all workers served" + (last.empty() ? "" : ": " + last);
+    if (starting_)
+      failed_start_ = text + ", before all workers served";
+    else
+      log_line(LogLevel::warning, "xpyd: %s", text.c_str());
+    start_at_s_[i] = clock_.now() + 1;
   }
 
-  std::vector<Command> commands_;
-  const ProcessCluster& cluster_;
+  const std::vector<Command> commands_;
   Clock& clock_;
   std::mutex mutex_;  // guards the members below
   std::condition_variable wake_;
-  Supervisor supervisor_;
-  std::vector<pid_t> pids_;  // -1: none
-  std::vector<bool> stopped_;
-  struct Said {
-    int pipe = -1;
-    std::string begun, last;  // unfinished line, last line
-  };
-  std::vector<Said> said_;  // stderr of each child
+  std::vector<pid_t> pids_;         // -1: none
+  std::vector<double> start_at_s_;  // while there is none
   bool starting_ = true, stop_ = false;
   std::string failed_start_;
   std::thread thread_;
@@ -217,17 +141,16 @@ class Children {
 class LocalWorkers final : public Runtime {
  public:
   LocalWorkers(std::unique_ptr<PrivateFolder> folder, std::unique_ptr<ProcessCluster> cluster,
-               std::unique_ptr<Registry> registry, std::vector<Command> commands, const SupervisorOptions& options,
-               Clock& clock)
+               std::unique_ptr<Registry> registry, std::vector<Command> commands, Clock& clock)
       : folder_(std::move(folder)),
         n_(int(commands.size())),
         cluster_(std::move(cluster)),
         named_{cluster_->address(), cluster_->id()},
         registry_(std::move(registry)),
-        children_(std::move(commands), options, *cluster_, clock) {
+        children_(std::move(commands), clock) {
     if (!registry_) return;
     registry_->announce(kConductorName, named_.value());
-    registry_->watch(kConductorName, [this](const Registry::Entries& names) { look_at(names); });
+    registry_->watch(kConductorName, [this](const std::string& holder) { look_at(holder); });
   }
   ~LocalWorkers() override { stop(); }
 
@@ -280,27 +203,18 @@ class LocalWorkers final : public Runtime {
   }
 
   // A conductor whose lease ended while it could not reach etcd may find that another one has been elected. Its workers
-  // are the other's, or will be when it ends. So it drains and ends, and its supervisor may start it again to stand by.
-  // It waits half a second first, because a process that slept hears old news first: the other conductor may be gone.
-  void look_at(const Registry::Entries& names) {
-    const auto holder = names.find(kConductorName);
-    replaced_ = holder != names.end() && holder->second != named_.value();
+  // are the other's, or will be when it ends. So it drains and ends, and may be started again to stand by.
+  void look_at(const std::string& holder) {
+    replaced_ = !holder.empty() && holder != named_.value();
     open_or_shut();
-    if (!replaced_ || !elected_ || draining_ || looks_.exchange(true)) return;
-    leaves_ = std::jthread([this, by = NamedConductor::of(holder->second).address] {
-      for (int turn = 0; turn < 10; ++turn)
-        if (std::this_thread::sleep_for(std::chrono::milliseconds(50)); !replaced_ || draining_) {
-          looks_ = false;
-          return;
-        }
-      log_line(LogLevel::warning, "xpyd serve: the conductor at %s has taken over", by.c_str());
-      kill(getpid(), SIGTERM);
-    });
+    if (!replaced_ || !elected_ || draining_) return;
+    log_line(LogLevel::warning, "xpyd serve: the conductor at %s has taken over",
+             NamedConductor::of(holder).address.c_str());
+    kill(getpid(), SIGTERM);
   }
 
-  std::atomic<bool> draining_ = false, elected_ = false, replaced_ = false, looks_ = false;
+  std::atomic<bool> draining_ = false, elected_ = false, replaced_ = false;
   std::mutex door_;
-  std::jthread leaves_;
   std::unique_ptr<PrivateFolder> folder_;
   const int n_;
   std::unique_ptr<ProcessCluster> cluster_;
@@ -310,44 +224,6 @@ class LocalWorkers final : public Runtime {
 };
 
 }  // namespace
-
-Supervisor::Orders Supervisor::look(std::span<const Presence> seen, double now) {
-  constexpr double kTurn = 1;  // seconds; after a longer gap this process was asleep, and the children were not silent
-  const double slept = std::max(0.0, now - looked_s_.value_or(now) - kTurn);
-  looked_s_ = now;
-  Orders orders;
-  for (size_t i = 0; i < children_.size(); ++i) {
-    Child& c = children_[i];
-    if (c.state == Child::waiting && now >= c.start_at_s) orders.start.push_back(i);
-    if (c.state != Child::running) continue;
-    c.since_s = std::min(now, c.since_s + slept);
-    if (std::exchange(c.seen, seen[i]) != seen[i]) c.since_s = now;
-    c.had_channel |= c.seen >= Presence::connected;
-    const double lasted = now - c.since_s;
-    if (c.seen == Presence::serving) {
-      if (lasted >= options_.longest_wait_s) c.ends = 0;
-    } else if (lasted > (c.seen == Presence::stopped || (c.seen == Presence::absent && c.had_channel)
-                             ? options_.silence_s
-                             : options_.start_s)) {
-      orders.kill.push_back(i);
-      c.since_s = now;
-    }
-  }
-  return orders;
-}
-
-void Supervisor::started(size_t child, double now) {
-  children_[child] = {.state = Child::running, .ends = children_[child].ends, .since_s = now};
-}
-
-std::optional<double> Supervisor::ended(size_t child, bool retired, double now) {
-  Child& c = children_[child];
-  c.state = retired || !options_.restart ? Child::gone : Child::waiting;
-  if (c.state == Child::gone) return {};
-  const double wait = std::min(options_.longest_wait_s, std::ldexp(options_.first_wait_s, std::min(c.ends++, 60)));
-  c.start_at_s = now + wait;
-  return wait;
-}
 
 ClusterKey ProcessOptions::read_key() const { return need(ClusterKey::from_file(key_file), "--cluster-key-file: "); }
 
@@ -380,17 +256,9 @@ Result<std::unique_ptr<Runtime>> make_local_workers(Build& build, const Options&
   const std::vector<Role>& topology = build.options.topology;
   for (Role role : topology)
     if (own.start_workers)
-      commands.push_back(
-          arguments_of(options, role, commands.size(), topology.size(), made.value()->address(), own,
-                       build.options.cpus.empty() ? std::span<const int>() : build.options.cpus[commands.size()]));
-  // A pause of the network must not end a process, so silence lasts 4 leases and at least 5 s. A worker that would not
-  // be replaced is not killed for silence.
-  SupervisorOptions supervision;
-  options.fill(supervision);
-  supervision.silence_s = std::max(5.0, 4 * own.lease_s);
-  if (!supervision.restart) supervision.silence_s = supervision.start_s = HUGE_VAL;
+      commands.push_back(arguments_of(options, role, commands.size(), topology.size(), made.value()->address(), own));
   return std::unique_ptr<Runtime>(std::make_unique<LocalWorkers>(
-      std::move(folder), std::move(made).value(), std::move(registry), std::move(commands), supervision, build.clock));
+      std::move(folder), std::move(made).value(), std::move(registry), std::move(commands), build.clock));
 } catch (const Error& error) {
   return error;
 }

@@ -18,7 +18,7 @@ class StageProcesses final : public ranks::Processes {
     end_all(pids_, 1, [this] { look(); });
   }
   Status start(const Command& command) {
-    Result<pid_t> pid = spawn_self(command, STDERR_FILENO);
+    Result<pid_t> pid = spawn_self(command);
     if (!pid) return pid.error();
     pids_.push_back(pid.value());
     return ok();
@@ -96,9 +96,9 @@ std::optional<ranks::HeadOptions> head_options(const Options& options, const Bui
     return head;
   }
   // Only processes of this user reach a Unix socket, so they need no key.
-  constexpr std::string_view kOwn[] = {"config",    "cluster-key-file", "registry",        "join",          "ranks",
-                                       "rank",      "rank-bind",        "rank-group",      "give-up",       "event-log",
-                                       "kv-events", "kv-events-replay", "kv-events-topic", "kv-events-rank"};
+  constexpr std::string_view kOwn[] = {"config",    "cluster-key-file", "registry",   "join",    "ranks",
+                                       "rank",      "rank-bind",        "rank-group", "give-up", "event-log",
+                                       "kv-events", "kv-events-replay", "kv-events-rank"};
   Command command = worker_command(options, kOwn);
   head.start = [command](const std::string& address, int n) -> Result<std::unique_ptr<ranks::Processes>> {
     auto processes = std::make_unique<StageProcesses>();
@@ -124,25 +124,20 @@ Status serve_stage(const Options& options, const Build& build, const WorkerOptio
                             .dtype = matrix_dtype(build.config, backend.load),
                             .transport_host = worker.cluster.transport_host};
   if (worker.find_conductor) stage.find_head = [find = worker.find_conductor] { return find().address; };
-  stage.make_ranks = [&](const KvShards& shards, int own, int step_tokens) -> Result<ranks::StageOptions::Built> {
+  stage.make_ranks = [&](const KvShards& shards, int own,
+                         int step_tokens) -> Result<std::unique_ptr<model::StageRanks>> {
     const int cores = std::max(1, int(std::thread::hardware_concurrency()));
     const int threads = std::max(1, (backend.threads > 0 ? backend.threads : cores) / shards.n_ranks());
     const int total = threads * shards.n_ranks();
-    if (backend.pin && total > cores)
-      return invalid("--pin on: " + std::to_string(total) + " threads are more than the " + std::to_string(cores) +
-                     " cores here");
-    ShardOptions o{.shards = shards, .threads_per_rank = threads};
-    for (int cpu = 0; backend.pin && cpu < total; ++cpu) o.cpus.push_back(cpu);
+    const ShardOptions o{.shards = shards, .threads_per_rank = threads};
     const allocator::KvRange layers = shards.layers(own);
     LoadOptions load = backend.load;
     load.layers = {layers.begin, layers.end};
     ThreadTeam loaders(cores);
     auto weights = load_weights(build.model_dir, build.config, load, loaders);
     if (!weights) return weights.error();
-    return ranks::StageOptions::Built{
-        std::make_unique<model::StageRanks>(weights.value(), o, own, nullptr, step_tokens, ranks::kSlots,
-                                            backend.kernels, total > allowed_cpus()),
-        weights.value()->bytes()};
+    return std::make_unique<model::StageRanks>(weights.value(), o, own, nullptr, step_tokens, ranks::kSlots,
+                                               backend.kernels, total > allowed_cpus());
   };
   RealClock clock;
   ranks::Stage process(std::move(stage), clock);

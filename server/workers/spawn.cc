@@ -31,7 +31,7 @@ Command worker_command(const Options& options, std::span<const std::string_view>
   return arguments;
 }
 
-Result<pid_t> spawn_self(Command command, int said) {
+Result<pid_t> spawn_self(Command command) {
   std::vector<char*> argv;
   for (std::string& argument : command) argv.push_back(argument.data());
   argv.push_back(nullptr);
@@ -41,7 +41,6 @@ Result<pid_t> spawn_self(Command command, int said) {
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_adddup2(&files, said, 2);
   posix_spawn_file_actions_addclosefrom_np(&files, 3);
   sigset_t none, standard;
   sigemptyset(&none);

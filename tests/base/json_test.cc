@@ -64,11 +64,8 @@ TEST_CASE("json: text that is not strict JSON is refused, with the byte of the e
       {"// c\n1", "byte 1: "},
       {"NaN", "byte 1: "},
       {"01", "byte 2: "},
-      {"1e999", "byte 5: "},
       {"\"\\ud800\"", "surrogate"},
       {"\"a\nb\"", "control character"},
-      {"{\"abc\":1,\"abc\":2}", "byte 14: duplicate key \"abc\""},
-      {"{\"x\":{\"a\":1,\"b\":2,\"a\":3}}", "duplicate key \"a\""},
       {"\"ab\xff\"", "byte 4: "},
       {"\"\xc0\x80\"", "UTF-8"},
       {"\"\xed\xa0\x80\"", "UTF-8"},
@@ -81,15 +78,14 @@ TEST_CASE("json: text that is not strict JSON is refused, with the byte of the e
     contains(error, "f.json: byte ");
     contains(error, says);
   }
-  // Different objects may have the same key.
-  CHECK(error_of("[{\"a\":1},{\"a\":1}]") == "parsed: [{\"a\":1},{\"a\":1}]");
-  CHECK(error_of("{\"a\":1,\"a\":[2]}", {.reject_duplicate_keys = false}) == "parsed: {\"a\":[2]}");
+  contains(error_of("1e999"), "f.json: number overflow");
+  CHECK(error_of("{\"a\":1,\"a\":[2]}") == "parsed: {\"a\":[2]}");
 }
 
-TEST_CASE("json: depth, bytes and values are bounded", "[base]") {
+TEST_CASE("json: depth and bytes are bounded", "[base]") {
   auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   CHECK(error_of(nested(64)).starts_with("parsed"));
-  contains(error_of(nested(65)), "byte 65: it is nested deeper than 64");
+  contains(error_of(nested(65)), "f.json: it is nested deeper than 64");
   contains(error_of(std::string(1'000'000, '[')), "nested deeper than 64");
   std::string objects;
   for (int i = 0; i < 100; ++i) objects += "{\"a\":";
@@ -99,9 +95,6 @@ TEST_CASE("json: depth, bytes and values are bounded", "[base]") {
 
   CHECK(error_of("[1,2]", {.max_bytes = 5}).starts_with("parsed"));
   contains(error_of("[1,2]", {.max_bytes = 4}), "f.json: 5 bytes of JSON; expected at most 4");
-  CHECK(error_of("[1,2]", {.max_values = 3}).starts_with("parsed"));
-  contains(error_of("[1,2]", {.max_values = 2}), "more than 2 values");
-  contains(error_of("{\"a\":{},\"b\":{}}", {.max_values = 2}), "more than 2 values");
 
   // An error quotes a little of a huge token, in printable ASCII.
   std::string error = error_of("\"" + std::string(1 << 20, 'x') + "\xff\"");
@@ -179,7 +172,7 @@ TEST_CASE("json: a text in quotes is that text again when it is parsed", "[base]
   for (int c = 0; c < 0x80; ++c) ascii += char(c);
   for (const std::string& text : {std::string(), ascii, std::string("\u00e9\u20ac\U0001d11e")})
     CHECK(json::parse(json_quote(text)) == text);
-  CHECK(json_quote("\xc1\x80x") == "\"\ufffd\ufffdx\"");  // one replacement for each bad byte
+  CHECK(json_quote("\xc1\x80x") == "\"\ufffd\ufffdx\"");
 }
 
 TEST_CASE("json: a file that is absent, too long or not regular is an error", "[base]") {

@@ -1,18 +1,11 @@
 #include "base/memory.h"
 
-#include <sched.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <string>
-#include <thread>
 
 #include "base/device/device.h"
-#include "base/thread_team.h"
 #include "tests/catch.h"
 #include "tests/matchers.h"
 
@@ -79,45 +72,6 @@ TEST_CASE("the kernel is asked for the chosen kind of pages", "[base][memory][pa
     CHECK_THAT(mapping_flags(pool.value().get()), Contains(flag));
     const Buffer buffer(kLarge);
     CHECK_THAT(mapping_flags(buffer.data()), Contains(flag));
-  }
-}
-
-// The NUMA node of the page at `at`; -1: not touched, or not known.
-int numa_node(const void* at) {
-  void* page = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(at) & ~uintptr_t(4095));
-  int node = -1;
-  const bool told = syscall(SYS_move_pages, 0, 1UL, &page, nullptr, &node, 0) == 0;  // without nodes it only asks
-  return told && node >= 0 ? node : -1;
-}
-
-TEST_CASE("memory that a thread touches first belongs to the node of its cpus", "[base][memory][numa]") {
-  for (int cpu : usable_cpus()) {
-    unsigned node = 0, on = 0;
-    int found = -2, untouched = -2;
-    std::vector<int> inside, in_child;
-    const auto before = usable_cpus();
-    std::vector<int> after;
-    std::thread([&] {
-      {
-        const OnCpus here({&cpu, 1});
-        inside = usable_cpus();
-        std::thread([&] { in_child = usable_cpus(); }).join();
-        syscall(SYS_getcpu, &on, &node, nullptr);
-        const Buffer memory(kLarge);
-        found = numa_node(memory.data() + kLarge - 1);
-        void* hole = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        untouched = numa_node(hole);
-        munmap(hole, 4096);
-      }
-      after = usable_cpus();
-    }).join();
-    CHECK(inside == std::vector{cpu});
-    CHECK(in_child == std::vector{cpu});
-    CHECK(int(on) == cpu);
-    CHECK(after == before);
-    CHECK(untouched == -1);
-    if (found < 0) SKIP_TEST("the kernel knows no nodes");
-    CHECK(found == int(node));
   }
 }
 

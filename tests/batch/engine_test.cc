@@ -123,7 +123,6 @@ TEST_CASE("planning ahead of the model, waves and chunk policies change no token
       };
       setup.make_model = plain;
       const Results expected = run(load, setup);
-      setup.chunks.request_tokens = seed % 3 == 1 ? 12 : 0;
       for (Late& late : all) {
         const int waves = late.waves >= 0 ? late.waves : seed % 3 == 0 ? 0 : 2 + seed % 7;
         setup.chunk_policy = late.policy;
@@ -158,17 +157,14 @@ TEST_CASE("a sequence that waits with KV gives it up where nothing can move othe
 
 // An engine by itself, with `n_blocks` blocks of 16 tokens.
 struct Alone {
-  explicit Alone(int n_blocks, const char* chunk_policy = "fixed")
+  explicit Alone(int n_blocks, const ChunkPolicy* chunks = nullptr)
       : kv{.shape = kv_shape(tiny_config(), Dtype::f32),
            .pool_bytes = size_t(n_blocks * 16) * kv.shape.token_bytes(),
            .max_sequence_tokens = 160},
         memory(find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv)),
         engine(*model, *memory,
-               {.policy = find_batch_policy("chunked"),
-                .max_batch = 4,
-                .step_tokens = 64,
-                .chunks = {.policy = find_chunk_policy(chunk_policy)}},
-               clock, nullptr) {}
+               {.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = 64, .chunks = chunks}, clock,
+               nullptr) {}
   // A sequence whose first `held` tokens have KV.
   SequencePtr holding(uint64_t id, int tokens, int held, const ChoiceState& state) {
     const auto request = tiny_request(id, std::vector<int32_t>(size_t(tokens), int32_t(id)), 3);
@@ -197,20 +193,29 @@ struct Alone {
 
 // The search was once repeated in each turn.
 TEST_CASE("the result of a chunk policy's search is kept while its prompt waits for memory", "[engine][chunks]") {
-  Alone alone(12, "equal_time");
-  std::vector<ChunkState> before;
-  alone.engine.watch_chunks([&](const ChunkView&, const ChunkState& b, const ChunkChoice&) { before.push_back(b); });
+  static std::vector<ChunkState> before;
+  static constexpr ChunkPolicy kWatched = {"watched",
+                                           [](const ChunkView& view, ChunkState state, int& wave_tokens) {
+                                             before.push_back(state);
+                                             return decide_equal_time(view, state, wave_tokens);
+                                           },
+                                           ""};
+  Alone alone(12, &kWatched);
   const KvHandle held = alone.memory->reserve(std::vector<int32_t>(100, 5), 0).value().handle;
   REQUIRE(alone.memory->append(held, 100));
   alone.engine.submit(
       make_sequence(tiny_request(1, std::vector<int32_t>(90, 7), 3), {}, alone.recorder, nullptr, nullptr));
   for (int turn = 0; turn < 3; ++turn) CHECK_FALSE(alone.engine.step());
-  CHECK(before.empty());
+  REQUIRE(before.size() >= 3);
+  CHECK(before[0] == ChunkState{});
   alone.memory->free(held);
   alone.run();
-  REQUIRE(before.size() > 0);
-  CHECK(before[0].head == 1);
-  CHECK(before[0].wave_s > 0);
+  REQUIRE(before.size() > 3);
+  for (size_t turn = 1; turn < before.size(); ++turn) {
+    CHECK(before[turn].head == 1);
+    CHECK(before[turn].wave_s > 0);
+    CHECK(before[turn] == before[1]);
+  }
 }
 
 // Engine::adopt() takes any sequence whose KV is in place. It once took the prompt of a sequence that was not marked as

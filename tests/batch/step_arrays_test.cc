@@ -1,7 +1,5 @@
-// A step's arrays, updated from step to step, against arrays that are made anew.
+// A step's arrays against their definition.
 #include "batch/step_arrays.h"
-
-#include <map>
 
 #include "base/random.h"
 #include "tests/catch.h"
@@ -59,7 +57,6 @@ TEST_CASE("a step's arrays are right however steps follow one another", "[batch]
   for (uint64_t seed = 0; seed < 20; ++seed) {
     Scene scene;
     Random random(seed);
-    const bool keeps_rows = seed % 2;
     for (int step = 0; step < 200; ++step) {
       for (uint64_t n = random.below(3); n > 0 && scene.alive.size() < 20; --n) scene.add(1 + int(random.below(30)));
       if (!scene.alive.empty() && random.below(3) == 0) scene.remove(size_t(random.below(scene.alive.size())));
@@ -70,40 +67,9 @@ TEST_CASE("a step's arrays are right however steps follow one another", "[batch]
         const int last = int(s->tokens.size()), n = decodes ? 1 : 1 + int(random.below(uint64_t(last)));
         entries.push_back({s.get(), last - n, n, random.below(6) != 0});
       }
-      if (keeps_rows) scene.arrays.arrange(entries);
       check(scene, entries);
     }
   }
-}
-
-TEST_CASE("persistent: a sequence keeps its row, and a new one takes the row of one that leaves at once", "[batch]") {
-  Scene scene;
-  std::map<const Sequence*, int> row;
-  auto step = [&] {
-    std::vector<StepEntry> entries;
-    for (const SequencePtr& s : scene.alive) entries.push_back({s.get(), 0, 1, true});
-    scene.arrays.arrange(entries);
-    check(scene, entries);
-    for (size_t r = 0; r < entries.size(); ++r) REQUIRE(entries[r].sequence->row == int(r));
-    row.clear();
-    for (const StepEntry& e : entries) row[e.sequence] = e.sequence->row;
-  };
-  for (int i = 0; i < 5; ++i) scene.add(4);
-  step();
-  auto before = row;
-  scene.remove(1);
-  scene.add(4);
-  step();  // the new one takes the second one's row
-  CHECK(scene.alive.back()->row == 1);
-  for (const SequencePtr& s : scene.alive)
-    if (s != scene.alive.back()) CHECK(row[s.get()] == before[s.get()]);
-  before = row;
-  const Sequence* last = nullptr;
-  for (const auto& [s, r] : row)
-    if (r == 4) last = s;
-  scene.remove(0);
-  step();  // none is new: the last row closes the gap, and all others stay
-  for (const SequencePtr& s : scene.alive) CHECK(s->row == (s.get() == last ? 0 : before[s.get()]));
 }
 
 }  // namespace

@@ -104,15 +104,15 @@ class Server:
 class Subscriber:
     """Keeps blocks by (hash of the block before, tokens). One message in `drop` is ignored on purpose."""
 
-    def __init__(self, port: int, replay_port: int, topic: str, drop: int = 0):
+    def __init__(self, port: int, replay_port: int, drop: int = 0):
         context = zmq.Context.instance()
         self.events, self.replay = context.socket(zmq.SUB), context.socket(zmq.DEALER)
-        self.events.setsockopt_string(zmq.SUBSCRIBE, topic)
+        self.events.setsockopt_string(zmq.SUBSCRIBE, "")
         self.events.set_hwm(0)
         self.replay.set_hwm(0)
         self.events.connect(f"tcp://127.0.0.1:{port}")
         self.replay.connect(f"tcp://127.0.0.1:{replay_port}")
-        self.topic, self.drop = topic.encode(), drop
+        self.drop = drop
         self.decoder = msgspec.msgpack.Decoder(Batch)
         self.next, self.messages, self.dropped, self.replayed, self.cleared = 0, 0, 0, 0, 0
         self.ranks, self.known, self.names = set(), {}, {}
@@ -133,7 +133,7 @@ class Subscriber:
         """Reads events until none has come for quiet_ms."""
         while self.events.poll(quiet_ms):
             topic, sequence, payload = self.events.recv_multipart()
-            assert topic == self.topic, topic
+            assert topic == b"", topic
             self.messages += 1
             if self.drop and random.randrange(self.drop) == 0:
                 self.dropped += 1
@@ -186,8 +186,8 @@ def one_instance(binary: str, operations: int) -> None:
     port = free_ports(2)
     # The pool has 64 blocks, so stored blocks are soon removed.
     server = Server(binary, "--topology", "1C", "--kv-bytes", "4MiB", "--kv-events", f"tcp://127.0.0.1:{port}",
-                    "--kv-events-replay", f"tcp://127.0.0.1:{port + 1}", "--kv-events-topic", "kv@here")
-    subscriber = Subscriber(port, port + 1, "kv@here", drop=20)
+                    "--kv-events-replay", f"tcp://127.0.0.1:{port + 1}")
+    subscriber = Subscriber(port, port + 1, drop=20)
     done, looked, hits, wrong = 0, 0, 0, []
     while done < operations:
         if random.randrange(500) == 0:
@@ -211,7 +211,7 @@ def one_instance(binary: str, operations: int) -> None:
     check("one rank, number 0, which began with nothing", subscriber.ranks == {0} and subscriber.cleared == 1,
           (subscriber.ranks, subscriber.cleared))
     subscriber.listen(60), subscriber.catch_up()
-    late = Subscriber(port, port + 1, "kv@here")
+    late = Subscriber(port, port + 1)
     check("who comes late and asks from 0 knows the same", late.known == subscriber.known and late.known)
     server.end()
 
@@ -221,7 +221,7 @@ def processes(binary: str) -> None:
     server = Server(binary, "--topology", "2C", "--processes", "--kv-bytes", "4MiB", "--placement", "prefix_aware",
                     "--kv-events", f"tcp://127.0.0.1:{port}", "--kv-events-replay", f"tcp://127.0.0.1:{port + 2}",
                     "--transport", "tcp")
-    subscribers = [Subscriber(port + i, port + 2 + i, "") for i in range(2)]
+    subscribers = [Subscriber(port + i, port + 2 + i) for i in range(2)]
     prompts = [[20 + i] * 100 for i in range(6)]
     for prompt in prompts:
         server.ask(prompt)

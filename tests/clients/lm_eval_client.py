@@ -34,8 +34,9 @@ def post(url, body):
 
 def tokenizer(binary, folder):
     from transformers import AutoTokenizer
-    os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")
-    with kv_points.Server(binary, "--kv-bytes", "16MiB") as server:  # without a folder: the demo model
+    demo = os.path.join(folder, "demo")
+    subprocess.run([binary, "export", demo], check=True, stderr=subprocess.DEVNULL)
+    with kv_points.Server(binary, demo, "--kv-bytes", "16MiB") as server:
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
         connection.request("GET", "/v1/models")
         card = json.loads(connection.getresponse().read())["data"][0]

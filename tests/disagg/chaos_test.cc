@@ -212,11 +212,8 @@ struct KnowingDrafter final : Drafter {
   }
   int drafted = 0;
 };
-constexpr DrafterRow kDrafts = {"knowing",
-                                [](const SpeculationOptions&, const DrafterParts&) -> std::unique_ptr<Drafter> {
-                                  return std::make_unique<KnowingDrafter>();
-                                },
-                                ""};
+constexpr DrafterRow kDrafts = {
+    "knowing", [](const DrafterParts&) -> std::unique_ptr<Drafter> { return std::make_unique<KnowingDrafter>(); }, ""};
 
 void Sim::configure() {
   static const char* kSchemes[] = {"paged", "paged", "contiguous", "slots", "vattention"};
@@ -279,8 +276,6 @@ void Sim::configure() {
     if (tiers_.uniform() < 0.5) submit_rate_ = 0.3 + tiers_.uniform(), to_submit_ = 40 + int(tiers_.below(40));
     if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = leave_rate_ = 0;
   }
-  // A prompt that begins first may end later.
-  if (tiers_.uniform() < 0.3) sim.chunks = {find_chunk_policy("fixed"), 1 + int(tiers_.below(16))};
   tell(
       "%dP%dD%dC %s, host tier %zu, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream %d, batch "
       "%d, step %d",

@@ -50,11 +50,7 @@ TEST_CASE("decisions: a view that is read from the log equals the one written, t
 TEST_CASE("decisions: the columns have every member of the views", "[decisions]") {
   CHECK(sizeof(InstanceView) == 120);
   CHECK(sizeof(ClusterView) == 56);
-  CHECK(sizeof(SequenceView) == 36);
-  CHECK(sizeof(ChunkPrompt) == 16);
-  CHECK(sizeof(ChunkView) == 120);
-  CHECK(sizeof(ChunkState) == 16);
-  CHECK(sizeof(ChunkChoice) == 56);
+  CHECK(sizeof(SequenceView) == 32);
   CHECK(sizeof(DecodeView) == 24);
   CHECK(sizeof(DisaggView) == 12);
   CHECK(sizeof(DisaggOptions) == 12);
@@ -110,13 +106,6 @@ void fill(EventLog& log, int n) {
     BatchPlan plan;
     find_batch_policy("chunked")->plan(batch, plan);
     log.decided(i, "plan", "chunked", 0, batch, NoOptions{}, plan);
-    const ChunkPrompt prompts[] = {{.id = 7, .done = 16 * int(random.below(40)), .left = 700}, {.id = 8, .left = 90}};
-    ChunkView chunks{.prompts = prompts, .budget = 128, .base = 128, .minimum = 32};
-    chunks.block_tokens = 16, chunks.stages = 4, chunks.cost = cost.terms();
-    const ChunkState before{.head = 7, .wave_s = 1e-2 * random.uniform()};
-    ChunkChoice choice;
-    choose_chunks(*find_chunk_policy("equal_time"), chunks, before, choice);
-    log.decided(i, "chunk", "equal_time", 0, chunks, before, choice);
     const BlockUse blocks[] = {{.last_use = i, .uses = 1 + int64_t(random.below(9)), .position = 3},
                                {.last_use = i + 1, .uses = 1 + int64_t(random.below(9))}};
     log.decided(i, "evict", "lru", 0, std::span<const BlockUse>(blocks), NoOptions{}, 0);
@@ -130,9 +119,9 @@ TEST_CASE("event log: a replay repeats every decision, and counts those that ano
   log.log->write(R"({"t":3,"e":"step"})");
   log.log.reset();
   auto counts = log.replayed();
-  CHECK(counts.size() == 6);
+  CHECK(counts.size() == 5);
   CHECK(counts.at("place").decisions == 100);
-  for (const char* kind : {"plan", "chunk", "evict"}) CHECK(counts.at(kind).decisions == 50);
+  for (const char* kind : {"plan", "evict"}) CHECK(counts.at(kind).decisions == 50);
   for (const auto& [kind, count] : counts) CHECK(count.differ == 0);
   const double regret = counts.at("place").regret;
   CHECK(regret > 0);
@@ -143,7 +132,6 @@ TEST_CASE("event log: a replay repeats every decision, and counts those that ano
   CHECK(counts.at("place").regret == regret);
   CHECK(counts.at("place").regret_now < regret);
   CHECK(int64_t(log.differences.size()) == counts.at("place").differ);
-  CHECK(log.replayed({{{"chunk", "fixed"}}}).at("chunk").differ > 10);
   CHECK(log.replayed({{{"evict", "lfu"}}}).at("evict").differ > 10);
   CHECK(log.replayed({{{"admit", "none"}}}).at("admit").differ > 5);  // `none` refuses nobody
   CHECK(log.try_replay({{{"place", "nobodys"}}}).error().message.find("nobodys") != std::string::npos);

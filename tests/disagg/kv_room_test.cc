@@ -32,7 +32,7 @@ TEST_CASE("sglang#31473: a prompt that holds room at D does not wait for room at
   for (bool reserve_blocks : {false, true}) {
     SimOptions options = small(in("prefill_first"), 10);
     options.conductor.reserve_blocks = reserve_blocks;
-    options.chunks.request_tokens = 4;
+    options.step_tokens = 4;
     Scene scene("1P1D", options);
     scene.serve(1, 20, 2, 1);  // its KV stays cached
     scene.ask(2, 32, 2, 2);

@@ -21,7 +21,7 @@ json trace_of(const Logged& logged) {
   std::FILE* out = std::fopen(file.c_str(), "w");
   CHECK(write_trace({&logged.path, 1}, out).ok());
   std::fclose(out);
-  return parse_json_file(file, {.max_bytes = 1 << 30, .max_values = 1 << 28}).value();
+  return parse_json_file(file, {.max_bytes = 1 << 30}).value();
 }
 
 // Requests of three families, half of them with two choices, on instances that are threads.
@@ -272,7 +272,7 @@ TEST_CASE("explain, trace: a live run has instances, transports, requests with t
   }
 }
 
-// ---- The chunk policy inside an instance: what bounds its plans, and what it is told of steps.
+// ---- The chunk policy inside an instance bounds its plans.
 
 // Six prompts of 100 tokens and more, one behind the other.
 void serve_prompts(TinyCluster& tiny) {
@@ -287,29 +287,21 @@ void serve_prompts(TinyCluster& tiny) {
   REQUIRE(tiny.recorder->ended() == 6);
 }
 
-TEST_CASE("chunks: every decision is logged, replays to the same answer, and binds the plan", "[chunks][event_log]") {
+TEST_CASE("chunks: every decision binds the plan that is logged", "[chunks][event_log]") {
   for (const ChunkPolicy& policy : chunk_policies()) {
     INFO(policy.name);
     Logged logged;
     TinySetup setup{.topology = "1C", .step_tokens = 64, .prefill_pp = 2, .log = std::exchange(logged.log, nullptr)};
     setup.chunk_policy = policy.name;
-    int64_t steps = 0;
     {
       TinyCluster tiny(setup);
       serve_prompts(tiny);
-      steps = tiny.cluster->stats().instances[0].steps;
     }
     setup.log.reset();
-    const auto counts = logged.replayed();
-    const int64_t decisions = counts.contains("chunk") ? counts.at("chunk").decisions : 0;
-    if (std::string(policy.name) == "fixed") CHECK(decisions == 0);
-    if (std::string(policy.name) != "fixed") CHECK(decisions > 6 * 100 / 64);
-    CHECK(decisions < steps);  // steps that only decode need no decision
-    int held = 0, stages = 0;
-    json plan;
+    int held = 0, plans = 0, whole = 0;
     REQUIRE(read_event_logs({&logged.path, 1}, [&](auto&, const json& line) {
               if (line["e"] == "plan") {
-                plan = line;
+                ++plans, whole += line["view"]["step_tokens"] == 64;
                 const json none = json::array(), &view = line["view"];
                 for (const auto& [of, runs] : {std::pair("running", "runs"), {"waiting", "admits"}})
                   for (const json& run : line["answer"].value(runs, none)) {
@@ -319,14 +311,11 @@ TEST_CASE("chunks: every decision is logged, replays to the same answer, and bin
                     held += s.value("n_held", 0) > 0;
                   }
               }
-              if (line["e"] == "chunk") {  // of that plan
-                CHECK(line["answer"]["step_tokens"] == plan["view"]["step_tokens"]);
-                stages = line["view"]["stages"];
-              }
             }).ok());
-    CHECK((held > 0) == (std::string(policy.name) != "fixed"));
-    CHECK(stages == (decisions > 0 ? 2 : 0));
-    if (decisions == 0) CHECK(plan["view"]["step_tokens"] == 64);
+    const bool fixed = std::string(policy.name) == "fixed";
+    CHECK((held > 0) == !fixed);
+    if (fixed) CHECK(whole == plans);
+    CHECK(whole > 0);  // steps that only decode need no decision
   }
 }
 

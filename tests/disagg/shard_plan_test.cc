@@ -83,7 +83,7 @@ TEST_CASE("shards: every (rank, layer, head) is written once, in every configura
     const std::string fault = first_fault(map_shards(from, to));
     if (fault.empty()) return;
     INFO("n " << from.n_kv_heads << " tp " << from.tp << " -> " << to.tp << " pp " << from.pp << " -> " << to.pp
-              << " layers " << from.n_layers << " long stage " << from.long_stage);
+              << " layers " << from.n_layers);
     REQUIRE(fault == "");
   };
   for (int n : {1, 2, 4, 8})
@@ -93,19 +93,16 @@ TEST_CASE("shards: every (rank, layer, head) is written once, in every configura
           for (int q : {1, 2, 3})
             for (int L : {4, 7, 61}) check(shards(L, n, a, p), shards(L, n, b, q));
   CHECK(n_configurations == 3600);
-  // Heads that tp does not divide, chosen long stages, and tables of layers.
+  // Heads that tp does not divide.
   for (int a : {1, 3, 5, 7, 8, 16})
-    for (int b : {2, 3, 6, 8, 24})
-      for (int long_stage : {-1, 0, 1, 2}) {
-        KvShards from = shards(11, 8, a, 3), to = shards(11, 8, b, 2);
-        from.long_stage = long_stage;
-        to.stage_layers = {2, 9};
-        check(from, to);
-        check(to, from);
-      }
+    for (int b : {2, 3, 6, 8, 24}) {
+      const KvShards from = shards(11, 8, a, 3), to = shards(11, 8, b, 2);
+      check(from, to);
+      check(to, from);
+    }
 }
 
-TEST_CASE("shards: layers are divided among stages, and the remainder goes to the chosen ones", "[shards]") {
+TEST_CASE("shards: layers are divided among stages, and the remainder goes to the last ones", "[shards]") {
   auto sizes = [](KvShards s) {
     std::vector<int> n;
     for (int i = 0; i < s.pp; ++i) n.push_back(s.layers(i).size());
@@ -113,32 +110,19 @@ TEST_CASE("shards: layers are divided among stages, and the remainder goes to th
   };
   KvShards s = shards(61, 8, 1, 4);
   CHECK(sizes(s) == std::vector{15, 15, 15, 16});  // the last one, which chunked prompts prefer
-  s.long_stage = 0;
-  CHECK(sizes(s) == std::vector{16, 15, 15, 15});
   s.n_layers = 62;
-  s.long_stage = 3;
-  CHECK(sizes(s) == std::vector{16, 15, 15, 16});
-  s.stage_layers = {1, 2, 3, 56};
-  CHECK(sizes(s) == std::vector{1, 2, 3, 56});
+  CHECK(sizes(s) == std::vector{15, 15, 16, 16});
+  s.n_layers = 64;
+  CHECK(sizes(s) == std::vector{16, 16, 16, 16});
 }
 
 TEST_CASE("shards: an impossible number is an error that names its option", "[shards]") {
-  const auto with = [](int pp, std::vector<int> layers, int long_stage = -1) {
-    KvShards s = shards(4, 8, 1, pp);
-    s.stage_layers = std::move(layers);
-    s.long_stage = long_stage;
-    return s;
-  };
   for (const auto& [s, says] :
        {std::pair{shards(4, 8, 0), "--decode-tp 0: expected at least 1"},
         {shards(4, 8, 1, -1), "--decode-pp -1: expected at least 1"},
         {shards(4, 8, 1, 5), "--decode-pp 5: there are more stages than the 4 layers"},
         {shards(4, 8, 12),
-         "--decode-tp 12: there are more ranks than the 8 kv heads; expected a multiple of their number"},
-        {with(2, {3, 2}), "add up to 4"},
-        {with(2, {4, 0}), "positive"},
-        {with(2, {4}), "2 positive numbers"},
-        {with(2, {}, 2), "long_stage 2"}}) {
+         "--decode-tp 12: there are more ranks than the 8 kv heads; expected a multiple of their number"}}) {
     const Status status = check_shards(s, "--decode-tp", "--decode-pp");
     INFO(says);
     REQUIRE_FALSE(status.ok());

@@ -78,7 +78,6 @@ SimCluster::NodePtr SimCluster::add(Role role) {
   instance.engine = {.policy = find_batch_policy("chunked"),
                      .max_batch = o.max_batch,
                      .step_tokens = o.step_tokens,
-                     .chunks = o.chunks,
                      .speculation = o.speculation};
   node->instance = std::make_unique<Instance>(std::move(instance), make_checksum_model(), std::move(memory),
                                               o.transport(transport), clock, *this);

@@ -24,7 +24,6 @@ struct SimOptions {
   KvOptions kv;  // shape is the checksum model's
   StreamKv stream_kv = StreamKv::layer;
   int step_tokens = 16, max_batch = 4;
-  ChunkOptions chunks;
   SpeculationOptions speculation;
   double tier_byte_s = 0;   // of the link to the host, with kv.tiers
   bool far_caches = false;  // the conductor knows the instances' prefix caches by their reports alone

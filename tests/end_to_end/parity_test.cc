@@ -34,8 +34,7 @@ constexpr std::pair<const char*, int> batchings[] = {
 constexpr const char* topologies[] = {"1C", "1P1D", "2P2D", "2C1P1D"};
 constexpr const char* transports[] = {"local", "handoff", "shm", "tcp"};
 constexpr std::pair<int, int> shapes[] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {2, 4}};  // tensor ranks, stages
-constexpr std::tuple<const char*, int, int> cuts[] = {
-    {"fixed", 0, 0}, {"fixed", 5, 8}, {"equal_time", 0, 0}, {"equal_time", 48, 8}};
+constexpr const char* cuts[] = {"fixed", "equal_time"};
 constexpr const char* drafts[] = {"off", "ngram", "mtp"};
 constexpr Dtype weights[] = {Dtype::f32, Dtype::f16, Dtype::int8, Dtype::int4, Dtype::fp8};
 constexpr int windows[] = {0, 1, 1 << 10};  // waves under way: as many as stages; one; all
@@ -133,10 +132,10 @@ TinySetup setup_of(const Row& r) {
   std::tie(s.decode_tp, s.decode_pp) = shapes[r[kDecode]];
   s.layers = std::max(s.prefill_pp, s.decode_pp) > 2 ? 4 : 2;
   s.window = windows[r[kWindow]];
-  std::tie(s.chunk_policy, s.chunks.request_tokens, s.chunks.minimum) = cuts[r[kCut]];
+  s.chunk_policy = cuts[r[kCut]];
   s.disagg = r[kDisagg] == 2 ? "decode_first" : "prefill_first";
   s.disagg_options.pull = r[kDisagg] == 1;
-  if (r[kDraft] > 0) s.speculation = {find_drafter(drafts[r[kDraft]]), 3, 1, 3};
+  if (r[kDraft] > 0) s.speculation = {find_drafter(drafts[r[kDraft]]), 3};
   if (r[kHost]) s.tiers.host_bytes = 1 << 18;
   s.weight_dtype = weights[r[kWeights]];
   s.exact = r[kExact] == 1;
@@ -166,8 +165,8 @@ uint64_t expected(const TinySetup& s) {
 RaggedRun check(const Row& row) {
   const TinySetup setup = setup_of(row);
   INFO(setup.describe() << " " << setup.disagg << (setup.disagg_options.pull ? " pull" : "") << " weights "
-                        << dtype_name(setup.weight_dtype) << (setup.exact ? " exact" : "") << " cut "
-                        << setup.chunks.request_tokens << " batch " << setup.max_batch << " pool " << setup.pool_bytes);
+                        << dtype_name(setup.weight_dtype) << (setup.exact ? " exact" : "") << " batch "
+                        << setup.max_batch << " pool " << setup.pool_bytes);
   RaggedRun run = run_ragged(setup);
   REQUIRE(run.hash == expected(setup));
   return run;
@@ -260,7 +259,7 @@ TEST_CASE("parity: all settings give one hash, whatever three switches are combi
   for (const BatchPolicy& policy : batch_policies())
     CHECK(std::ranges::any_of(batchings, [&](auto& b) { return std::string(policy.name) == b.first; }));
   for (const ChunkPolicy& policy : chunk_policies())
-    CHECK(std::ranges::any_of(cuts, [&](auto& cut) { return std::string(policy.name) == std::get<0>(cut); }));
+    CHECK(std::ranges::any_of(cuts, [&](auto& cut) { return std::string(policy.name) == cut; }));
   const std::vector<Row> rows = rows_of_triples();
   std::map<int, int64_t> hits;
   int64_t drafted[std::size(drafts)] = {};

@@ -61,8 +61,6 @@ class GatedModel final : public Model {
   }
   void end(Chosen*) override { ++ended_; }
   Work work(const StepInput&) const override { return {}; }
-  size_t weight_bytes() const override { return 0; }
-  size_t scratch_bytes() const override { return 0; }
 
  private:
   std::unique_ptr<Model> model_;

@@ -197,7 +197,7 @@ TEST_CASE("export: the demo model is written as a folder, and nobody's file is t
   TempDir dir;
   const std::string made = dir.path + "/demo";
   REQUIRE(export_demo(made).ok());
-  CHECK(check_model_folder(made, true).ok());
+  CHECK(check_model_folder(made).ok());
   for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
     CHECK(text_of(made + "/" + name) == *embedded_file(std::string(kDemoModel) + "/" + name));
   CHECK(Tokenizer::load(made).ok());
@@ -209,43 +209,6 @@ TEST_CASE("export: the demo model is written as a folder, and nobody's file is t
   CHECK_FALSE(export_demo(dir.path + "/file").ok());
   CHECK(text_of(dir.path + "/file") == "x");
   CHECK_FALSE(export_demo(dir.path + "/no/such/parent").ok());
-}
-
-TEST_CASE("the demo model's folder in the cache: it is written once and whole, and over nothing", "[export]") {
-  TempDir dir;
-  Environment cache("XDG_CACHE_HOME", fs::absolute(dir.path).string());
-  Result<std::string> first = cached_demo();
-  INFO((first ? "" : first.error().message));
-  REQUIRE(first);
-  const std::string folder = first.value();
-  CHECK(fs::path(folder).parent_path() == fs::absolute(dir.path) / "xpyd");
-  struct stat of {};
-  REQUIRE(stat(fs::path(folder).parent_path().c_str(), &of) == 0);
-  CHECK((of.st_mode & 0777) == 0700);
-  const auto written = fs::last_write_time(folder + "/config.json");
-  CHECK(cached_demo().value() == folder);
-  CHECK(fs::last_write_time(folder + "/config.json") == written);
-  CHECK(std::distance(fs::directory_iterator(fs::path(folder).parent_path()), {}) == 1);  // nothing is left over
-  // Another's content stays, and is an error.
-  std::ofstream(folder + "/config.json") << "{}";
-  CHECK_FALSE(cached_demo());
-  CHECK(text_of(folder + "/config.json") == "{}");
-  // A link in its place leads to somebody's file.
-  std::ofstream(dir.path + "/precious") << "precious";
-  fs::remove_all(folder);
-  fs::create_directory_symlink(fs::absolute(dir.path), folder);
-  CHECK_FALSE(cached_demo());
-  fs::remove(folder);
-  fs::create_directory(folder);
-  fs::permissions(folder, fs::perms::owner_all);
-  fs::create_symlink(fs::absolute(dir.path + "/precious"), folder + "/config.json");
-  CHECK_FALSE(cached_demo());
-  CHECK(text_of(dir.path + "/precious") == "precious");
-  // A cache folder that others can write to is not trusted.
-  fs::remove_all(folder);
-  fs::permissions(dir.path + "/xpyd", fs::perms(0777));
-  CHECK_FALSE(cached_demo());
-  CHECK_FALSE(fs::exists(folder));
 }
 
 }  // namespace

@@ -4,35 +4,32 @@
 #include "server/http/http_client.h"
 #include "server/workers/local_workers.h"
 #include "tests/json.h"
+#include "tests/program.h"
 #include "tests/server/etcd_fixture.h"
 
 namespace xpyd::testing::etcd_registry_test {
 namespace {
 
-using Entries = Registry::Entries;
-
-// Collects the entries below one prefix.
+// Collects the values of one name.
 struct Follower {
   std::mutex mutex;
   std::condition_variable changed;
-  Entries now;
-  int calls = 0;
+  std::string now;
 
-  void follow(Registry& registry, const std::string& prefix) {
-    registry.watch(prefix, [this](const Entries& entries) {
+  void follow(Registry& registry, const std::string& name) {
+    registry.watch(name, [this](const std::string& value) {
       std::lock_guard lock(mutex);
-      now = entries;
-      ++calls;
+      now = value;
       changed.notify_all();
     });
   }
-  Entries entries() {
+  std::string value() {
     std::lock_guard lock(mutex);
     return now;
   }
-  void wait(const Entries& expected) {
+  void wait(const std::string& expected) {
     std::unique_lock lock(mutex);
-    bool equal = changed.wait_for(lock, std::chrono::seconds(60), [&] { return now == expected; });
+    const bool equal = changed.wait_for(lock, std::chrono::seconds(60), [&] { return now == expected; });
     CHECK(now == expected);
     REQUIRE(equal);
   }
@@ -62,87 +59,84 @@ struct EtcdByHand {
   }
 };
 
-TEST_CASE("etcd: followers see names that come, change and go", "[.][slow][etcd]") {
+TEST_CASE("etcd: followers see a name that comes, changes and goes", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
-  Follower all, workers;  // declared before the registries that call them
+  Follower conductor, worker, later;  // declared before the registries that call them
   auto a = open(etcd), b = open(etcd);
-  all.follow(*b, "");
+  conductor.follow(*b, "conductor"), worker.follow(*b, "worker/P0");
+  const std::string bytes("any \0 bytes \xff", 13);
+  a->announce("conductor", bytes);
   a->announce("worker/P0", "10.0.0.1:7");
-  a->announce("conductor", std::string("any \0 bytes \xff", 13));
-  const Entries both{{"worker/P0", "10.0.0.1:7"}, {"conductor", std::string("any \0 bytes \xff", 13)}};
-  all.wait(both);
-  workers.follow(*b, "worker/");  // it first gets what is already there
-  workers.wait({{"worker/P0", "10.0.0.1:7"}});
-  b->announce("worker/D0", "10.0.0.2:7");
-  workers.wait({{"worker/P0", "10.0.0.1:7"}, {"worker/D0", "10.0.0.2:7"}});
+  conductor.wait(bytes);
+  worker.wait("10.0.0.1:7");
+  later.follow(*b, "worker/P0");
+  later.wait("10.0.0.1:7");
   a->announce("worker/P0", "10.0.0.1:8");
-  workers.wait({{"worker/P0", "10.0.0.1:8"}, {"worker/D0", "10.0.0.2:7"}});
+  worker.wait("10.0.0.1:8");
   a->withdraw("worker/P0");
-  workers.wait({{"worker/D0", "10.0.0.2:7"}});
-  CHECK(a->state().reachable);
-  CHECK(a->state().lost_leases == 0);
+  worker.wait("");
+  CHECK(a->state().held == std::set<std::string>{"conductor"});
+  CHECK(a->state().trouble.empty());
   a.reset();  // the name goes at once, and not when its lease ends
-  all.wait({{"worker/D0", "10.0.0.2:7"}});
+  conductor.wait("");
 }
 
 TEST_CASE("etcd: a name of a dead process is taken over only when its lease ends", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
-  Follower names;
+  Follower conductor;
   auto watcher = open(etcd);
-  names.follow(*watcher, "");
-  names.wait({});
-  while (!watcher->state().reachable) std::this_thread::yield();
+  conductor.follow(*watcher, "conductor");
   // The old conductor announced itself and was killed, so nothing renews its lease.
   EtcdByHand ask(etcd);
   std::string lease = ask("/v3/lease/grant", {{"TTL", "2"}})["ID"];
   ask("/v3/kv/put",  // "/test/conductor": "old"
       {{"key", "L3Rlc3QvY29uZHVjdG9y"}, {"value", "b2xk"}, {"lease", lease}});
-  names.wait({{"conductor", "old"}});
+  conductor.wait("old");
   auto next = open(etcd);
   next->announce("conductor", "new");
   // The new conductor does not take the name early, because the old one might live.
   while (next->state().trouble.find("another process holds the name 'conductor'") == std::string::npos)
     std::this_thread::yield();
-  names.wait({{"conductor", "new"}});
+  conductor.wait("new");
 }
 
 TEST_CASE("etcd: a restart of the registry loses no name", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
-  Follower names;
+  Follower p, d;
   auto a = open(etcd, 30), b = open(etcd, 3);
-  names.follow(*b, "");
+  p.follow(*b, "worker/P0"), d.follow(*b, "worker/D0");
   a->announce("worker/P0", "a");
-  names.wait({{"worker/P0", "a"}});
+  p.wait("a");
   etcd.kill();
-  while (b->state().reachable) std::this_thread::yield();
-  CHECK(names.entries() == Entries{{"worker/P0", "a"}});  // an outage of the registry removes no name
-  b->announce("worker/D0", "b");                          // sent as soon as the registry is back
+  while (b->state().trouble.empty()) std::this_thread::yield();
+  CHECK(p.value() == "a");        // an outage of the registry removes no name
+  b->announce("worker/D0", "b");  // sent as soon as the registry is back
   etcd.start();
-  names.wait({{"worker/P0", "a"}, {"worker/D0", "b"}});
-  CHECK(b->state().outages == 1);
+  d.wait("b");
+  CHECK(p.value() == "a");
   a->announce("worker/P0", "later");
-  names.wait({{"worker/P0", "later"}, {"worker/D0", "b"}});
-  CHECK(a->state().lost_leases == 0);
+  p.wait("later");
 }
 
 TEST_CASE("etcd: after the registry loses its data every process announces itself again", "[.][slow][etcd]") {
   NEED_ETCD();
   Etcd etcd;
-  Follower names;
+  Follower p;
   auto a = open(etcd, 2), b = open(etcd, 2);
-  names.follow(*b, "");
+  p.follow(*b, "worker/P0");
   a->announce("worker/P0", "a");
   b->announce("worker/D0", "b");
-  const Entries both{{"worker/P0", "a"}, {"worker/D0", "b"}};
-  names.wait(both);
+  p.wait("a");
   etcd.kill();
   etcd.forget_everything();
   etcd.start();
-  while (a->state().lost_leases == 0 || b->state().lost_leases == 0) std::this_thread::yield();
-  names.wait(both);
+  EtcdByHand ask(etcd);
+  const auto there = [&](const char* key) { return ask("/v3/kv/range", {{"key", key}}).contains("kvs"); };
+  REQUIRE(until(60, [&] { return there("L3Rlc3Qvd29ya2VyL1Aw") && there("L3Rlc3Qvd29ya2VyL0Qw"); }));
+  p.wait("a");
 }
 
 TEST_CASE("a registry's address is checked", "[server][etcd]") {
@@ -155,7 +149,6 @@ TEST_CASE("a registry's address is checked", "[server][etcd]") {
   auto registry = open_etcd("etcd://127.0.0.1:1", 10, clock);
   REQUIRE(registry.ok());
   while (registry.value()->state().trouble.empty()) std::this_thread::yield();
-  CHECK(!registry.value()->state().reachable);
 }
 
 }  // namespace

@@ -90,26 +90,7 @@ TEST_CASE("info: KV bytes and pool sizes follow from the model's shape", "[info]
   CHECK(errors == 3);  // contiguous, slots and vattention
 }
 
-TEST_CASE("info: the break-even bandwidth follows from KV bytes and compute time", "[info][break_even]") {
-  ModelDir model;
-  CHECK(!run_info(model.dir.path, {}).out.contains("break_even"));
-  const Info info = run_info(model.dir.path, {"--break-even", "0.001", "--link-gbps", "8", "--tokens", "100"});
-  REQUIRE(info.code == 0);
-  const json& rows = info.out["break_even"];
-  REQUIRE(rows.size() == 2);  // the model's context is 256
-  CHECK(rows[1]["tokens"] == 256);
-  const json& row = rows[0];
-  REQUIRE(row["tokens"] == 100);
-  CHECK(row["bytes"] == 100 * 768);
-  CHECK(row["brought_s"].get<double>() == Approx(100 * 768 / 1e9));
-  // The last layer computes only its K and V. The other two of three layers also have the rest and the attention.
-  const double qkv = 64 * 2.0 * 128, rest = 64 * 2.0 * (64 + 3 * 96), looks = 4.0 * 64 * (100 * 101 / 2);
-  const double flops = 100 * (3 * qkv + 2 * rest) + 2 * looks;
-  CHECK(row["computed_s"].get<double>() == Approx(flops / 1e9));
-  CHECK(row["bytes_per_s"].get<double>() == Approx(100 * 768 / (flops / 1e9)));
-}
-
-TEST_CASE("info: weight and scratch sizes match those of a loaded model", "[info]") {
+TEST_CASE("info: weight sizes match those of a loaded model", "[info]") {
   for (bool tied : {false, true})
     for (const char* family : {"llama", "qwen2", "qwen3"}) {
       json config = testing::parsed(kConfig);
@@ -121,13 +102,11 @@ TEST_CASE("info: weight and scratch sizes match those of a loaded model", "[info
       ThreadTeam team(1);
       Info info;
       for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
-        info = run_info(model.dir.path,
-                        {"--threads", "1", "--chunk-tokens", "32", "--max-batch", "4", "--dtype", dtype_name(dtype)});
+        info = run_info(model.dir.path, {"--dtype", dtype_name(dtype)});
         REQUIRE(info.code == 0);
         auto weights = load_weights(model.dir.path, parsed.value(), {.dtype = dtype, .dummy = true}, team);
         REQUIRE(weights);
         CHECK(info.out["weight_bytes"][dtype_name(dtype)] == weights.value()->bytes());
-        CHECK(info.out["scratch"][0]["activation_bytes"] == make_llama(weights.value(), team, 32, 4)->scratch_bytes());
       }
       // A CUDA device also stores the RoPE table, and stores tied embeddings once. Its matrices are of --dtype.
       const Info on_card = run_info(model.dir.path, {"--dtype", "bf16", "--device", "cuda"});
@@ -136,7 +115,6 @@ TEST_CASE("info: weight and scratch sizes match those of a loaded model", "[info
       const double turns = 4.0 * c.max_position * c.head_dim, table = tied ? 2.0 * c.vocab * c.hidden : 0;
       CHECK(on_card.out["weight_bytes"].size() == 2);
       CHECK(on_card.out["weight_bytes"]["bf16"] == info.out["weight_bytes"]["bf16"].get<double>() + turns - table);
-      CHECK(info.out["scratch"][0]["logits_bytes"] == 4 * 128 * 4);
       CHECK(info.out["parameters"] == parsed.value().parameters());
     }
 }
@@ -166,39 +144,12 @@ TEST_CASE("info: --ranks lists which rank sends which heads and layers to which 
     CHECK(move["layers"] == json{0, 3});
     CHECK(move["bytes"] == 2 * 3 * 16 * 4);
   }
-  REQUIRE(ranks["table"].size() == 6);
-  CHECK(ranks["table"][3] == json{{"side", "D"},
-                                  {"kv_rank", 1},
-                                  {"rank", 1},
-                                  {"group", 0},
-                                  {"group_rank", 2},
-                                  {"kv_world_size", 3},
-                                  {"global_rank", 3},
-                                  {"port", 1},
-                                  {"printed_port", 2}});
-  REQUIRE(ranks["errata"].size() == 5);
-  CHECK(ranks["errata"][2] == "4 // p_tp // d_tp is 0 heads for a rank of D: 0 of 4 arrive");
-  // Their slicing example reads slot 5 as token 2 with its second half of the heads.
-  REQUIRE(ranks["slices"].size() == 10);
-  CHECK(ranks["slices"][5] == json{{"slot", 5}, {"printed_token", 2}, {"printed_heads", {2, 4}}});
-  // Several instances of each role.
-  ranks = run_info(model.dir.path, {"--ranks", "2P3D:2x1:4x1"}).out["ranks"];
-  CHECK(ranks["moves"].size() == 4);
-  REQUIRE(ranks["table"].size() == 2 * 2 + 3 * 4);
-  CHECK(ranks["table"][15]["kv_rank"] == 4);
-  CHECK(ranks["table"][15]["group_rank"] == 7);
-  CHECK(ranks["table"][15]["kv_world_size"] == 8);
-  // The notes have no rows for stages, nor for fewer ranks than before.
   ranks = run_info(model.dir.path, {"--ranks", "4x1:2x3", "--kv-dtype", "bf16"}).out["ranks"];
   CHECK(ranks["moves"].size() == 4 * 3);
-  REQUIRE(ranks["table"].size() == 4 + 2 * 3);
-  CHECK(ranks["table"][9]["group"] == 1);
-  CHECK(ranks["table"][9]["kv_world_size"] == 5);
   size_t bytes = 0;
   for (const json& move : ranks["moves"]) bytes += move["bytes"].get<size_t>();
   CHECK(bytes == 2 * 3 * 4 * 16 * 2);
-  for (const char* bad : {"2", "2x1", "2x1:4x1x", "2x1:4x0", "3x1:1x1", "1x1:1x4", "-1x1:1x1", "99999x1:1x1",
-                          "2P:2x1:4x1", "P1D:2x1:4x1", "1P1C:2x1:4x1", "1P1D1C:2x1:4x1", "1P1D:2x1"})
+  for (const char* bad : {"2", "2x1", "2x1:4x1x", "2x1:4x0", "3x1:1x1", "1x1:1x4", "-1x1:1x1", "99999x1:1x1"})
     CHECK(run_info(model.dir.path, {"--ranks", bad}).code == 2);
   CHECK_FALSE(run_info(model.dir.path, {}).out.contains("ranks"));
 }
@@ -217,7 +168,7 @@ TEST_CASE("info reproduces the vAttention paper's Yi-34B example", "[info][vatte
       "max_position_embeddings": 200000, "rms_norm_eps": 1e-5, "rope_theta": 5000000.0, "bos_token_id": 1,
       "eos_token_id": 2, "hidden_act": "silu", "tie_word_embeddings": false})");
   const auto addresses = [&](std::vector<std::string> words) {
-    words.insert(words.end(), {"--max-batch", "500", "--kv-dtype", "bf16", "--kv-bytes", "512MiB", "--threads", "1"});
+    words.insert(words.end(), {"--max-batch", "500", "--kv-dtype", "bf16", "--kv-bytes", "512MiB"});
     const Info info = run_info(model.dir.path, words);
     REQUIRE(info.code == 0);
     for (const json& pool : info.out["pools"])

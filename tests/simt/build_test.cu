@@ -59,11 +59,11 @@ TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", 
   const std::vector<std::vector<std::string>> ways = {
       {},
       {"--topology", "1P1D"},
-      {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off", "--cuda-graphs", "on"},
+      {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off"},
       {"--topology", "1P1D", "--allocator", "contiguous"},
-      {"--topology", "1P1D", "--gpu-split", "priority", "--cuda-graphs", "off"},
-      {"--speculate", "ngram", "--speculate-tokens", "3", "--ngram-min", "1"},
-      {"--topology", "1P1D", "--speculate", "ngram", "--ngram-min", "1", "--cuda-graphs", "off"},
+      {"--topology", "1P1D", "--gpu-split", "priority"},
+      {"--speculate", "ngram", "--speculate-tokens", "3"},
+      {"--topology", "1P1D", "--speculate", "ngram"},
       {"--topology", "1P1D", "--kv-layout", "token_major", "--cuda-decode-attention", "split_kv"}};
   for (std::vector<std::string> words : ways) {
     words.insert(words.end(), {"--device", "cuda"});

@@ -26,6 +26,7 @@
 
 #include "experiments/bench/harness.h"
 #include "experiments/bench/model_case.h"
+#include "experiments/bench/on_cpus.h"
 #include "model/weights/weights.h"
 
 namespace xpyd::experiments {
