@@ -13,6 +13,28 @@ namespace {
 
 using nlohmann::json;
 
+// Tracks the position in the text, because nlohmann's callbacks do not have it.
+class CountingIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+  CountingIterator(const char* at, const char** seen) : at_(at), seen_(seen) {}
+  reference operator*() const { return *at_; }
+  CountingIterator& operator++() {
+    *seen_ = ++at_;
+    return *this;
+  }
+  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
+  bool operator!=(const CountingIterator& other) const { return at_ != other.at_; }
+
+ private:
+  const char* at_;
+  const char** seen_;
+};
+
 // nlohmann quotes the offending token at any length.
 std::string without_prefix(std::string text) {
   if (text.starts_with('[')) {
@@ -27,6 +49,73 @@ std::string without_prefix(std::string text) {
     if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7f) c = '?';
   return text;
 }
+
+class Builder {  // nlohmann's SAX interface
+ public:
+  Builder(const JsonLimits& limits, const char* begin, const char** seen)
+      : limits_(limits), begin_(begin), seen_(seen) {}
+
+  bool null() { return put(nullptr); }
+  bool boolean(bool value) { return put(value); }
+  bool number_integer(json::number_integer_t value) { return put(value); }
+  bool number_unsigned(json::number_unsigned_t value) { return put(value); }
+  bool number_float(json::number_float_t value, const std::string&) { return put(value); }
+  bool string(std::string& value) { return put(std::move(value)); }
+  bool binary(json::binary_t&) { return fail("binary value"); }
+  bool start_object(size_t) { return open(json::value_t::object); }
+  bool start_array(size_t) { return open(json::value_t::array); }
+  bool end_object() { return close(); }
+  bool end_array() { return close(); }
+  bool key(std::string& name) {
+    auto [at, fresh] = open_.back()->get_ref<json::object_t&>().try_emplace(name);
+    if (!fresh) return fail("duplicate key \"" + without_prefix(name) + "\"");
+    slot_ = &at->second;
+    return true;
+  }
+  bool parse_error(size_t position, const std::string&, const json::exception& why) {
+    error_ = "byte " + std::to_string(position) + ": " + without_prefix(why.what());
+    return false;
+  }
+
+  json root;
+  const std::string& error() const { return error_; }
+
+ private:
+  bool fail(const std::string& why) {
+    error_ = "byte " + std::to_string(*seen_ - begin_) + ": " + why;
+    return false;
+  }
+  template <class T>
+  json* place(T&& value) {
+    if (!open_.empty() && open_.back()->is_array())
+      return &open_.back()->get_ref<json::array_t&>().emplace_back(std::forward<T>(value));
+    json* at = open_.empty() ? &root : slot_;
+    *at = json(std::forward<T>(value));
+    return at;
+  }
+  template <class T>
+  bool put(T&& value) {
+    place(std::forward<T>(value));
+    return true;
+  }
+  bool open(json::value_t kind) {
+    if (static_cast<int>(open_.size()) >= limits_.max_depth)
+      return fail("it is nested deeper than " + std::to_string(limits_.max_depth));
+    open_.push_back(place(kind));
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  const JsonLimits& limits_;
+  const char* begin_;
+  const char** seen_;
+  std::vector<json*> open_;  // the containers that enclose the next value
+  json* slot_ = nullptr;     // the place of the value of the last key
+  std::string error_;
+};
 
 std::string labelled(const std::string& what, const std::string& name) {
   return (what.empty() ? "" : what + ": ") + "field \"" + name + "\"";
@@ -66,22 +155,16 @@ void append_quoted(std::string& out, std::string_view text) {
 
 }  // namespace
 
-Result<json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) try {
+Result<json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits) {
   if (text.size() > limits.max_bytes)
     return invalid(what + ": " + std::to_string(text.size()) + " bytes of JSON; expected at most " +
                    std::to_string(limits.max_bytes));
-  const auto bounded = [&](int depth, json::parse_event_t event, const json&) {
-    const bool opens = event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-    if (opens && depth >= limits.max_depth)
-      throw invalid(what + ": it is nested deeper than " + std::to_string(limits.max_depth));
-    return true;
-  };
-  return json::parse(text, bounded);
-} catch (const Error& error) {
-  return error;
-} catch (const json::exception& error) {
-  const auto* at = dynamic_cast<const json::parse_error*>(&error);
-  return invalid(what + ": " + (at ? "byte " + std::to_string(at->byte) + ": " : "") + without_prefix(error.what()));
+  const char* begin = text.data();
+  const char* seen = begin;
+  Builder builder(limits, begin, &seen);
+  bool good = json::sax_parse(CountingIterator(begin, &seen), CountingIterator(begin + text.size(), &seen), &builder);
+  if (!good) return invalid(what + ": " + builder.error());
+  return std::move(builder.root);
 }
 
 Result<std::string> read_small_file(const std::string& path, size_t max_bytes) {

@@ -24,8 +24,8 @@ struct JsonLimits {
 };
 
 // Parses strict RFC 8259 in valid UTF-8: no comments, trailing commas, NaN, lone surrogates, or numbers that overflow a
-// double. The error, also of a limit, is `invalid_argument`; one of the text reads "WHAT: byte N: ...", with N counted
-// from 1. An integer that does not fit 64 bits becomes a double. Of equal keys the last one wins. The value owns its
+// double. The error, also of a limit, is `invalid_argument` and reads "WHAT: byte N: ...", with N counted from 1. A
+// key that an object has twice is an error. An integer that does not fit 64 bits becomes a double. The value owns its
 // strings. The fields of an object are sorted by name; their order in the text is lost.
 Result<nlohmann::json> parse_json(std::string_view text, const std::string& what, const JsonLimits& limits = {});
 

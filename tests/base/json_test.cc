@@ -64,8 +64,11 @@ TEST_CASE("json: text that is not strict JSON is refused, with the byte of the e
       {"// c\n1", "byte 1: "},
       {"NaN", "byte 1: "},
       {"01", "byte 2: "},
+      {"1e999", "byte 5: "},
       {"\"\\ud800\"", "surrogate"},
       {"\"a\nb\"", "control character"},
+      {"{\"abc\":1,\"abc\":2}", "byte 14: duplicate key \"abc\""},
+      {"{\"x\":{\"a\":1,\"b\":2,\"a\":3}}", "duplicate key \"a\""},
       {"\"ab\xff\"", "byte 4: "},
       {"\"\xc0\x80\"", "UTF-8"},
       {"\"\xed\xa0\x80\"", "UTF-8"},
@@ -78,14 +81,14 @@ TEST_CASE("json: text that is not strict JSON is refused, with the byte of the e
     contains(error, "f.json: byte ");
     contains(error, says);
   }
-  contains(error_of("1e999"), "f.json: number overflow");
-  CHECK(error_of("{\"a\":1,\"a\":[2]}") == "parsed: {\"a\":[2]}");
+  // Different objects may have the same key.
+  CHECK(error_of("[{\"a\":1},{\"a\":1}]") == "parsed: [{\"a\":1},{\"a\":1}]");
 }
 
 TEST_CASE("json: depth and bytes are bounded", "[base]") {
   auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
   CHECK(error_of(nested(64)).starts_with("parsed"));
-  contains(error_of(nested(65)), "f.json: it is nested deeper than 64");
+  contains(error_of(nested(65)), "byte 65: it is nested deeper than 64");
   contains(error_of(std::string(1'000'000, '[')), "nested deeper than 64");
   std::string objects;
   for (int i = 0; i < 100; ++i) objects += "{\"a\":";
