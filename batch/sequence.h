@@ -22,7 +22,6 @@ struct ChoiceState {
   std::vector<int32_t> output;  // tokens that the client has or that are on their way to it
   uint64_t logits_hash = 0;     // of the logits rows from which `output` was sampled, in order (base/row_hash.h)
   int cached_tokens = 0;        // prompt tokens found in a prefix cache at first admission
-  int preemptions = 0;          // times that it lost its memory
   double queued_s = 0, scheduled_s = 0;  // Clock: arrival at the first engine, first step; 0: not yet
   int hidden_tokens = 0;                 // `hidden` belongs to the last of this many tokens; 0: not known
   std::vector<float> hidden = {};        // HiddenStates::before, for a multi-token head
