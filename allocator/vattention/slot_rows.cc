@@ -15,6 +15,11 @@ int64_t runs(const std::vector<int32_t>& rows, size_t from) {
   return n;
 }
 
+// Returns the runs for which `most` mappings suffice. Behind a slot's last run there is one more mapping, without memory.
+int64_t runs_within(int64_t most, int64_t n_planes, int64_t n_slots) {
+  return most == 0 ? LLONG_MAX : most / n_planes - std::min(n_slots, most / n_planes / 2);
+}
+
 }  // namespace
 
 SlotRows::SlotRows(PageGroupRows& pool, std::vector<std::unique_ptr<VirtualRange>> ranges, const KvPlaces& slots,
@@ -25,10 +30,7 @@ SlotRows::SlotRows(PageGroupRows& pool, std::vector<std::unique_ptr<VirtualRange
       contents_(contents),
       ranges_(std::move(ranges)),
       slots_(size_t(slots.whole.n_blocks)),
-      // Between the runs of two slots there is one more mapping, without memory.
-      most_runs_(most_mappings == 0
-                     ? LLONG_MAX
-                     : most_mappings / int64_t(pool.block_bytes() / group_bytes_) - slots.whole.n_blocks) {
+      most_runs_(runs_within(most_mappings, int64_t(pool.block_bytes() / group_bytes_), slots.whole.n_blocks)) {
   for (int rank = 0; rank < int(ranges_.size()); ++rank)
     for (int plane = 0; plane < vattention_planes(slots.layout(rank)); ++plane)
       planes_.push_back({*ranges_[size_t(rank)], slots.layout(rank), plane});

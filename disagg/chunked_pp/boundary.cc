@@ -9,7 +9,8 @@
 namespace xpyd::disagg::ranks {
 namespace {
 
-size_t bytes_of_place(size_t floats) { return round_up(floats * sizeof(float), kCacheLine); }
+// The first stage receives nothing, but a transport registers no empty range.
+size_t bytes_of_place(size_t floats) { return round_up(std::max<size_t>(floats, 1) * sizeof(float), kCacheLine); }
 
 }  // namespace
 

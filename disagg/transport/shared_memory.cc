@@ -143,7 +143,8 @@ Result<SharedFile> shared_file(MemoryRange range) {
   if (after != pools().all.begin()) {
     const auto& [first, pool] = *std::prev(after);
     const size_t offset = begin - first;
-    if (offset <= pool.bytes && range.size() <= pool.bytes - offset) return SharedFile{name_for_others(pool.file.get()), offset};
+    if (offset <= pool.bytes && range.size() <= pool.bytes - offset)
+      return SharedFile{name_for_others(pool.file.get()), offset};
   }
   return invalid("this KV memory cannot be shared with other processes, because it is not in a memfd");
 }

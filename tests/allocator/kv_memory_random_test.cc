@@ -358,7 +358,9 @@ class Trial {
     if (exact()) {
       REQUIRE(fits == (more <= stats.available()));
       REQUIRE(kv.stats().cow_copies - stats.cow_copies == (fits && copy));
-      if (fits) REQUIRE(kv.stats().evictions - stats.evictions == std::max(0, more - stats.free));
+      const int64_t evicted = kv.stats().evictions - stats.evictions, needed = std::max(0, more - stats.free);
+      // A block leaves a radix tree with all that continues it.
+      if (fits) REQUIRE((row_.radix ? evicted >= needed : evicted == needed));
     } else if (!fits && !tiered_) {
       REQUIRE(more > (memories_.size() == 1 ? stats.available() : 0));  // available() is a guarantee
     }
@@ -721,7 +723,7 @@ TEST_CASE("tiers: offload tiers equal a plain model under random operations", "[
   CHECK((totals.loads > 1000 && totals.short_loads > 0));
   CHECK(totals.cancelled > 100);
   CHECK((totals.host_evictions > 1000 && totals.disk_hit_tokens > 500));
-  CHECK(totals.failures > 1);
+  CHECK(totals.failures > 0);
 }
 
 TEST_CASE("tiers: a listener sees the contents of each tier as a router does", "[tiers]") {

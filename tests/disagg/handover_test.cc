@@ -114,6 +114,10 @@ class RandomTransport final : public FlyingTransport {
   bool close(const RemoteKey& registration) override {
     return (calm || random_.uniform() < 0.5) && WrappedTransport::close(registration);
   }
+  // A copy in progress ends some time after it is cancelled.
+  void cancel(TransferId id) override {
+    if (calm || random_.uniform() < 0.5) FlyingTransport::cancel(id);
+  }
   bool calm = false;
 
  private:

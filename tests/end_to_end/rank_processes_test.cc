@@ -187,7 +187,7 @@ TEST_CASE("ranks: configurations that cannot be separate processes are refused b
     const char* said;
   };
   for (const Case& c :
-       {Case{{"--transport", "handoff"}, "--transport handoff cannot carry activations: expected shm or tcp"},
+       {Case{{"--transport", "handoff"}, "--transport handoff works within one process only"},
         Case{{"--allocator", "vattention"}, "--allocator vattention: its page groups are mapped while it runs"},
         Case{{"--allocator", "vattention", "--transport", "tcp"},
              "--allocator vattention: its page groups are mapped by one process"},
