@@ -74,14 +74,6 @@ TEST_CASE("pretokenize: a regex that takes for ever ends with an error", "[model
   }
 }
 
-TEST_CASE("pretokenize: replace_all replaces from left to right without overlap", "[model][tokenizer]") {
-  for (auto& [text, result] : {std::pair{"", ""}, {"aaa", "ba"}, {"xaax", "xbx"}, {"a", "a"}}) {
-    std::string changed = text;
-    replace_all(changed, "aa", "b");
-    CHECK(changed == result);
-  }
-}
-
 TEST_CASE("unicode: normalization form C maps each case and is idempotent", "[model][unicode]") {
   for (const json& one : parsed_file(data_path("unicode_nfc.json"))) {  // from, to, and the reason
     INFO(as_text(one));

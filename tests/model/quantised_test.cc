@@ -78,27 +78,6 @@ TEST_CASE("quantised: quantised values are as near as the header promises", "[qu
       }
 }
 
-TEST_GEMM_ROWS(quantised_exact_rows, "quantised: an exact row has the bits of the f32 matrix that the codes stand for",
-               "[quantised][model]") {
-  ThreadTeam team(2);
-  for (const GemmVariant* variant : rows) {
-    if (!variant->exact) continue;
-    for (Dtype dtype : kCodes)
-      for (auto [n, k, k_groups, size] : {std::array{40, 300, 1, 32}, {17, 8 * 37, 8, 0}, {33, 5, 8, 2}}) {
-        const Problem c = make_problem(n, k, k_groups, dtype, team, 11, even_groups(k, size));
-        Problem f32{.n = n, .k = k, .groups = k_groups, .bias = c.bias};
-        f32.packed = pack_matrix(
-            n, k, k_groups, Dtype::f32,
-            [&, k = k](int row, float* out) { std::copy_n(c.w.data() + size_t(row) * size_t(k), k, out); }, team);
-        for (int m : {1, 2, 3, 7, 64}) {
-          CAPTURE(variant->name, dtype_name(dtype), n, k, k_groups, size, m);
-          const auto x = random_rows(m, k, uint64_t(m));
-          REQUIRE(testing::same_bits(run(*variant, c, x, m, k, false, team), run(*variant, f32, x, m, k, false, team)));
-        }
-      }
-  }
-}
-
 TEST_GEMM_ROWS(quantised_whole_numbers,
                "quantised: integer products have no order, so two instruction sets have the same bits",
                "[quantised][model]") {
@@ -425,28 +404,6 @@ TEST_CASE("quantised: what is wrong with a quantised folder is named", "[quantis
     INFO(message);
     CHECK((*says ? message.find(name + says) != message.npos : message.empty()));
   }
-}
-
-TEST_CASE("quantised: a quantised embedding is widened", "[quantised][model]") {
-  Folder coded, dense;
-  fill_gptq(coded, dense, 32, false, false);
-  const std::string table = "model.embed_tokens";
-  REQUIRE(Folder::kVocab % 8 == 0);
-  Random random(8);
-  const int rows = Folder::kVocab, columns = Folder::kHidden, groups = (columns + 31) / 32;
-  std::vector<uint32_t> words(size_t(columns / 8 * rows)), zeros(size_t(groups * rows / 8), 0x77777777u);
-  for (uint32_t& word : words) word = uint32_t(random.next());
-  std::vector<float> w(size_t(rows * columns));
-  for (int n = 0; n < rows; ++n)
-    for (int i = 0; i < columns; ++i)
-      w[size_t(n * columns + i)] = 0.125f * float(int(words[size_t(i / 8 * rows + n)] >> (i % 8 * 4) & 15) - 8);
-  coded.tensors.erase(table + ".weight");
-  coded.tensors[table + ".qweight"] = {"I32", {columns / 8, rows}, Folder::bytes(words)};
-  coded.tensors[table + ".qzeros"] = {"I32", {groups, rows / 8}, Folder::bytes(zeros)};
-  coded.tensors[table + ".scales"] = {
-      "F16", {groups, rows}, Folder::bytes(std::vector<uint16_t>(size_t(groups * rows), nearest_f16(0.125f)))};
-  dense.add(table + ".weight", {rows, columns}, w);
-  CHECK(logits_of(coded.write(), {}, true, 64) == logits_of(dense.write(), {}, true, 64));
 }
 
 }  // namespace xpyd::testing::quantised_test
