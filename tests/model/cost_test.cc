@@ -151,13 +151,6 @@ TEST_CASE("chunks: they tile a prompt, and equal-time chunks take the same time"
 
 using experiments::pipeline_seconds, experiments::pipeline_times, experiments::PipelineChunk,
     experiments::PipelineTimes;
-using Chunks = std::vector<PipelineChunk>;
-
-Chunks same_on_all(std::span<const double> seconds, int n_stages) {
-  Chunks chunks;
-  for (double t : seconds) chunks.push_back({std::vector<double>(size_t(n_stages), t)});
-  return chunks;
-}
 
 TEST_CASE("pipeline time: the closed form equals the recurrence when all stages take the same time", "[pipeline]") {
   Random random(3);
@@ -165,7 +158,9 @@ TEST_CASE("pipeline time: the closed form equals the recurrence when all stages 
     std::vector<double> seconds(1 + random.below(60));
     for (double& t : seconds) t = trial % 3 == 0 ? random.exponential() : 0.01 + random.uniform();
     const int n_stages = 1 + int(random.below(16));
-    const PipelineTimes times = pipeline_times(same_on_all(seconds, n_stages), 0);
+    std::vector<PipelineChunk> chunks;
+    for (double t : seconds) chunks.push_back({std::vector<double>(size_t(n_stages), t)});
+    const PipelineTimes times = pipeline_times(chunks, 0);
     CHECK(times.end() == Approx(pipeline_seconds(seconds, n_stages)).epsilon(1e-12));
   }
 }

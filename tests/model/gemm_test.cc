@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "model/gemm/sum_tree.h"
 #include "tests/catch.h"
 #include "tests/model/gemm_rows.h"
 

@@ -2,7 +2,6 @@
 // itself: bits do not depend on how the tokens are cut into steps.
 #include <algorithm>
 
-#include "experiments/null_model.h"
 #include "model/gemm/gemm.h"
 #include "model/weights/weights.h"
 #include "tests/json.h"
@@ -64,25 +63,60 @@ TEST_CASE("llama: bf16 matrices stay within their rounding", "[model][llama]") {
   }
 }
 
-TEST_CASE("llama: the bits are the same in one step, in chunks and token by token", "[model][llama]") {
+TEST_CASE("llama: the bits are the same in one step, in chunks and token by token, on one thread and on three",
+          "[model][llama]") {
   for (const std::string& name : kFixtures)
     for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       CAPTURE(name, dtype_name(dtype));
-      LoadedModel loaded(data_path("models/" + name), {.dtype = dtype});
-      Expected expected = load_expected(name, loaded.config.vocab);
-      const auto whole = run_prompt(*loaded.model, expected.tokens, 64);
-      for (int chunk : {1, 3, 7, 16, 31}) {
+      LoadedModel one(data_path("models/" + name), {.dtype = dtype}),
+          three(data_path("models/" + name), {.dtype = dtype}, 3);
+      Expected expected = load_expected(name, one.config.vocab);
+      const auto whole = run_prompt(*one.model, expected.tokens, 64);
+      for (int chunk : {1, 3, 7, 16, 31, 64}) {
         CAPTURE(chunk);
-        CHECK(same_bits(run_prompt(*loaded.model, expected.tokens, chunk), whole));
+        CHECK(same_bits(run_prompt(chunk % 3 ? *three.model : *one.model, expected.tokens, chunk), whole));
       }
     }
+}
+
+void check_wanted_rows(Model& model) {
+  const size_t vocab = size_t(model.config().vocab);
+  const std::vector<std::vector<int32_t>> prompts = {
+      {30}, {5, 6, 7, 8, 9, 10, 11, 12, 13, 14}, {1, 2, 3}, {31}, {20, 21, 22, 23}};
+  const auto views_of = [](const ContiguousKv& kv) {
+    return std::vector<KvView>{kv.view(0), kv.view(1), kv.view(2), kv.view(3), kv.view(4)};
+  };
+  // The KV is complete whatever logits were wanted: the next tokens agree.
+  const auto next = [&](const std::vector<KvView>& views) {
+    return run_step(model, views, {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4});
+  };
+  const ContiguousKv kv(model, 16, 5);
+  const auto all = run_step(model, views_of(kv), prompts, {0, 0, 0, 0, 0}), expected = next(views_of(kv));
+  std::vector<int32_t> ids, offsets = {0}, lengths;
+  for (const auto& p : prompts) {
+    ids.insert(ids.end(), p.begin(), p.end());
+    offsets.push_back(int32_t(ids.size()));
+    lengths.push_back(int32_t(p.size()));
+  }
+  for (const std::vector<int32_t>& rows :
+       std::vector<std::vector<int32_t>>{{}, {10}, {0, 10, 13, 14, 18}, {14}, {15, 18}}) {
+    CAPTURE(rows);
+    const ContiguousKv fresh(model, 16, 5);
+    const auto views = views_of(fresh);
+    std::vector<float> logits(rows.size() * vocab + 1, -7);
+    compute_step(model, {ids, offsets, lengths, views, rows}, logits.data());
+    for (size_t i = 0; i < rows.size(); ++i)
+      CHECK(std::memcmp(&logits[i * vocab], &all[size_t(rows[i]) * vocab], vocab * 4) == 0);
+    CHECK(logits.back() == -7);
+    CHECK(same_bits(next(views), expected));
+  }
 }
 
 TEST_CASE("llama: logits of the wanted rows have the bits that they have among all rows", "[model][llama]") {
   for (const std::string& name : kFixtures) {
     CAPTURE(name);
     LoadedModel loaded(data_path("models/" + name));
-    check_wanted_rows(*loaded.model, [&] { return ContiguousKv(*loaded.model, 16, 5); });
+    check_wanted_rows(*loaded.model);
   }
 }
 

@@ -1,8 +1,7 @@
-// Tests every CUDA row operation and the sampler against plain loops in double, every element with a bound.
+// Tests RoPE with its norms, the sampler and the row hash on CUDA against plain loops, every element with a bound.
 #include <cfloat>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "attention/kv_dtype/kv_row.h"
 #include "base/row_hash.h"
