@@ -3,7 +3,7 @@
 #include <fstream>
 #include <limits>
 
-#include "tests/catch.h"
+#include "tests/matchers.h"
 
 namespace xpyd::testing::options_test {
 namespace {
@@ -45,12 +45,7 @@ std::string error(const std::vector<std::string>& words) {
   return options.error().message;
 }
 
-bool contains(const std::string& text, const std::string& part) {
-  INFO(text << " should contain " << part);
-  bool found = text.find(part) != text.npos;
-  CHECK(found);
-  return found;
-}
+void contains(const std::string& text, const std::string& part) { CHECK_THAT(text, Contains(part)); }
 
 std::string write_file(const testing::TempDir& dir, const std::string& content) {
   std::string path = dir.path + "/options.ini";
