@@ -242,17 +242,10 @@ void fill_fp8(Folder& coded, Folder& dense, bool blocks) {
 
 std::vector<float> logits_of(const std::string& dir, const LoadOptions& options, bool exact, int chunk,
                              Dtype* matrices = nullptr) {
-  auto config = load_model_config(dir);
-  INFO((config ? "" : config.error().message));
-  REQUIRE(config.ok());
-  ThreadTeam team(2);
-  auto weights = load_weights(dir, config.value(), options, team);
-  INFO((weights ? "" : weights.error().message));
-  REQUIRE(weights.ok());
-  if (matrices) *matrices = weights.value()->layers[0].down.dtype;
-  const Kernels kernels{.gemm = &default_gemm(exact)};
-  const std::vector<int32_t> prompt = {1, 5, 90, 33, 7, 8, 9, 60, 61, 2, 3};
-  return run_prompt(*make_llama(weights.value(), team, 64, 64, kernels), prompt, chunk);
+  LoadedModel loaded(dir, options, 2);
+  if (matrices) *matrices = loaded.weights->layers[0].down.dtype;
+  loaded.model = make_llama(loaded.weights, loaded.team, 64, 64, {.gemm = &default_gemm(exact)});
+  return run_prompt(*loaded.model, {1, 5, 90, 33, 7, 8, 9, 60, 61, 2, 3}, chunk);
 }
 
 std::string refusal(Folder& folder, const LoadOptions& options = {}) {
