@@ -91,8 +91,7 @@ TEST_CASE("options: an error names what is wrong, and what was expected", "[opti
   for (const char* bad : {"abc", "", "65536", "-1", "1.5", "1 ", "99999999999999999999"})
     contains(error({"--port", bad}),
              "--port: '" + std::string(bad) + "' is not valid: expected a whole number from 0 to 65535");
-  for (const char* bad : {"nan", "0.4", ""})
-    contains(error({"--rate", bad}), "expected a number at least 0.5 1/s");
+  for (const char* bad : {"nan", "0.4", ""}) contains(error({"--rate", bad}), "expected a number at least 0.5 1/s");
   const struct {
     std::vector<std::string> words;
     const char* says;

@@ -152,8 +152,7 @@ TEST_CASE("chat template: an encoded chat has the ids of its text", "[model][cha
                                             {"user", "\u4e16\u754c\n"}});
     REQUIRE(prompt.ok());
     INFO(name);
-    CHECK(chat->encode(*tokenizer, prompt.value()) ==
-          tokenizer->encode(prompt.value(), {.add_special_tokens = false}));
+    CHECK(chat->encode(*tokenizer, prompt.value()) == tokenizer->encode(prompt.value(), {.add_special_tokens = false}));
   }
   // "plain" has no control text, and the tokenizer adds BOS.
   auto tokenizer = tokenizer_of("llama2");

@@ -208,7 +208,8 @@ TEST_CASE("generation config: given values become defaults, and absent ones stay
     std::ofstream(dir.path + "/generation_config.json") << text;
     return load_generation_config(dir.path);
   };
-  for (const SamplingParams& p : {need(load_generation_config(dir.path)), need(load("{}"))})  // no file, and an empty one
+  // No file, and an empty one.
+  for (const SamplingParams& p : {need(load_generation_config(dir.path)), need(load("{}"))})
     CHECK((p.temperature == 1 && p.top_p == 1 && p.top_k == 0 && p.min_p == 0 && p.repetition_penalty == 1));
   // The file of Qwen2.5 Instruct, and min_p.
   const SamplingParams qwen = need(

@@ -83,8 +83,9 @@ TEST_CASE("jinja: depth and output are bounded", "[model][jinja]") {
     CHECK(got.starts_with("ERROR "));
   }
   const std::string numbers = "[" + many("1,", 99) + "]";
-  CHECK(has(render("{% set s = '" + std::string(1 << 20, 'x') + "' %}{% for x in " + numbers + " %}{{ s }}{% endfor %}"),
-            "more than 64 MiB"));
+  CHECK(
+      has(render("{% set s = '" + std::string(1 << 20, 'x') + "' %}{% for x in " + numbers + " %}{{ s }}{% endfor %}"),
+          "more than 64 MiB"));
   // A long template is not a deep one.
   CHECK(render("{% if 0 %}" + many("{% elif 0 %}", 999) + "{% else %}x{% endif %}") == "x");
   // A namespace that holds itself is freed (LeakSanitizer checks it).

@@ -259,7 +259,8 @@ TEST_CASE("sharded llama: impossible shapes are refused by name", "[shards][mode
   CHECK(message(0, 1) == "--prefill-tp 0: expected at least 1");
   ModelConfig six = loaded.config;
   six.n_heads = 6;
-  CHECK(check_model_shards(six, loaded.shards(6, 1)).error().message == "tp 6 is not supported (expected 1, 2, 4 or 8)");
+  CHECK(check_model_shards(six, loaded.shards(6, 1)).error().message ==
+        "tp 6 is not supported (expected 1, 2, 4 or 8)");
   ModelConfig many = loaded.config;
   many.n_heads = many.n_kv_heads = 128;
   many.n_layers = 80;
