@@ -78,14 +78,13 @@ AARCH64        = $(MAKE) --no-print-directory -j$$(nproc) CXX=aarch64-linux-gnu-
 AARCH64_LIBS   = nettle-dev libutf8proc-dev libpcre2-dev libibverbs-dev libibverbs1 libnl-3-200 libnl-route-3-200 libzmq3-dev libmsgpack-cxx-dev \
                  $(shell apt-cache depends libboost-program-options-dev libboost-context-dev | sed -nE 's/.*Depends: (libboost-.*-dev)$$/\1/p')
 QEMU_AARCH64   = qemu-aarch64-static -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH=build/aarch64/sysroot/usr/lib/aarch64-linux-gnu:build/aarch64/sysroot/lib/aarch64-linux-gnu
-# (qemu-user invents the flags of mappings, which the tests [pages] read.)
 check-aarch64: deps  ## 15 | - | the portable kernels on Arm: Debian's cross compiler, then a small suite and one answer under qemu-user
 	@tools/install-packages g++-aarch64-linux-gnu qemu-user-static
 	@for p in $(AARCH64_LIBS); do tools/fetch-package $$p build/aarch64/sysroot arm64 || exit 1; done
 	@$(AARCH64) build/aarch64/xpyd
 	@$(AARCH64) ROOMS="$(AARCH64_ROOMS)" SIMT= LIB=build/aarch64/librooms.a build/aarch64/xpyd_tests
 	@$(QEMU_AARCH64) build/aarch64/xpyd generate --prompt 'The key of box 17 is amber. The key of box 17 is' --max-tokens 4 2>/dev/null | grep -q amber
-	@$(QEMU_AARCH64) build/aarch64/xpyd_tests $(or $(TESTS),'[base]~[peak]~[pages]$(comma)[attention]$(comma)[model]')
+	@$(QEMU_AARCH64) build/aarch64/xpyd_tests $(or $(TESTS),'[base]~[peak]$(comma)[attention]$(comma)[model]')
 
 check-compilers:  ## 35 | tools/debian13 --can | `make serve` and `make test` compiled with clang, here and on Debian 13 (g++ 14 is in debian13)
 	@tools/install-packages clang

@@ -75,12 +75,4 @@ TEST_CASE("cpu: the row taken needs most of those that run here within the limit
   CHECK(cpu_has(Isa::avx2) == avx2);
 }
 
-TEST_CASE("cpu: a feature that a set lacks is lacking in every set that includes it", "[base][cpu]") {
-  std::string lacks;
-  for (const IsaRow& row : kIsas) {
-    if (!lacks.empty()) CHECK(cpu_lacks(row.needs) == lacks);
-    lacks = cpu_lacks(row.needs);
-  }
-}
-
 }  // namespace xpyd::testing::cpu_test

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "base/cpu.h"
@@ -56,25 +55,5 @@ TEST_CASE("peak: loops of every width do the work they count, emulated where the
   CHECK(sink([](float* to_sink) { CHECK(int8_dot_peak_emulated(3, to_sink) == 3 * 12 * 16 * 8); }) == 66);
 }
 #endif
-
-TEST_CASE("peak: its JSON has every figure", "[base][peak]") {
-  const Peak peak = {.machine = "a \"quoted\" machine",
-                     .isa = "avx2",
-                     .one = {1, 100.5, 25.25, 17.5},
-                     .all = {4, 400.5, 50.25, 20.5, 800, 1600}};
-  const nlohmann::json json = nlohmann::json::parse(to_json(peak));
-  CHECK(json["machine"] == peak.machine);
-  CHECK(json["one"]["n_threads"] == 1);
-  CHECK(json["one"]["copy_gbps"] == 17.5);
-  CHECK(json["all"]["read_gbps"] == 50.25);
-  CHECK(json["all"]["int8_dot_gops"] == 1600);
-}
-
-TEST_CASE("peak: a short measurement has rates above zero", "[base][peak]") {
-  ThreadTeam team(1);
-  PeakProbe probe(size_t(1) << 20);
-  CHECK(probe.fma_gflops(team) > 0);
-  CHECK(probe.read_gbps(team) > 0);
-}
 
 }  // namespace xpyd::testing::peak_test

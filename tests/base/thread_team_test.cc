@@ -1,7 +1,5 @@
 #include "base/thread_team.h"
 
-#include <sched.h>
-
 #include <atomic>
 #include <chrono>
 #include <numeric>
@@ -56,22 +54,6 @@ TEST_CASE("parked members wake up, and so does an owner that has waited long", "
     sum += std::accumulate(seen.begin(), seen.end(), 0);
   }
   REQUIRE(sum == 60);
-}
-
-TEST_CASE("a team pins its threads to the cpus asked for", "[base][thread_team]") {
-  cpu_set_t allowed;
-  REQUIRE(sched_getaffinity(0, sizeof allowed, &allowed) == 0);
-  std::vector<int> cpus;
-  for (int c = 0; c < CPU_SETSIZE && cpus.size() < 2; ++c)
-    if (CPU_ISSET(c, &allowed)) cpus.push_back(c);
-  if (cpus.size() < 2) SKIP_TEST("one cpu only");
-  std::vector<int> ran_on(2, -1);
-  std::thread([&] {  // a thread of its own, so that the test runner's is not pinned
-    ThreadTeam team(2, cpus);
-    team.run([&](int rank) { ran_on[size_t(rank)] = sched_getcpu(); });
-  })
-      .join();
-  REQUIRE(ran_on == cpus);
 }
 
 TEST_CASE("share() cuts n into ranges that cover it once, in multiples of the grain", "[base][thread_team]") {

@@ -48,18 +48,8 @@ std::string error_of(const json& j) {
 
 TEST_CASE("config: a Llama config gets the family's defaults", "[model][config]") {
   ModelConfig c = config_of(llama());
-  CHECK(c.family == "llama");
-  CHECK(c.n_layers == 5);
-  CHECK(c.hidden == 64);
-  CHECK(c.intermediate == 172);
-  CHECK(c.n_heads == 8);
-  CHECK(c.n_kv_heads == 4);
   CHECK(c.head_dim == 8);
-  CHECK(c.vocab == 512);
-  CHECK(c.max_position == 512);
   CHECK(c.rms_eps == 1e-5);
-  CHECK(c.rope_scaling.kind == RopeScaling::Kind::none);
-  CHECK(c.sliding_window == 0);
   CHECK_FALSE((c.qkv_bias || c.o_bias || c.mlp_bias || c.qk_norm || c.tied_embeddings));
   CHECK(c.bos_token == 1);
   CHECK(c.eos_tokens == std::vector<int>{2});
@@ -67,16 +57,12 @@ TEST_CASE("config: a Llama config gets the family's defaults", "[model][config]"
   json j = llama();
   j.erase("num_key_value_heads");
   CHECK(config_of(j).n_kv_heads == 8);
-  j["num_key_value_heads"] = nullptr;
-  CHECK(config_of(j).n_kv_heads == 8);
   j["head_dim"] = 24;
   CHECK(config_of(j).head_dim == 24);
   j["attention_bias"] = true;
   CHECK((config_of(j).qkv_bias && config_of(j).o_bias));
   j["eos_token_id"] = {7, 8, 7};
   CHECK(config_of(j).eos_tokens == std::vector<int>{7, 8});
-  j["eos_token_id"] = nullptr;
-  CHECK(config_of(j).eos_tokens.empty());
   j.erase("bos_token_id");
   CHECK(config_of(j).bos_token == -1);
   j["sliding_window"] = 9;  // not a field of Llama: ignored, as by Hugging Face
@@ -84,15 +70,10 @@ TEST_CASE("config: a Llama config gets the family's defaults", "[model][config]"
 }
 
 TEST_CASE("config: parameter counts match the published ones", "[model][config]") {
-  // stories260k has 260,032 parameters as published, with tied embeddings.
-  json j = llama();
-  j["tie_word_embeddings"] = true;
-  CHECK(config_of(j).parameters() == 260032);
   for (const auto& [name, billions] : {std::pair{"llama-1b", 1.236}, {"llama-8b", 8.030}}) {
     auto config = load_model_config(std::string("experiments/models/") + name);
     REQUIRE(config);
     CHECK(double(config.value().parameters()) / 1e9 == Approx(billions).margin(0.001));
-    CHECK(config.value().name == name);
   }
 }
 
@@ -119,18 +100,12 @@ TEST_CASE("config: RoPE scaling reads the same in its three spellings", "[model]
   j["rope_scaling"] = {{"type", "linear"}, {"factor", 2.5}};
   CHECK(config_of(j).rope_scaling.kind == RopeScaling::Kind::linear);
   CHECK(config_of(j).rope_scaling.factor == 2.5);
-  j["rope_scaling"] = nullptr;
-  CHECK(config_of(j).rope_scaling.kind == RopeScaling::Kind::none);
   j["rope_scaling"] = {{"rope_type", "default"}};
   CHECK(config_of(j).rope_scaling.kind == RopeScaling::Kind::none);
-  for (const char* kind : {"yarn", "dynamic", "longrope", ""}) {
-    j["rope_scaling"] = {{"rope_type", kind}, {"factor", 2.0}};
-    CHECK_THAT(error_of(j), Contains("config.json: rope_scaling.rope_type") && Contains("linear or llama3"));
-  }
+  j["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 2.0}};
+  CHECK_THAT(error_of(j), Contains("config.json: rope_scaling.rope_type") && Contains("linear or llama3"));
   j["rope_scaling"] = {{"rope_type", "linear"}};
   CHECK_THAT(error_of(j), Contains("rope_scaling") && Contains("factor"));
-  j["rope_scaling"] = "linear";
-  CHECK_THAT(error_of(j), Contains("config.json: rope_scaling"));
   scaling["rope_type"] = "llama3";
   scaling["high_freq_factor"] = 1.0;
   j["rope_scaling"] = scaling;
@@ -142,9 +117,6 @@ TEST_CASE("config: Mistral, Qwen2 and Qwen3 get their own defaults", "[model][co
   CHECK(config_of(mistral).sliding_window == 4096);  // the family's default
   mistral["sliding_window"] = nullptr;
   CHECK(config_of(mistral).sliding_window == 0);
-  mistral["sliding_window"] = 100;
-  CHECK(config_of(mistral).sliding_window == 100);
-  CHECK(config_of(mistral).window_from_layer == 0);
 
   json qwen2 = of_family("qwen2");
   qwen2["sliding_window"] = 64;
@@ -205,11 +177,7 @@ TEST_CASE("config: a folder is read, and generation_config.json overrides config
   CHECK_THAT(missing.error().message, Contains("nowhere/config.json"));
 
   write("config.json", as_text(llama()));
-  auto alone = load_model_config(dir.path + "//");
-  REQUIRE(alone);
-  CHECK(alone.value().eos_tokens == std::vector<int>{2});
-  CHECK(alone.value().name == dir.path.substr(dir.path.rfind('/') + 1));
-
+  CHECK(need(load_model_config(dir.path + "//")).name == dir.path.substr(dir.path.rfind('/') + 1));
   write("generation_config.json", R"({"eos_token_id": [5, 6], "temperature": 0.6})");
   CHECK(load_model_config(dir.path).value().eos_tokens == std::vector<int>{5, 6});
   write("generation_config.json", R"({"bos_token_id": 9})");
@@ -228,10 +196,8 @@ TEST_CASE("config: a model beyond this machine's memory is an error", "[model][c
   j["hidden_size"] = 1 << 16;
   j["intermediate_size"] = 1 << 18;
   j["num_hidden_layers"] = 16;  // 1.2e12 parameters
-  auto config = parse_model_config(as_text(j), "config.json");
-  REQUIRE(config);
   ThreadTeam team(1);
-  auto weights = load_weights("", config.value(), {.dtype = Dtype::bf16, .dummy = true}, team);
+  auto weights = load_weights("", config_of(j), {.dtype = Dtype::bf16, .dummy = true}, team);
   REQUIRE_FALSE(weights);
   CHECK_THAT(weights.error().message, Contains("MB of memory"));
 }
@@ -242,25 +208,19 @@ TEST_CASE("generation config: given values become defaults, and absent ones stay
     std::ofstream(dir.path + "/generation_config.json") << text;
     return load_generation_config(dir.path);
   };
-  const auto plain = [](const SamplingParams& p) {
-    return p.temperature == 1 && p.top_p == 1 && p.top_k == 0 && p.min_p == 0 && p.repetition_penalty == 1;
-  };
-  CHECK(plain(need(load_generation_config(dir.path))));  // no such file
-  CHECK(plain(need(load_generation_config(kDemoModel))));
-  CHECK(plain(need(load("{}"))));
-  // The files of Llama 3 Instruct and Qwen2.5 Instruct.
-  const SamplingParams llama = need(load(R"({"bos_token_id":1,"do_sample":true,"temperature":0.6,"top_p":0.9})"));
-  CHECK((llama.temperature == 0.6f && llama.top_p == 0.9f && llama.top_k == 0 && llama.min_p == 0));
+  // No file, and an empty one.
+  for (const SamplingParams& p : {need(load_generation_config(dir.path)), need(load("{}"))})
+    CHECK((p.temperature == 1 && p.top_p == 1 && p.top_k == 0 && p.min_p == 0 && p.repetition_penalty == 1));
+  // The file of Qwen2.5 Instruct, and min_p.
   const SamplingParams qwen = need(
       load(R"({"do_sample":true,"repetition_penalty":1.05,"temperature":0.7,"top_p":0.8,"top_k":20,"min_p":0.125})"));
   CHECK((qwen.temperature == 0.7f && qwen.top_p == 0.8f && qwen.top_k == 20 && qwen.min_p == 0.125f));
   CHECK(qwen.repetition_penalty == 1.05f);
   // Without do_sample decoding is greedy, whatever temperature the file has.
-  CHECK(need(load(R"({"do_sample":false})")).temperature == 0);
   CHECK(need(load(R"({"do_sample":false,"temperature":0.7})")).temperature == 0);
   CHECK(need(load(R"({"temperature":null,"top_k":-1,"do_sample":null})")).temperature == 1);
-  for (const std::string field : {R"("temperature":-1)", R"("temperature":"hot")", R"("top_p":0)", R"("top_p":2)",
-                                  R"("top_k":1.5)", R"("repetition_penalty":0)", R"("min_p":3)", R"("do_sample":1)"}) {
+  for (const std::string field :
+       {R"("temperature":-1)", R"("temperature":"hot")", R"("top_p":2)", R"("top_k":1.5)", R"("do_sample":1)"}) {
     INFO(field);
     const auto wrong = load("{" + field + "}");
     REQUIRE_FALSE(wrong);

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "model/gemm/sum_tree.h"
 #include "tests/catch.h"
 #include "tests/model/gemm_rows.h"
 
@@ -151,35 +150,6 @@ static void tree_sum(float* const* parts, int n_parts, size_t n) {
       for (size_t i = 0; i < n; ++i) parts[left][i] += parts[left + step][i];
 }
 
-TEST_GEMM_ROWS(subtrees, "group sums are added in the fixed tree, so shards of K are subtrees", "[gemm][model]") {
-  // A tensor-parallel rank holds a share of K and of the groups. tree_sum over ranks gives the whole.
-  ThreadTeam team(2);
-  for (const GemmVariant* variant : rows)
-    for (int ranks : {2, 4, 8}) {
-      constexpr int kN = 40, kK = 8 * 37, kM = 9;
-      Problem whole = make_problem(kN, kK, 8, Dtype::f32, team);
-      auto x = random_rows(kM, kK, 4);
-      auto expected = run(*variant, whole, x, kM, kK, false, team);
-      std::vector<std::vector<float>> shards;
-      std::vector<float*> parts;
-      for (int rank = 0; rank < ranks; ++rank) {
-        int k = kK / ranks, k0 = rank * k;
-        Problem p{.n = kN, .k = k, .groups = 8 / ranks, .dtype = Dtype::f32};
-        p.packed = pack_matrix(
-            kN, k, 8 / ranks, Dtype::f32,
-            [&](int row, float* out) { std::memcpy(out, whole.w.data() + row * kK + k0, size_t(k) * sizeof(float)); },
-            team);
-        std::vector<float> piece;
-        for (int r = 0; r < kM; ++r) piece.insert(piece.end(), x.begin() + r * kK + k0, x.begin() + r * kK + k0 + k);
-        shards.push_back(run(*variant, p, piece, kM, k, false, team));
-      }
-      for (auto& shard : shards) parts.push_back(shard.data());
-      tree_sum(parts.data(), ranks, shards[0].size());
-      INFO(variant->name << " ranks=" << ranks);
-      REQUIRE(same_bits(shards[0], expected.data(), expected.size()));
-    }
-}
-
 TEST_GEMM_ROWS(slices, "a slice of columns or of groups has the bits of the whole product", "[gemm][model]") {
   Random random(8);
   auto below = [&](int n) { return int(random.below(uint64_t(n))); };
@@ -232,25 +202,6 @@ TEST_GEMM_ROWS(slices, "a slice of columns or of groups has the bits of the whol
     }
 }
 
-TEST_CASE("the tree one leaf at a time equals the tree level by level", "[gemm][model]") {
-  for (int leaves = 1; leaves <= kMaxGroups; ++leaves) {
-    Random random{uint64_t(leaves)};
-    std::vector<float> values(static_cast<size_t>(leaves)), stack(size_t(tree_depth(leaves)));
-    for (float& v : values) v = random_value(random);
-    for (int g = 0; g < leaves; ++g) {
-      int top = TreeStack::slot(g);
-      stack[size_t(top)] = values[size_t(g)];
-      for (int i = TreeStack::merges(g, g + 1 == leaves); i > 0; --i, --top)
-        stack[size_t(top - 1)] += stack[size_t(top)];
-    }
-    std::vector<float*> parts;
-    for (float& v : values) parts.push_back(&v);
-    tree_sum(parts.data(), leaves, 1);
-    INFO("leaves = " << leaves);
-    REQUIRE(stack[0] == values[0]);
-  }
-}
-
 TEST_GEMM_ROWS(runs_itself, "the variant asked for is the variant that runs", "[gemm][model]") {
   // -(1 + 2^-7 + 2^-17) + (1 + 2^-17)(1 + 2^-7) is 2^-24 if the product is not rounded first, else 0.
   ThreadTeam team(1);
@@ -294,48 +245,6 @@ TEST_GEMM_ROWS(has_avx2s_bits, "AVX-512 has the bits of AVX2", "[gemm][model]") 
           REQUIRE(same_bits(run(*variant, p, x, m, p.k, true, team), expected.data(), expected.size()));
         }
       }
-}
-
-TEST_CASE("unpacked rows equal the rows that were packed", "[gemm][model]") {
-  ThreadTeam team(1);
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::f16})
-    for (int n : {1, 16, 37}) {
-      const int k = 13, begin = n / 3;
-      CAPTURE(n, dtype_name(dtype));
-      Problem p = make_problem(n, k, 1, dtype, team);
-      const size_t element = dtype_bytes(dtype), stride = size_t(k + 3) * element;
-      std::vector<std::byte> rows(size_t(n - begin) * stride, std::byte{0x5a});
-      unpack_rows(p.packed, begin, n, rows.data(), stride);
-      for (int row = begin; row < n; ++row) {
-        const std::byte* at = rows.data() + size_t(row - begin) * stride;
-        for (int i = 0; i < k + 3; ++i) {
-          const float want = i < k ? p.w[size_t(row * k + i)] : 0;
-          float got = 0;
-          if (i >= k) {
-            CHECK(at[size_t(i) * element] == std::byte{0x5a});
-            continue;
-          }
-          if (dtype == Dtype::f32) {
-            std::memcpy(&got, at + i * 4, 4);
-          } else {
-            uint16_t half;
-            std::memcpy(&half, at + i * 2, 2);
-            got = dtype == Dtype::bf16 ? to_f32(bf16{half}) : f16_to_f32(half);
-          }
-          CHECK(got == want);
-        }
-      }
-    }
-}
-
-TEST_CASE("gemm counts its compulsory bytes and useful operations", "[gemm][model]") {
-  ThreadTeam team(1);
-  Problem p = make_problem(20, 10, 1, Dtype::bf16, team);
-  Work plain = work({.w = &p.packed, .m = 3});
-  REQUIRE(plain.flops == 2.0 * 3 * 20 * 10);
-  REQUIRE(plain.bytes == 20 * 10 * 2 + 4 * (3 * 10 + 3 * 20));
-  Work biased = work({.w = &p.packed, .bias = p.bias.data(), .m = 3});
-  REQUIRE(biased.bytes == plain.bytes + 4 * 20);
 }
 
 }  // namespace xpyd::testing::gemm_test

@@ -118,40 +118,6 @@ std::vector<cuda::Memory> take_the_rest() {
   return all;
 }
 
-TEST_CASE("cuda llama: where GPU memory has no room for a graph, steps run without one", "[cuda][model]") {
-  CudaLoaded loaded(data_path("models/llama2"));
-  std::vector<float> logits[2];
-  for (bool full : {false, true}) {
-    auto model = loaded.make(CudaLoaded::small());
-    CudaKv kv(*model, loaded.stream, 8);
-    std::vector<cuda::Memory> others;
-    for (int at = 0; at < 8; ++at) {
-      const auto row = run_step(*model, {kv.view()}, {{at * 7 + 1}}, {at});
-      logits[full].insert(logits[full].end(), row.begin(), row.end());
-      if (full && at == 0) others = take_the_rest();
-    }
-    CHECK(model->counts().replays == (others.empty() || model->counts().captures > 0 ? 7 : 0));
-  }
-  CHECK(same_bits(logits[0], logits[1]));
-}
-
-TEST_CASE("cuda llama: work and memory sizes are reported", "[cuda][model]") {
-  CudaLoaded loaded(data_path("models/llama2")), tied(data_path("models/llama31"));
-  CudaKv kv(*loaded.model, loaded.stream, 16);
-  const std::vector<KvView> views = {kv.view()};
-  const std::vector<int32_t> ids = {1, 2}, offsets = {0, 2}, lengths = {2}, rows = {1};
-  const Work mine = loaded.model->work({ids, offsets, lengths, views, rows}),
-             theirs = loaded.host.model->work({ids, offsets, lengths, views, rows});
-  CHECK(mine.bytes == theirs.bytes);  // in f32 both move the same bytes
-  CHECK(mine.flops == theirs.flops);
-  // Tied embeddings are stored once. Beside the parameters there are the RoPE table and the padding of rows and parts.
-  const ModelConfig& c = tied.host.config;
-  const size_t rope = size_t(c.max_position) * size_t(c.head_dim / 2) * sizeof(RopeAngle);
-  CHECK(tied.weights->embedding.data == tied.weights->lm_head.data);
-  CHECK(tied.weights->bytes() >= 4 * size_t(c.parameters()) + rope);
-  CHECK(tied.weights->bytes() < 4 * size_t(c.parameters()) + rope + 64 * 256);
-}
-
 TEST_CASE("cuda llama: a full GPU is an error that names the size needed", "[cuda][model]") {
   LoadedModel host(data_path("models/llama2"));
   cuda::Stream stream;

@@ -2,7 +2,6 @@
 // itself: bits do not depend on how the tokens are cut into steps.
 #include <algorithm>
 
-#include "experiments/null_model.h"
 #include "model/gemm/gemm.h"
 #include "model/weights/weights.h"
 #include "tests/json.h"
@@ -64,28 +63,52 @@ TEST_CASE("llama: bf16 matrices stay within their rounding", "[model][llama]") {
   }
 }
 
-TEST_CASE("llama: the bits are the same in one step, in chunks and token by token", "[model][llama]") {
+TEST_CASE("llama: the bits are the same in one step, in chunks and token by token, on one thread and on three",
+          "[model][llama]") {
   for (const std::string& name : kFixtures)
     for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
       CAPTURE(name, dtype_name(dtype));
-      LoadedModel loaded(data_path("models/" + name), {.dtype = dtype});
-      Expected expected = load_expected(name, loaded.config.vocab);
-      const auto whole = run_prompt(*loaded.model, expected.tokens, 64);
-      for (int chunk : {1, 3, 7, 16, 31}) {
+      LoadedModel one(data_path("models/" + name), {.dtype = dtype}),
+          three(data_path("models/" + name), {.dtype = dtype}, 3);
+      Expected expected = load_expected(name, one.config.vocab);
+      const auto whole = run_prompt(*one.model, expected.tokens, 64);
+      for (int chunk : {1, 3, 7, 16, 31, 64}) {
         CAPTURE(chunk);
-        CHECK(same_bits(run_prompt(*loaded.model, expected.tokens, chunk), whole));
+        CHECK(same_bits(run_prompt(chunk % 3 ? *three.model : *one.model, expected.tokens, chunk), whole));
       }
     }
 }
 
-TEST_CASE("llama: the bits are the same on one thread and on three", "[model][llama]") {
-  for (const std::string& name : kFixtures) {
-    CAPTURE(name);
-    LoadedModel one(data_path("models/" + name)), three(data_path("models/" + name), {}, 3);
-    Expected expected = load_expected(name, one.config.vocab);
-    for (int chunk : {1, 64})
-      CHECK(
-          same_bits(run_prompt(*one.model, expected.tokens, chunk), run_prompt(*three.model, expected.tokens, chunk)));
+void check_wanted_rows(Model& model) {
+  const size_t vocab = size_t(model.config().vocab);
+  const std::vector<std::vector<int32_t>> prompts = {
+      {30}, {5, 6, 7, 8, 9, 10, 11, 12, 13, 14}, {1, 2, 3}, {31}, {20, 21, 22, 23}};
+  const auto views_of = [](const ContiguousKv& kv) {
+    return std::vector<KvView>{kv.view(0), kv.view(1), kv.view(2), kv.view(3), kv.view(4)};
+  };
+  // The KV is complete whatever logits were wanted: the next tokens agree.
+  const auto next = [&](const std::vector<KvView>& views) {
+    return run_step(model, views, {{3}, {4}, {5}, {6}, {7}}, {1, 10, 3, 1, 4});
+  };
+  const ContiguousKv kv(model, 16, 5);
+  const auto all = run_step(model, views_of(kv), prompts, {0, 0, 0, 0, 0}), expected = next(views_of(kv));
+  std::vector<int32_t> ids, offsets = {0}, lengths;
+  for (const auto& p : prompts) {
+    ids.insert(ids.end(), p.begin(), p.end());
+    offsets.push_back(int32_t(ids.size()));
+    lengths.push_back(int32_t(p.size()));
+  }
+  for (const std::vector<int32_t>& rows :
+       std::vector<std::vector<int32_t>>{{}, {10}, {0, 10, 13, 14, 18}, {14}, {15, 18}}) {
+    CAPTURE(rows);
+    const ContiguousKv fresh(model, 16, 5);
+    const auto views = views_of(fresh);
+    std::vector<float> logits(rows.size() * vocab + 1, -7);
+    compute_step(model, {ids, offsets, lengths, views, rows}, logits.data());
+    for (size_t i = 0; i < rows.size(); ++i)
+      CHECK(std::memcmp(&logits[i * vocab], &all[size_t(rows[i]) * vocab], vocab * 4) == 0);
+    CHECK(logits.back() == -7);
+    CHECK(same_bits(next(views), expected));
   }
 }
 
@@ -93,23 +116,8 @@ TEST_CASE("llama: logits of the wanted rows have the bits that they have among a
   for (const std::string& name : kFixtures) {
     CAPTURE(name);
     LoadedModel loaded(data_path("models/" + name));
-    check_wanted_rows(*loaded.model, [&] { return ContiguousKv(*loaded.model, 16, 5); });
+    check_wanted_rows(*loaded.model);
   }
-}
-
-TEST_CASE("llama: work counts weights once and logits for wanted rows only", "[model][llama]") {
-  LoadedModel loaded(data_path("models/llama2"));
-  const ModelConfig& c = loaded.config;
-  ContiguousKv kv(*loaded.model, 16);
-  const std::vector<KvView> views = {kv.view()};
-  const std::vector<int32_t> ids = {1, 2}, offsets = {0, 2}, lengths = {2}, none, one = {1};
-  const Work without = loaded.model->work({ids, offsets, lengths, views, none});
-  const Work with = loaded.model->work({ids, offsets, lengths, views, one});
-  CHECK(with.flops - without.flops >= 2.0 * c.vocab * c.hidden);
-  // The last layer's o_proj and MLP run for wanted rows only. Here that is one token of two, or none.
-  const double one_token = 2.0 * c.hidden * (c.n_heads * c.head_dim + 3.0 * c.intermediate);
-  CHECK(with.flops - without.flops < 2.0 * c.vocab * c.hidden + 1.1 * one_token);
-  CHECK(with.bytes - without.bytes > 4.0 * c.vocab * c.hidden);
 }
 
 TEST_CASE("llama: dummy weights are seeded, finite and of sane size", "[model][llama]") {
@@ -125,58 +133,6 @@ TEST_CASE("llama: dummy weights are seeded, finite and of sane size", "[model][l
   const double rms = std::sqrt(squares / double(logits.size()));
   CHECK(rms > 0.3);
   CHECK(rms < 3);
-}
-
-TEST_CASE("llama: scaled RoPE frequencies follow their definitions", "[model][llama]") {
-  ModelConfig c;
-  c.head_dim = 128;
-  c.rope_theta = 500000;
-  const auto plain = rope_frequencies(c);
-  CHECK(plain[0] == 1);
-  CHECK(plain[63] == Approx(std::pow(500000.0, -126.0 / 128)).epsilon(1e-12));
-  c.rope_scaling = {RopeScaling::Kind::llama3, 8, 1, 4, 8192};
-  const auto scaled = rope_frequencies(c);
-  CHECK(scaled[0] == plain[0]);                               // many rotations: kept
-  CHECK(scaled[63] == Approx(plain[63] / 8).epsilon(1e-12));  // less than one rotation: slowed
-  bool blended = false;
-  for (size_t i = 0; i < 64; ++i) {
-    CHECK(scaled[i] <= plain[i]);
-    CHECK(scaled[i] >= plain[i] / 8 * (1 - 1e-12));
-    blended |= scaled[i] < plain[i] * 0.99 && scaled[i] > plain[i] / 8 * 1.01;
-  }
-  CHECK(blended);
-  c.rope_scaling = {RopeScaling::Kind::linear, 4, 1, 4, 0};
-  CHECK(rope_frequencies(c)[5] == Approx(plain[5] / 4).epsilon(1e-12));
-}
-
-TEST_CASE("null model: logits follow from token and position alone", "[model][null_model]") {
-  ModelConfig config;
-  config.n_layers = 3;
-  config.n_kv_heads = 2;
-  config.head_dim = 4;
-  config.vocab = 37;
-  auto model = make_null_model(config);
-  struct Observer : LayerObserver {
-    void layer_done(int layer) override { CHECK(layer == calls++); }
-    int calls = 0;
-  } observer;
-  const std::vector<std::vector<int32_t>> prompts = {{4, 5, 6, 7}, {5, 5}};
-  const std::vector<KvView> views(2);  // never read
-  const auto together = run_step(*model, views, prompts, {0, 3}, &observer);
-  CHECK(observer.calls == 3);
-  for (size_t s = 0; s < 2; ++s)
-    for (size_t i = 0; i < prompts[s].size(); ++i) {
-      const auto alone = run_step(*model, {KvView{}}, {{prompts[s][i]}}, {int(s ? 3 + i : i)});
-      const size_t row = s ? 4 + i : i;
-      CHECK(std::equal(alone.begin(), alone.end(), together.begin() + long(row) * 37));
-      CHECK(std::count(alone.begin(), alone.end(), 1.0f) == 1);
-      CHECK(std::count(alone.begin(), alone.end(), 0.0f) == 36);
-    }
-  // The same token at another position has other logits, at least at one of 20 positions.
-  bool differs = false;
-  for (int p = 1; p < 20; ++p)
-    differs |= run_step(*model, {KvView{}}, {{5}}, {p}) != run_step(*model, {KvView{}}, {{5}}, {0});
-  CHECK(differs);
 }
 
 }  // namespace

@@ -49,8 +49,7 @@ struct ContiguousKv {
 // Runs one forward over some sequences: `tokens[s]` follow the `past[s]` tokens that are in the KV. Returns the logits
 // of every token, [n_tokens, vocab].
 inline std::vector<float> run_step(Model& model, const std::vector<KvView>& views,
-                                   const std::vector<std::vector<int32_t>>& tokens, const std::vector<int>& past,
-                                   LayerObserver* observer = nullptr) {
+                                   const std::vector<std::vector<int32_t>>& tokens, const std::vector<int>& past) {
   std::vector<int32_t> ids, offsets = {0}, lengths;
   for (size_t s = 0; s < tokens.size(); ++s) {
     ids.insert(ids.end(), tokens[s].begin(), tokens[s].end());
@@ -60,7 +59,7 @@ inline std::vector<float> run_step(Model& model, const std::vector<KvView>& view
   std::vector<int32_t> rows(ids.size());
   std::iota(rows.begin(), rows.end(), 0);
   std::vector<float> logits(ids.size() * size_t(model.config().vocab));
-  compute_step(model, {ids, offsets, lengths, views, rows, observer}, logits.data());
+  compute_step(model, {ids, offsets, lengths, views, rows}, logits.data());
   return logits;
 }
 

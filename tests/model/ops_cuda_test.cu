@@ -1,8 +1,7 @@
-// Tests every CUDA row operation and the sampler against plain loops in double, every element with a bound.
+// Tests RoPE with its norms, the sampler and the row hash on CUDA against plain loops, every element with a bound.
 #include <cfloat>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 #include "attention/kv_dtype/kv_row.h"
 #include "base/row_hash.h"
@@ -28,128 +27,6 @@ std::vector<double> normed(const std::vector<double>& x, const std::vector<float
   std::vector<double> out(x.size());
   for (size_t i = 0; i < x.size(); ++i) out[i] = x[i] * scale * double(weight[i]);
   return out;
-}
-
-TEST_CASE("cuda ops: embedding rows and their norm agree with double precision", "[cuda][model]") {
-  cuda::Stream stream;
-  Random random(1);
-  for (Dtype dtype : kDtypes)
-    for (int width : {3, 36, 64, 515}) {
-      CAPTURE(dtype_name(dtype), width);
-      const int n = 5, vocab = 11, stride = (width + 7) / 8 * 8;
-      std::vector<float> table = random_floats(size_t(vocab * stride), random, dtype);
-      std::vector<float> norm = random_floats(size_t(width), random);
-      const std::vector<int32_t> ids = {10, 0, 3, 3, 7};
-      cuda::Memory on_table = floats_to_card(table, dtype, stream), on_norm = to_card(norm, stream),
-                   on_ids = to_card(ids, stream), x = to_card(std::vector<float>(size_t(n * width)), stream),
-                   out = floats_to_card(std::vector<float>(size_t(n * stride), -7), dtype, stream);
-      cuda_embed({.token_ids = on_ids.as<int32_t>(),
-                  .table = {on_table.data(), vocab, width, stride},
-                  .norm = on_norm.as<float>(),
-                  .x = x.as<float>(),
-                  .normed = out.data(),
-                  .dtype = dtype,
-                  .eps = float(kEps),
-                  .n = n,
-                  .stride = stride},
-                 stream);
-      const auto got_x = from_card<float>(x.data(), size_t(n * width), stream);
-      const auto got = floats_from_card(out.data(), size_t(n * stride), dtype, stream);
-      for (int i = 0; i < n; ++i) {
-        const float* row = table.data() + ids[size_t(i)] * stride;
-        const auto want = normed({row, row + width}, norm);
-        for (int j = 0; j < stride; ++j) {
-          CAPTURE(i, j);
-          if (j < width) CHECK(got_x[size_t(i * width + j)] == row[j]);
-          const double wanted = j < width ? want[size_t(j)] : -7;
-          CHECK(near(got[size_t(i * stride + j)], wanted, (kNormError + roundoff(dtype)) * std::fabs(wanted)));
-        }
-      }
-    }
-}
-
-TEST_CASE("cuda ops: residual, bias and norm agree with double precision", "[cuda][model]") {
-  cuda::Stream stream;
-  Random random(2);
-  for (Dtype dtype : kDtypes)
-    for (int width : {36, 131, 1028})
-      for (bool with_bias : {false, true})
-        for (bool with_norm : {false, true}) {
-          CAPTURE(dtype_name(dtype), width, with_bias, with_norm);
-          const int n = 3, stride = width + 4;
-          const auto x0 = random_floats(size_t(n * width), random);
-          const auto delta = random_floats(size_t(n * stride), random, dtype);
-          const auto bias = random_floats(size_t(width), random), norm = random_floats(size_t(width), random);
-          cuda::Memory x = to_card(x0, stream), on_delta = floats_to_card(delta, dtype, stream),
-                       on_bias = to_card(bias, stream), on_norm = to_card(norm, stream);
-          cuda_add_norm({.x = x.as<float>(),
-                         .delta = on_delta.data(),
-                         .bias = with_bias ? on_bias.as<float>() : nullptr,
-                         .norm = with_norm ? on_norm.as<float>() : nullptr,
-                         .normed = on_delta.data(),  // in place
-                         .dtype = dtype,
-                         .eps = float(kEps),
-                         .n = n,
-                         .width = width,
-                         .stride = stride},
-                        stream);
-          const auto got_x = from_card<float>(x.data(), size_t(n * width), stream);
-          const auto got = floats_from_card(on_delta.data(), size_t(n * stride), dtype, stream);
-          for (int i = 0; i < n; ++i) {
-            std::vector<double> sum(static_cast<size_t>(width));
-            for (int j = 0; j < width; ++j) {
-              const double d = double(delta[size_t(i * stride + j)]) + (with_bias ? double(bias[size_t(j)]) : 0);
-              const double want = double(x0[size_t(i * width + j)]) + d;
-              CHECK(near(got_x[size_t(i * width + j)], want, kU * (std::fabs(want) + std::fabs(d))));
-              sum[size_t(j)] = got_x[size_t(i * width + j)];
-            }
-            const auto want = normed(sum, norm);
-            for (int j = 0; j < stride; ++j) {
-              const bool written = with_norm && j < width;
-              const double wanted = written ? want[size_t(j)] : double(delta[size_t(i * stride + j)]);
-              const double bound = written ? (kNormError + roundoff(dtype)) * std::fabs(wanted) : 0;
-              CHECK(near(got[size_t(i * stride + j)], wanted, bound));
-            }
-          }
-        }
-}
-
-TEST_CASE("cuda ops: the norm of chosen rows and gathered rows agree with double precision", "[cuda][model]") {
-  cuda::Stream stream;
-  Random random(3);
-  const int width = 100, n_x = 6;
-  const std::vector<int32_t> rows = {5, 1, 2};
-  const auto x0 = random_floats(size_t(n_x * width), random), norm = random_floats(size_t(width), random);
-  cuda::Memory x = to_card(x0, stream), on_norm = to_card(norm, stream), on_rows = to_card(rows, stream),
-               out = to_card(std::vector<float>(rows.size() * width), stream);
-  cuda_add_norm({.x = x.as<float>(),
-                 .norm = on_norm.as<float>(),
-                 .rows = on_rows.as<int32_t>(),
-                 .normed = out.data(),
-                 .dtype = Dtype::f32,
-                 .eps = float(kEps),
-                 .n = int(rows.size()),
-                 .width = width,
-                 .stride = width},
-                stream);
-  const auto got = from_card<float>(out.data(), rows.size() * width, stream);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const float* row = x0.data() + rows[i] * width;
-    const auto want = normed({row, row + width}, norm);
-    for (size_t j = 0; j < size_t(width); ++j)
-      CHECK(near(got[i * width + j], want[j], (kNormError + kU) * std::fabs(want[j])));
-  }
-  CHECK(from_card<float>(x.data(), x0.size(), stream) == x0);
-  for (size_t bytes : {size_t(2 * 9), size_t(16 * 9), size_t(16 * 300)}) {
-    CAPTURE(bytes);
-    std::vector<uint16_t> from(bytes / 2 * n_x);
-    for (uint16_t& v : from) v = uint16_t(random.next());
-    cuda::Memory on_from = to_card(from, stream), to = to_card(std::vector<uint16_t>(bytes / 2 * 3), stream);
-    cuda_gather_rows(on_from.data(), on_rows.as<int32_t>(), 3, bytes, to.data(), stream);
-    const auto moved = from_card<uint16_t>(to.data(), bytes / 2 * 3, stream);
-    for (size_t i = 0; i < moved.size(); ++i)
-      REQUIRE(moved[i] == from[size_t(rows[i / (bytes / 2)]) * (bytes / 2) + i % (bytes / 2)]);
-  }
 }
 
 // Two sequences and padding: tokens 0..2 of a sequence at positions 4..6, and one token of another at position 0.
@@ -269,49 +146,6 @@ TEST_CASE("cuda ops: bias, head norm, RoPE and append agree with double precisio
   check_turn({Dtype::bf16, Dtype::bf16, KvOrder::token_major, true, false, true, 70, 5, 5});
 }
 
-TEST_CASE("cuda ops: SwiGLU agrees with double precision", "[cuda][model]") {
-  cuda::Stream stream;
-  Random random(5);
-  for (Dtype dtype : kDtypes)
-    for (int width : {300, 301}) {
-      const bool with_bias = width == 301 || dtype == Dtype::f32;
-      CAPTURE(dtype_name(dtype), width, with_bias);
-      const int n = 3, stride = 2 * width + 8;
-      auto x = random_floats(size_t(n * stride), random, dtype, 20);
-      x[0] = 100;
-      x[1] = -100;
-      const auto bias = random_floats(size_t(2 * width), random);
-      cuda::Memory on_x = floats_to_card(x, dtype, stream), on_bias = to_card(bias, stream);
-      cuda_swiglu({.gate_up = on_x.data(),
-                   .bias = with_bias ? on_bias.as<float>() : nullptr,
-                   .dtype = dtype,
-                   .n = n,
-                   .width = width,
-                   .stride = stride},
-                  stream);
-      const auto got = floats_from_card(on_x.data(), x.size(), dtype, stream);
-      for (int i = 0; i < n; ++i)
-        for (int j = 0; j < stride; ++j) {
-          const float before = x[size_t(i * stride + j)];
-          if (j >= width) {
-            CHECK(got[size_t(i * stride + j)] == before);
-            continue;
-          }
-          const double gate = double(before) + (with_bias ? double(bias[size_t(j)]) : 0);
-          const double up = double(x[size_t(i * stride + width + j)]) +
-                            (with_bias ? double(bias[size_t(width + j)]) : 0);
-          const double want = gate / (1 + std::exp(-gate)) * up;
-          // A gate that is rounded by u |gate| changes e^-gate by that share. expf, the sums and the products round a
-          // few times. Below 1e-30, e^-gate leaves the range of f32 and gives 0.
-          const double relative = (8 + std::fabs(gate)) * kU + roundoff(dtype);
-          // The bias may cancel most of gate or up.
-          const double lost = with_bias ? kU * (std::fabs(gate) + std::fabs(up)) : 0;
-          CAPTURE(i, j, gate, up);
-          CHECK(near(got[size_t(i * stride + j)], want, relative * std::fabs(want) + lost + 1e-30));
-        }
-    }
-}
-
 struct Sampling {
   Sampling(const std::vector<float>& x, const std::vector<Draw>& draws, int vocabulary, cuda::Stream& on)
       : n(int(x.size()) / vocabulary),
@@ -401,41 +235,19 @@ void check_draw(const std::vector<Interval>& all, int32_t token, float uniform) 
   CHECK(double(uniform) <= place.end + 1e-6);
 }
 
-TEST_CASE("cuda sampler: draws fall where double precision puts them", "[cuda][model]") {
-  cuda::Stream stream;
-  Random random(8);
-  for (int vocab : {7, 300, 5000})
-    for (const Draw& how : {Draw{.temperature = 1}, {.temperature = 0.3f}, {.temperature = 2}}) {
-      CAPTURE(vocab, how.temperature);
-      auto x = random_floats(size_t(vocab), random, Dtype::f32, 4);
-      for (int i = 0; i < vocab; i += 3) x[size_t(i)] = std::round(x[size_t(i)]);  // there are ties
-      const int n = 12;
-      std::vector<float> logits;
-      std::vector<Draw> rows;
-      for (int i = 0; i < n; ++i) {
-        logits.insert(logits.end(), x.begin(), x.end());
-        rows.push_back(how);
-        rows.back().uniform = i == 0 ? 0 : i == 1 ? 0x1.fffffep-1f : float(random.uniform());
-      }
-      const auto got = Sampling(logits, rows, vocab, stream).run();
-      const auto want = intervals(x, how);
-      for (size_t i = 0; i < size_t(n); ++i) {
-        check_draw(want, got[i], rows[i].uniform);
-        CHECK(got[size_t(n) + i] == 0);
-      }
-    }
-}
-
-TEST_CASE("cuda sampler: a row's token does not depend on how the row is cut into blocks", "[cuda][model]") {
+TEST_CASE("cuda sampler: a draw falls where double precision puts it, however the row is cut into blocks",
+          "[cuda][model]") {
   cuda::Stream stream;
   Random random(9);
-  // Llama 3's vocabulary takes the most blocks. The other size tries every number of blocks.
-  for (auto [vocab, slicings] : {std::pair(128256, std::vector{1, 0}), std::pair(9001, std::vector{1, 2, 3, 7, 16})}) {
+  // Llama 3's vocabulary takes the most blocks. Another size tries every number of blocks.
+  for (auto [vocab, slicings] : {std::pair(128256, std::vector{1, 0}), std::pair(9001, std::vector{1, 2, 3, 7, 16}),
+                                 std::pair(300, std::vector{1, 0}), std::pair(7, std::vector{1, 0})}) {
     std::vector<float> x(static_cast<size_t>(vocab));
     for (float& value : x) value = float(int(random.uniform() * 8)) / 4;
     const std::vector<Draw> rows{{.temperature = 1, .uniform = 0x1.fffffep-1f},
                                  {.temperature = 0.5f, .uniform = 0.77f},
-                                 {.temperature = 1, .uniform = 0.4f},
+                                 {.temperature = 1, .uniform = 0},
+                                 {.temperature = 2, .uniform = 0.4f},
                                  {}};
     const int n = int(rows.size());
     std::vector<float> logits;

@@ -132,27 +132,6 @@ TEST_OPS(every_length, "ops: every operation agrees with double precision at eve
     }
 }
 
-TEST_OPS(places, "ops: an element's bits do not depend on its place in the row") {
-  Random random(4);
-  const int n = 67;
-  auto gate = random_row(n, random, 9), up = random_row(n, random);
-  for (const Ops* ops : rows) {
-    CAPTURE(ops->name);
-    std::vector<float> whole(size_t{n}), pieces(size_t{n}), exps(size_t{n}), exp_pieces(size_t{n});
-    ops->swiglu(gate.data(), up.data(), n, whole.data());
-    ops->exp(gate.data(), 1.5f, 0.7f, n, exps.data());
-    for (int piece : {1, 3, 8, 13}) {
-      for (int at = 0; at < n; at += piece) {
-        const int m = std::min(piece, n - at);
-        ops->swiglu(gate.data() + at, up.data() + at, m, pieces.data() + at);
-        ops->exp(gate.data() + at, 1.5f, 0.7f, m, exp_pieces.data() + at);
-      }
-      CHECK(whole == pieces);
-      CHECK(exps == exp_pieces);
-    }
-  }
-}
-
 #if defined(__x86_64__)
 TEST_OPS(sixteen_lanes, "ops: vectors of 16 lanes give the bits of 8") {
   if (!cpu_has(Isa::avx2)) SKIP_TEST("no AVX2 here");
@@ -191,18 +170,6 @@ TEST_OPS(sixteen_lanes, "ops: vectors of 16 lanes give the bits of 8") {
   }
 }
 #endif
-
-TEST_OPS(nan_shows, "ops: NaN in the input shows in the output") {
-  for (const Ops* ops : rows) {
-    CAPTURE(ops->name);
-    std::vector<float> x(20, 1), w(20, 1), out(20);
-    x[13] = NAN;
-    ops->rms_norm(x.data(), w.data(), 1e-5, 20, out.data());
-    for (float v : out) CHECK(std::isnan(v));
-    ops->swiglu(x.data(), w.data(), 20, out.data());
-    CHECK((std::isnan(out[13]) && !std::isnan(out[12])));
-  }
-}
 
 }  // namespace
 }  // namespace xpyd::testing::ops_test

@@ -108,23 +108,6 @@ TEST_CASE("cuda plan: one long sequence does not pad the others to its length", 
   exact.check(other.parts.decode, step, 0);
 }
 
-TEST_CASE("cuda plan: padded steps of the same kind have the same plan", "[cuda][model]") {
-  Planner a(64), b(64);
-  const Decodes one({700, 3, 5000}), two({20, 4000, 1500, 90});
-  const Plan x = *a.planner.plan_padded(one.input(), 4), y = *b.planner.plan_padded(two.input(), 4);
-  auto place = [](const Planner& p, const void* at) { return static_cast<const std::byte*>(at) - p.memory.data(); };
-  CHECK(x.all.n_splits == y.all.n_splits);
-  CHECK(x.table_entries == y.table_entries);
-  CHECK(x.all.max_kv_length == y.all.max_kv_length);
-  CHECK(a.planner.bytes() == b.planner.bytes());
-  for (auto field : {&CudaStep::q_offsets, &CudaStep::kv_lengths, &CudaStep::block_tables, &CudaStep::table_begins,
-                     &CudaStep::split_begins})
-    CHECK(place(a, x.all.*field) == place(b, y.all.*field));
-  CHECK(place(a, x.all.splits) == place(b, y.all.splits));
-  a.check({x.all}, one, 0);
-  b.check({y.all}, two, 0);
-}
-
 TEST_CASE("cuda plan: more splits than the workspace holds become several parts", "[cuda][model]") {
   Planner p(40);
   const Decodes step(std::vector<int>(40, 131072));  // 10,240 splits

@@ -22,8 +22,6 @@ PreTokenizerStep split(std::string_view regex) {
 }
 
 constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-constexpr const char* kLlama3 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 }  // namespace
 
 TEST_CASE("pretokenize: Metaspace and prepended spaces are those of Hugging Face", "[model][tokenizer]") {
@@ -52,7 +50,6 @@ TEST_CASE("pretokenize: Metaspace and prepended spaces are those of Hugging Face
 TEST_CASE("pretokenize: a regex that takes for ever ends with an error", "[model][tokenizer]") {
   const std::pair<std::string, std::string> cases[] = {
       {"(?:a+)+[bc]", std::string(100'000, 'a')},
-      {"a*a*a*a*a*a*[bc]", std::string(100'000, 'a')},
       {"(?:a|a)*[bc]", std::string(5000, 'a')},
   };
   for (auto& [regex, text] : cases) {
@@ -68,18 +65,8 @@ TEST_CASE("pretokenize: a regex that takes for ever ends with an error", "[model
                       std::to_string(text.size()) + " bytes");
   }
   // A long text alone is harmless: backing up from the end of a run takes one step for each character.
-  for (const char* regex : {kLlama3, kGpt2}) {
-    CHECK(words(split(regex), std::string(3'000'000, ' ') + "x").size() == 2);
-    CHECK(words(split(regex), std::string(3'000'000, 'x')).size() == 1);
-  }
-}
-
-TEST_CASE("pretokenize: replace_all replaces from left to right without overlap", "[model][tokenizer]") {
-  for (auto& [text, result] : {std::pair{"", ""}, {"aaa", "ba"}, {"xaax", "xbx"}, {"a", "a"}}) {
-    std::string changed = text;
-    replace_all(changed, "aa", "b");
-    CHECK(changed == result);
-  }
+  CHECK(words(split(kGpt2), std::string(3'000'000, ' ') + "x").size() == 2);
+  CHECK(words(split(kGpt2), std::string(3'000'000, 'x')).size() == 1);
 }
 
 TEST_CASE("unicode: normalization form C maps each case and is idempotent", "[model][unicode]") {

@@ -40,18 +40,16 @@ std::string tensor(const std::string& name, const std::string& dtype, const std:
 }
 
 TEST_CASE("safetensors: well-formed headers are accepted", "[model][safetensors]") {
-  const std::string cases[][2] = {
-      {"{}", "0"},
-      {"{}    ", "0"},
-      {"{\"__metadata__\":{\"format\":\"pt\"}}", "0"},
-      {"{" + tensor("a", "F32", "[2,3]", "[0,24]") + "}", "24"},
-      {"{" + tensor("a", "F32", "[]", "[0,4]") + "}", "4"},     // a scalar
-      {"{" + tensor("a", "F32", "[0,7]", "[0,0]") + "}", "0"},  // an empty tensor
-      {"{" + tensor("b", "BF16", "[3]", "[1,7]") + "," + tensor("a", "U8", "[1]", "[0,1]") + "}", "7"},
+  const std::pair<std::string, uint64_t> cases[] = {
+      {"{}    ", 0},
+      {"{\"__metadata__\":{\"format\":\"pt\"}}", 0},
+      {"{" + tensor("a", "F32", "[]", "[0,4]") + "}", 4},     // a scalar
+      {"{" + tensor("a", "F32", "[0,7]", "[0,0]") + "}", 0},  // an empty tensor
+      {"{" + tensor("b", "BF16", "[3]", "[1,7]") + "," + tensor("a", "U8", "[1]", "[0,1]") + "}", 7},
   };
   for (const auto& [header, bytes] : cases) {
     CAPTURE(header);
-    CHECK(error_of(header, std::stoul(bytes)) == "accepted");
+    CHECK(error_of(header, bytes) == "accepted");
   }
 }
 
@@ -72,13 +70,10 @@ TEST_CASE("safetensors: files that lie about their header are refused", "[model]
   struct Case {
     std::string bytes, says;
   } cases[] = {
-      {"", "shorter than 8 bytes"},
       {"1234567", "shorter than 8 bytes"},
       {length_prefix(0), "header"},
-      {length_prefix(1) + "{", "header"},
       {length_prefix(3) + "{}", "exceeds the file"},
       {length_prefix(100'000'001) + "{}", "above the limit"},
-      {length_prefix(uint64_t{1} << 63) + "{}", "above the limit"},
       {length_prefix(~uint64_t{0}) + "{}", "above the limit"},
   };
   for (const Case& c : cases) {
@@ -91,9 +86,6 @@ TEST_CASE("safetensors: files that lie about their header are refused", "[model]
   auto fifo = SafetensorsFile::open(dir.path + "/fifo");  // does not wait for a writer
   REQUIRE_FALSE(fifo);
   CHECK_THAT(fifo.error().message, Contains("not a regular file"));
-  auto folder = SafetensorsFile::open(dir.path);
-  REQUIRE_FALSE(folder);
-  CHECK_THAT(folder.error().message, Contains("not a regular file"));
 }
 
 TEST_CASE("safetensors: elements of every float dtype are read at odd offsets", "[model][safetensors]") {
@@ -130,39 +122,27 @@ TEST_CASE("safetensors: elements of every float dtype are read at odd offsets", 
   CHECK_THAT(status.error().message, Contains(path) && Contains("tensor \"b\"") && Contains("truncated"));
 }
 
-TEST_CASE("safetensors: shard names may only name files of the folder", "[model][safetensors]") {
-  for (const char* name : {"", "../x", "/etc/passwd", "a/b"}) {
-    const std::string text = std::string("{\"weight_map\":{\"t\":\"") + name + "\"}}";
-    CAPTURE(text);
-    auto index = parse_safetensors_index(text, "index.json");
-    REQUIRE_FALSE(index);
-    CHECK_THAT(index.error().message, Contains("index.json: weight_map: \"t\""));
-  }
-  for (const char* text : {"", "[]", "{}", "{\"weight_map\":3}", "{\"weight_map\":{}}", "{\"weight_map\":{\"t\":1}}",
-                           "{\"weight_map\":{\"t\":\"a\",\"t\":\"b\"}}"}) {
-    CAPTURE(text);
-    CHECK_FALSE(parse_safetensors_index(text, "index.json"));
-  }
-  CHECK(parse_safetensors_index("{\"weight_map\":{\"t\":\"model-1.safetensors\"}}", "index.json"));
-}
-
-TEST_CASE("safetensors: an index names shards that exist and hold its tensors", "[model][safetensors]") {
+TEST_CASE("safetensors: an index names shards of the folder that exist and hold its tensors", "[model][safetensors]") {
   TempDir dir;
   write_safetensors(dir.path + "/real", "{" + tensor("a", "F32", "[1]", "[0,4]") + "}", std::string(4, 'x'));
-  write_file(dir.path + "/model.safetensors.index.json", "{\"weight_map\":{\"a\":\"real\"}}");
-  CHECK(Checkpoint::open(dir.path));
-  write_file(dir.path + "/model.safetensors.index.json", "{\"weight_map\":{\"a\":\"real\",\"b\":\"real\"}}");
-  auto missing = Checkpoint::open(dir.path);
-  REQUIRE_FALSE(missing);
-  CHECK_THAT(missing.error().message, Contains("real") && Contains("tensor \"b\": it is not in this file"));
-  write_file(dir.path + "/model.safetensors.index.json", "{\"weight_map\":{\"a\":\"absent\"}}");
-  auto absent = Checkpoint::open(dir.path);
-  REQUIRE_FALSE(absent);
-  CHECK_THAT(absent.error().message, Contains("absent"));
-  CHECK(absent.error().code == ErrorCode::not_found);
-  auto nowhere = Checkpoint::open(dir.path + "/nowhere");
-  REQUIRE_FALSE(nowhere);
-  CHECK_THAT(nowhere.error().message, Contains("nowhere"));
+  const auto error_with = [&](const std::string& index) {
+    write_file(dir.path + "/model.safetensors.index.json", index);
+    auto opened = Checkpoint::open(dir.path);
+    return opened ? "accepted" : opened.error().message;
+  };
+  CHECK(error_with(R"({"weight_map":{"a":"real"}})") == "accepted");
+  CHECK_THAT(error_with(R"({"weight_map":{"a":"real","b":"real"}})"),
+             Contains("real") && Contains("tensor \"b\": it is not in this file"));
+  CHECK_THAT(error_with(R"({"weight_map":{"a":"absent"}})"), Contains("absent"));
+  for (const char* name : {"", "../x", "/etc/passwd", "a/b"}) {
+    CAPTURE(name);
+    CHECK_THAT(error_with(std::string(R"({"weight_map":{"a":")") + name + R"("}})"),
+               Contains("index.json: weight_map: \"a\""));
+  }
+  for (const char* text : {"", "[]", R"({"weight_map":3})", R"({"weight_map":{"a":1}})"}) {
+    CAPTURE(text);
+    CHECK_THAT(error_with(text), Contains("index.json"));
+  }
 }
 
 // A copy of a fixture that a test may spoil.
@@ -212,23 +192,6 @@ TEST_CASE("safetensors: a checkpoint that does not fit its config.json is refuse
   REQUIRE(truncate(shard.c_str(), long(std::filesystem::file_size(shard)) - 1) == 0);
   CHECK_THAT(cut.load_error(), Contains("model-00003-of-00007.safetensors") && Contains("truncated"));
   CHECK(SpoiledModel("qwen3").load_error() == "accepted");
-}
-
-TEST_CASE("safetensors: a shard that is truncated while it is read is an error", "[model][safetensors]") {
-  SpoiledModel model("mistral");
-  auto checkpoint = Checkpoint::open(model.dir.path);
-  INFO((checkpoint ? "" : checkpoint.error().message));
-  REQUIRE(checkpoint);
-  auto handle = checkpoint.value().find("lm_head.weight", {223, 40});
-  REQUIRE(handle);
-  const std::string shard = handle.value().file->path();
-  REQUIRE(truncate(shard.c_str(), 4000) == 0);
-  std::vector<float> row(40);
-  CHECK(handle.value().read(0, 40, row.data()));
-  Status status = handle.value().read(222 * 40, 40, row.data());
-  REQUIRE_FALSE(status);
-  CHECK_THAT(status.error().message,
-             Contains(shard) && Contains("\"lm_head.weight\": the file was truncated while it was read"));
 }
 
 }  // namespace

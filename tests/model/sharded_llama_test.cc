@@ -255,21 +255,17 @@ TEST_CASE("sharded llama: impossible shapes are refused by name", "[shards][mode
   };
   CHECK(message(8, 3) == "");
   CHECK(message(3, 1) == "--prefill-tp 3 does not divide the model's 8 attention heads");
-  CHECK(message(16, 1) == "--prefill-tp 16 does not divide the model's 8 attention heads");
-  ModelConfig six = loaded.config;
-  six.n_heads = 6;
-  CHECK(check_model_shards(six, loaded.shards(6, 1)).error().message == "tp 6 is not supported (expected 1, 2, 4 or 8)");
   CHECK(message(1, 4) == "--prefill-pp 4: there are more stages than the 3 layers");
   CHECK(message(0, 1) == "--prefill-tp 0: expected at least 1");
+  ModelConfig six = loaded.config;
+  six.n_heads = 6;
+  CHECK(check_model_shards(six, loaded.shards(6, 1)).error().message ==
+        "tp 6 is not supported (expected 1, 2, 4 or 8)");
   ModelConfig many = loaded.config;
   many.n_heads = many.n_kv_heads = 128;
   many.n_layers = 80;
   KvShards shards{.n_layers = 80, .n_kv_heads = 128, .tp = 8, .pp = 16};
   CHECK(check_model_shards(many, shards).error().message.find("128 ranks, each a thread") != std::string::npos);
-  many.n_kv_heads = shards.n_kv_heads = 6;
-  many.n_heads = 12;
-  shards.tp = 4;
-  CHECK(check_model_shards(many, shards).error().message == "tp 4 does not divide the model's 6 kv heads");
 }
 
 }  // namespace
