@@ -110,7 +110,8 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
 
 template <class There>
 Status RemotePipeline::wait_for(const char* what, There there) {
-  constexpr double kSoon = 1;  // seconds for a failed stage's process to end, because its exit tells more
+  // Seconds for a failed stage's process to end, because its exit tells more. The stage gives up after one.
+  constexpr double kSoon = 3;
   double failed_s = 0;
   for (std::unique_lock lock(mutex_);;) {
     if (!failed_.empty() && failed_s == 0) failed_s = clock_.now();
