@@ -13,29 +13,6 @@
 
 namespace xpyd::testing::kv_memory_test {
 
-TEST_CASE("kv_schemes: every row makes a memory of its name", "[allocator]") {
-  CHECK(kv_schemes().size() >= 2);
-  for (const KvScheme& scheme : kv_schemes()) {
-    KvOptions options = tiny_options(16, 8, true, KvOrder::layer_major, 64);
-    options.vattention.max_sequences = 4;
-    options.vattention.page_group_bytes = 4096;
-    options.vattention.map_ahead = false;
-    options.pool_bytes = std::max(options.pool_bytes, size_t(1) << 16);
-    auto pool = make_block_pool(scheme.name, options).value();
-    auto kv = scheme.make(pool, options);
-    const int tokens = scheme.block_tokens(options);
-    CHECK(std::string(kv->name()) == scheme.name);
-    CHECK(pool->layout().block_tokens == tokens);
-    CHECK(find_kv_scheme(scheme.name) == &scheme);
-    const KvHandle handle = fill(*kv, counting(5), 0).handle;
-    CHECK(kv->view(handle).contiguous() == scheme.contiguous);
-    CHECK(kv->stats().active == (5 + tokens - 1) / tokens);
-    if (!scheme.contiguous) CHECK(scheme.make(pool, options)->stats().active == (5 + tokens - 1) / tokens);
-    kv->free(handle);
-  }
-  CHECK(find_kv_scheme("no such scheme") == nullptr);
-}
-
 TEST_CASE("paged: a hit covers full blocks of equal prefix and never the last token", "[allocator]") {
   Memory m(tiny_options(4, 32));
   const std::vector<int32_t> prompt = counting(12);
@@ -82,59 +59,6 @@ TEST_CASE("paged: the least recently used tail is evicted first", "[allocator]")
   m.kv->check_invariants();
 }
 
-TEST_CASE("paged: a hit block is pinned while it is in use", "[allocator]") {
-  Memory m(tiny_options(4, 4));
-  const std::vector<int32_t> prompt = counting(9);
-  m.kv->free(fill(*m.kv, prompt, 0).handle);
-  const KvReservation r = m.kv->reserve(prompt, 0).value();
-  CHECK(r.cached_tokens == 8);
-  const KvHandle other = m.kv->reserve(counting(16, 900), 0).value().handle;
-  CHECK_FALSE(m.kv->append(other, 12));
-  CHECK(m.kv->append(other, 8));
-  m.kv->clear_prefix_cache();  // clears only blocks that are not in use
-  CHECK(m.kv->probe(prompt, 0) == 8);
-  m.kv->free(r.handle);
-  CHECK(m.kv->stats().cached == 2);
-  m.kv->clear_prefix_cache();
-  CHECK(m.kv->probe(prompt, 0) == 0);
-  CHECK(m.kv->stats().free == 2);
-  m.kv->check_invariants();
-}
-
-TEST_CASE("paged: blocks that two sequences compute at once are indexed once", "[allocator]") {
-  Memory m(tiny_options(4, 16));
-  const std::vector<int32_t> tokens = counting(9);
-  const KvHandle a = m.kv->reserve(tokens, 0).value().handle, b = m.kv->reserve(tokens, 0).value().handle;
-  for (KvHandle h : {a, b}) extend(*m.kv, h, tokens, 0);
-  CHECK(m.kv->stats().active == 6);
-  const KvHandle c = m.kv->reserve(tokens, 0).value().handle;
-  CHECK(std::ranges::equal(m.kv->blocks(c), m.kv->blocks(a).first(2)));
-  m.kv->free(b);
-  CHECK((m.kv->stats().cached == 0 && m.kv->stats().active == 3));
-  m.kv->free(a);
-  m.kv->free(c);
-  CHECK(m.kv->stats().cached == 2);
-  m.kv->check_invariants();
-}
-
-TEST_CASE("paged: a block whose indexed ancestor was evicted becomes findable again by adoption", "[allocator]") {
-  Memory m(tiny_options(4, 8));
-  const std::vector<int32_t> tokens = counting(8);
-  const KvHandle a = m.kv->reserve(tokens, 0).value().handle, b = m.kv->reserve(tokens, 0).value().handle;
-  extend(*m.kv, a, counting(4), 0);
-  extend(*m.kv, b, counting(4), 0);  // the same content: not indexed
-  extend(*m.kv, b, tokens, 0);       // indexed after a's block
-  m.kv->free(a);
-  m.kv->clear_prefix_cache();
-  CHECK(m.kv->probe(counting(9), 0) == 0);
-  const KvHandle c = m.kv->handoff().adopt(m.kv->handoff().hand_over(b), tokens, 0);
-  CHECK(m.kv->probe(counting(9), 0) == 8);
-  m.kv->check_invariants();
-  m.kv->free(c);
-  CHECK(m.kv->stats().cached == 2);
-  m.kv->check_invariants();
-}
-
 TEST_CASE("KvMemory: blocks of a destroyed memory return to the shared pool", "[allocator]") {
   Memory m(tiny_options(4, 10));
   {
@@ -144,17 +68,6 @@ TEST_CASE("KvMemory: blocks of a destroyed memory return to the shared pool", "[
   }
   CHECK((m.kv->stats().in_transfer == 0 && m.kv->stats().cached == 1));
   m.kv->check_invariants();
-}
-
-TEST_CASE("KvMemory: a pool on ranks has exactly the bytes of its blocks", "[shards][allocator]") {
-  KvOptions o = tiny_options(4, 48);
-  o.shape.n_layers = 3;
-  o.pool_bytes += 7;
-  const KvShards shards{.n_layers = 3, .n_kv_heads = o.shape.n_kv_heads, .tp = 2, .pp = 3};
-  const KvStats stats = make_ranked_memory("paged", o, shards).value()->stats();
-  CHECK(stats.capacity == 32);
-  for (int64_t bytes : {stats.capacity_bytes, stats.mapped_bytes}) CHECK(bytes == int64_t(o.pool_bytes) - 7);
-  CHECK(stats.external_bytes == 0);
 }
 
 // Two engines share a pool and hand over sequences, while other threads probe and read the stats.

@@ -259,36 +259,6 @@ TEST_CASE("tiers: a failing disk is given up, and costs computation and no token
   }
 }
 
-TEST_CASE("disk file: blocks come back in any order, and a changed block is reported", "[tiers]") {
-  constexpr size_t kBytes = 5000;
-  constexpr int kBlocks = 64;
-  TempDir dir;
-  auto opened = DiskFile::open(dir.path, kBytes, kBlocks);
-  REQUIRE(opened.ok());
-  DiskFile& disk = *opened.value();
-  std::vector<std::byte> memory(kBlocks * kBytes);
-  const auto block = [&](int i) { return memory.data() + size_t(i) * kBytes; };
-  const auto take = [&] {
-    std::vector<DiskFile::Done> done;
-    while (int(done.size()) < kBlocks) disk.take(done);
-    return done;
-  };
-  for (int i = 0; i < kBlocks; ++i) {
-    std::memset(block(i), i + 1, kBytes);
-    disk.write(i, block(i), i);
-  }
-  const std::vector<DiskFile::Done> written = take();
-  for (const DiskFile::Done& d : written) CHECK((d.write && d.error.empty()));
-  for (const DiskFile::Done& d : written)
-    disk.read(int(d.id), block(kBlocks - 1 - int(d.id)), d.checksum + (d.id == 5), 100 + d.id);
-  for (const DiskFile::Done& d : take()) {
-    CHECK_FALSE(d.write);
-    CHECK(d.error == (d.id == 105 ? "the checksum of a block is wrong" : ""));
-  }
-  for (int i = 0; i < kBlocks; ++i)
-    CHECK((block(kBlocks - 1 - i)[0] == std::byte(i + 1) && block(kBlocks - 1 - i)[kBytes - 1] == std::byte(i + 1)));
-}
-
 TEST_CASE("tiers: options that cannot be met are refused by name", "[tiers]") {
   TempDir dir;
   const auto on_disk = [](const std::string& path, size_t bytes) {

@@ -79,12 +79,6 @@ std::vector<int> tokens(const std::vector<ChunkPrompt>& pieces) {
 using Tokens = std::vector<int>;
 const ChunkPolicy& kEqualTime = *find_chunk_policy("equal_time");
 
-TEST_CASE("chunks: the minimum is a quarter of the budget, in whole blocks", "[chunks]") {
-  CHECK(chunk_minimum(512, 16) == 128);
-  CHECK(chunk_minimum(500, 16) == 128);
-  CHECK(chunk_minimum(516, 16) == 144);
-}
-
 TEST_CASE("chunks: a last piece that is too small joins the one before, or both are evened out", "[chunks]") {
   ChunkScene scene({{.left = 210}}, {.budget = 100, .minimum = 20});
   CHECK(tokens(scene.step(kAllRoom)) == Tokens{100});

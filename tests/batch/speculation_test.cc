@@ -312,28 +312,5 @@ TEST_CASE("speculate: the room of rejected drafts is free after their step", "[s
   CHECK(instance->stats().draft_tokens > instance->stats().accepted_tokens);
 }
 
-TEST_CASE("speculate: a draft is accepted with its probability, and otherwise another token is drawn in proportion",
-          "[speculate]") {
-  const std::vector<float> logits = {1.0f, 0.2f, -0.5f, 2.0f, 0.0f, -3.0f, 1.5f, 0.7f};
-  std::vector<double> p;
-  for (float x : logits) p.push_back(std::exp(double(x)));
-  const double sum = std::accumulate(p.begin(), p.end(), 0.0);
-  const SamplingParams params{.temperature = 1, .seed = 5};
-  SamplerState state(params, 0, {});
-  SamplerScratch scratch;
-  constexpr int kDraws = 1'000'000, kDraft = 6;
-  std::vector<double> count(logits.size());
-  for (int i = 0; i < kDraws; ++i) count[size_t(sample(logits, params, state, scratch).chosen.token)] += 1;
-  double accepted = p[kDraft] / sum, chi = 0;
-  CHECK(std::abs(count[kDraft] / kDraws - accepted) < 4 * std::sqrt(accepted * (1 - accepted) / kDraws));
-  const double rejected = kDraws - count[kDraft];
-  for (size_t t = 0; t < p.size(); ++t) {
-    if (t == kDraft) continue;
-    const double expected = rejected * p[t] / (sum - p[kDraft]);
-    chi += (count[t] - expected) * (count[t] - expected) / expected;
-  }
-  CHECK(chi < 22.5);  // 6 degrees of freedom, 1 in 1,000
-}
-
 }  // namespace
 }  // namespace xpyd::testing::speculation_test
