@@ -174,26 +174,22 @@ TEST_CASE("tiers: a block is moved once, however many sequences want it", "[tier
     device.late = true;
     const auto tokens = tokens_of(1, 22);
     KvHandle handles[3];
-    for (int i = 0; i < 2; ++i) {
-      const KvReservation r = t.kv->reserve(tokens, 0).value();
-      CHECK(!r.loading);
-      handles[i] = r.handle;
-      REQUIRE(t.kv->append(r.handle, 22));
-    }
-    for (int i = 0; i < 2; ++i) {
-      write_rows(t.kv->view(handles[i]), tokens, 0, 0);
-      t.kv->commit(handles[i], tokens);
-    }
+    for (int i = 0; i < 2; ++i) handles[i] = t.kv->reserve(tokens, 0).value().handle;
+    for (int i = 0; i < 2; ++i) extend(*t.kv, handles[i], tokens, 0);
     CHECK(t.stats().bytes_out == int64_t(5 * kBlockBytes));
     // A third sequence asks for blocks that are still on their way out.
     const KvReservation third = t.kv->reserve(tokens, 0).value();
     CHECK(third.cached_tokens == 20);
-    for (int i = 0; i < 10; ++i) CHECK(!t.kv->ready(third.handle));
+    CHECK_FALSE(t.kv->ready(third.handle));
     device.late = false;
-    while (!t.kv->ready(third.handle)) std::this_thread::yield();
-    CHECK(t.kv->written_tokens(third.handle) == 20);
-    CHECK(wrong_rows(*t.kv, third.handle, std::span(tokens).first(20), 0) == 0);
-    for (KvHandle handle : {handles[0], handles[1], third.handle}) t.kv->free(handle);
+    const auto loads = [&](KvHandle handle) {
+      while (!t.kv->ready(handle)) std::this_thread::yield();
+      CHECK(t.kv->written_tokens(handle) == 20);
+      CHECK(wrong_rows(*t.kv, handle, std::span(tokens).first(20), 0) == 0);
+      t.kv->free(handle);
+    };
+    loads(third.handle);
+    for (int i = 0; i < 2; ++i) t.kv->free(handles[i]);
     // The blocks are evicted to the disk. Three sequences want them back at once, and they are read once.
     t.run_families(2, 8);
     const int64_t hit = t.stats().disk_hit_tokens, before = reads;
@@ -202,12 +198,7 @@ TEST_CASE("tiers: a block is moved once, however many sequences want it", "[tier
       CHECK(r.loading);
       handle = r.handle;
     }
-    for (KvHandle handle : handles) {
-      while (!t.kv->ready(handle)) std::this_thread::yield();
-      CHECK(t.kv->written_tokens(handle) == 20);
-      CHECK(wrong_rows(*t.kv, handle, std::span(tokens).first(20), 0) == 0);
-      t.kv->free(handle);
-    }
+    for (KvHandle handle : handles) loads(handle);
     CHECK(reads - before > 0);
     CHECK(reads - before <= 5);
     CHECK((t.stats().disk_hit_tokens - hit) == (reads - before) * kBlock);

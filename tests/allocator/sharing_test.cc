@@ -87,25 +87,6 @@ TEST_CASE("alias: full rows are mapped twice and counted once, and the tail is c
   m.kv->check_invariants();
 }
 
-TEST_CASE("takeover: a new sequence continues in the ended sequence's slot without a map call",
-          "[allocator][vattention][sharing]") {
-  Memory m(options_of(KvShare::takeover), "vattention");
-  const auto a = tokens_of(3 * kRow, 1), b = like(a, 2 * kRow + 7, 30, 2);
-  const KvHandle donor = fill(*m.kv, a, 0).handle;
-  const int slot = m.kv->view(donor).slot;
-  CHECK(m.kv->probe(b, 0) == 0);  // the donor still runs
-  m.kv->free(donor);
-  CHECK(m.kv->probe(b, 0) == 2 * kRow + 7);
-  const int64_t maps = m.kv->stats().vattention.map_calls;
-  const KvReservation r = fill(*m.kv, b, 0);
-  CHECK(r.cached_tokens == 2 * kRow + 7);
-  CHECK(m.kv->view(r.handle).slot == slot);
-  CHECK(m.kv->stats().vattention.map_calls == maps);
-  CHECK(wrong_rows(*m.kv, r.handle, b, 0) == 0);
-  CHECK(m.kv->probe(a, 0) == 0);
-  m.kv->check_invariants();
-}
-
 TEST_CASE("sharing: slots keep their contents while empty ones are left, then the oldest is reused",
           "[allocator][vattention][sharing]") {
   Memory m(options_of(KvShare::copy, 64, 4), "vattention");

@@ -298,6 +298,10 @@ TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precisi
   for (const Heads& heads : {Heads{2, 1, 64}, {1, 1, 128}})
     CHECK(check_variants(heads, kDtypes[1], kPaged16, {{0, 64, 64}, {1, 13, 100}, {2, 0, 5}}, 0) ==
           n_rows(heads, kDtypes[1], Variant::prefill));
+  // Tiles of flash_wgmma have 128 tokens: whole tiles and one token more, chunks on a cached prefix, and windows.
+  for (auto [heads, window] : {std::pair{Heads{4, 1, 128}, 0}, {Heads{6, 2, 128}, 130}, {Heads{8, 1, 64}, 129}})
+    CHECK(check_variants(heads, kDtypes[1], kPaged16, {{0, 40, 128}, {1, 33, 385}, {2, 1, 129}, {3, 0, 9}}, window) ==
+          n_rows(heads, kDtypes[1], Variant::prefill));
 }
 
 TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda][attention]") {
@@ -314,13 +318,16 @@ TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda]
 TEST_CASE("cuda attention: every memory layout, block size and order gives the same bits", "[cuda][attention]") {
   const std::vector<Part> decodes = {{0, 1, 1}, {1, 1, 77}, {2, 0, 30}, {3, 1, 530}};
   const std::vector<Part> prefills = {{0, 1, 1}, {1, 77, 77}, {2, 0, 30}, {3, 30, 161}};
+  std::vector<testing::CaseMemory> memories(std::begin(kMemories), std::end(kMemories));
+  memories.push_back({"paged 8", KvOrder::layer_major, 8});
+  memories.push_back({"paged 256", KvOrder::token_major, 256});  // larger than a tile of any kernel
   int turn = 0;
   for (const Variant& variant : cuda_attention_variants())
     for (const Dtypes& dtypes : kDtypes) {
       const std::vector<Part>& parts = variant.phase == Variant::decode ? decodes : prefills;
       const int window = turn++ % 2 ? 40 : 0;
       std::vector<float> first;
-      for (const testing::CaseMemory& memory : kMemories) {
+      for (const testing::CaseMemory& memory : memories) {
         Cache cache({2, 2, 64, dtypes.kv}, memory, lengths_of(parts));
         fill_visible(cache, parts, window);
         Step step(cache, parts, 4, 1, window);
@@ -441,33 +448,6 @@ TEST_CASE("cuda attention: the default is the newest row that accepts the argume
     CHECK(chosen(Variant::prefill, other, hopper) == (taken ? "flash_wgmma" : "flash_mma"));
     other.step.contiguous = true;
     CHECK(chosen(Variant::prefill, other, hopper) == "flash_wgmma");
-  }
-}
-
-// The tiles, rows and boxes of flash_wgmma are larger than those of other variants, so it has its own cases.
-TEST_CASE("cuda attention: flash_wgmma agrees with double precision at its own edges", "[cuda][attention]") {
-  const testing::CaseMemory memories[] = {
-      kMemories[0], {"paged 8", KvOrder::layer_major, 8},     kPaged16,
-      kMemories[7], {"paged 128", KvOrder::token_major, 128}, {"paged 256", KvOrder::layer_major, 256}};
-  const Variant& variant = *std::find_if(cuda_attention_variants().begin(), cuda_attention_variants().end(),
-                                         [](const Variant& v) { return std::string(v.name) == "flash_wgmma"; });
-  if (card().major != 9) SKIP_TEST("flash_wgmma needs sm_90");
-  for (auto [heads, window] :
-       {std::pair{Heads{4, 1, 128}, 0}, {Heads{7, 1, 64}, 0}, {Heads{6, 2, 128}, 130}, {Heads{8, 1, 64}, 129}}) {
-    // Whole tiles and one more, chunks on a cached prefix, and no query.
-    const std::vector<Part> parts = {{0, 40, 128}, {1, 33, 385}, {2, 1, 129}, {3, 0, 9}};
-    std::vector<float> first;
-    for (const testing::CaseMemory& memory : memories) {
-      INFO(memory.name << ", heads " << heads.n_heads << "/" << heads.n_kv_heads << ", dim " << heads.head_dim
-                       << ", window " << window);
-      Cache cache({2, heads.n_kv_heads, heads.head_dim, Dtype::bf16}, memory, lengths_of(parts));
-      fill_visible(cache, parts, window);
-      Step step(cache, parts, heads.n_heads, 1, window);
-      std::vector<float> got = run(variant, cache, parts, step, Dtype::bf16);
-      if (first.empty()) CHECK(Truth(step).compare(got, true, Dtype::bf16) == "");
-      if (first.empty()) first = got;
-      CHECK(same_bits(got.data(), first.data(), first.size()));
-    }
   }
 }
 

@@ -76,23 +76,6 @@ std::vector<int> tokens(const std::vector<ChunkPrompt>& pieces) {
 using Tokens = std::vector<int>;
 const ChunkPolicy& kEqualTime = *find_chunk_policy("equal_time");
 
-TEST_CASE("chunks: a last piece that is too small joins the one before, or both are evened out", "[chunks]") {
-  ChunkScene scene({{.left = 210}}, {.budget = 100, .minimum = 20});
-  CHECK(tokens(scene.step(kAllRoom)) == Tokens{100});
-  CHECK(tokens(scene.step(kAllRoom)) == Tokens{55});  // and not 100 and 10
-  CHECK(tokens(scene.step(kAllRoom)) == Tokens{55});
-}
-
-TEST_CASE(
-    "chunks: a prompt that would get less than the minimum of a wave waits for the next one, and a short prompt does "
-    "not",
-    "[chunks]") {
-  const ChunkView view{.budget = 100, .minimum = 20, .block_tokens = 10};
-  CHECK(tokens(ChunkScene({{.left = 85}, {.left = 300}}, view).step(kAllRoom)) == Tokens{85});
-  CHECK(tokens(ChunkScene({{.left = 75}, {.left = 300}}, view).step(kAllRoom)) == Tokens{75, 20});
-  CHECK(tokens(ChunkScene({{.left = 85}, {.left = 10}, {.left = 300}}, view).step(kAllRoom)) == Tokens{85, 10});
-}
-
 TEST_CASE("chunks: equal_time finds the number of waves that takes least time", "[chunks]") {
   // n waves of 100 tokens take n c + 100 b + (P - 1)(c + 100 b / n), which is least at n = sqrt(100 (P - 1) b / c).
   ChunkView view{.budget = 100, .minimum = 5, .stages = 2, .cost = {1, 1, 0, 0, 0, 0}};
