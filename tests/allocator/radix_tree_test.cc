@@ -18,7 +18,8 @@ KvOptions radix_options(int block_tokens, int n_blocks) {
 
 }  // namespace
 
-TEST_CASE("radix: while nothing is evicted, a hit is all that any earlier sequence has in common", "[allocator][radix]") {
+TEST_CASE("radix: while nothing is evicted, a hit is all that any earlier sequence has in common",
+          "[allocator][radix]") {
   struct Sequence {
     Tokens tokens;
     uint64_t salt;

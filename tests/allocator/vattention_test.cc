@@ -52,9 +52,7 @@ class Watched final : public PageGroups {
     Watched& owner_;
     std::unique_ptr<VirtualRange> range_;
   };
-  void enter() {
-    ++(std::this_thread::get_id() == owner_ ? by_owner : by_mapper);
-  }
+  void enter() { ++(std::this_thread::get_id() == owner_ ? by_owner : by_mapper); }
   const std::thread::id owner_ = std::this_thread::get_id();
   std::shared_ptr<PageGroups> groups_;
 };

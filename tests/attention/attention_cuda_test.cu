@@ -10,52 +10,12 @@
 #include "base/device/device_cuda.h"
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
+#include "tests/cuda_arrays.h"
 
 namespace xpyd::testing {
 namespace {
 
 using Variant = CudaAttentionVariant;
-
-template <class T>
-cuda::Memory upload(const T* from, size_t n, cuda::Stream& stream) {
-  size_t bytes = std::max(n * sizeof(T), size_t(16));
-  cuda::Memory staging = cuda::Memory::pinned(bytes);
-  if (n > 0) std::memcpy(staging.data(), from, n * sizeof(T));
-  cuda::Memory memory = cuda::Memory::device(bytes).value();
-  cuda::copy(memory.data(), staging.data(), bytes, stream);
-  stream.wait();
-  return memory;
-}
-template <class T>
-cuda::Memory upload(const std::vector<T>& from, cuda::Stream& stream) {
-  return upload(from.data(), from.size(), stream);
-}
-std::vector<std::byte> download(const cuda::Memory& from, cuda::Stream& stream) {
-  cuda::Memory staging = cuda::Memory::pinned(from.size());
-  cuda::copy(staging.data(), from.data(), from.size(), stream);
-  stream.wait();
-  return {staging.data(), staging.data() + from.size()};
-}
-
-// Converts floats to an array of `dtype`, and back.
-std::vector<std::byte> as(Dtype dtype, const std::vector<float>& x) {
-  std::vector<std::byte> bytes(x.size() * dtype_bytes(dtype));
-  for (size_t i = 0; i < x.size(); ++i) {
-    bf16 y = to_bf16(x[i]);
-    if (dtype == Dtype::f32) std::memcpy(&bytes[4 * i], &x[i], 4);
-    if (dtype == Dtype::bf16) std::memcpy(&bytes[2 * i], &y, 2);
-  }
-  return bytes;
-}
-std::vector<float> floats(Dtype dtype, const std::vector<std::byte>& bytes, size_t n) {
-  std::vector<float> x(n);
-  for (size_t i = 0; i < n; ++i) {
-    bf16 y = {};
-    if (dtype == Dtype::f32) std::memcpy(&x[i], &bytes[4 * i], 4);
-    if (dtype == Dtype::bf16) std::memcpy(&y, &bytes[2 * i], 2), x[i] = to_f32(y);
-  }
-  return x;
-}
 
 bool is_contiguous(const Cache& cache) { return cache.views[0].contiguous(); }
 
@@ -90,10 +50,10 @@ struct DeviceStep {
       step.max_q_tokens = std::max(step.max_q_tokens, part.n_q);
       step.max_kv_length = std::max(step.max_kv_length, part.kv_length);
     }
-    q_offsets = upload(offsets, stream), kv_lengths = upload(lengths, stream);
-    token_seqs = upload(seqs, stream), positions = upload(places, stream), tables = upload(table, stream),
-    table_begins = upload(begins, stream);
-    splits = upload(list, stream), split_begins = upload(listed, stream);
+    q_offsets = to_card(offsets, stream), kv_lengths = to_card(lengths, stream);
+    token_seqs = to_card(seqs, stream), positions = to_card(places, stream), tables = to_card(table, stream),
+    table_begins = to_card(begins, stream);
+    splits = to_card(list, stream), split_begins = to_card(listed, stream);
     step.q_offsets = q_offsets.as<int32_t>(), step.kv_lengths = kv_lengths.as<int32_t>();
     step.token_seqs = token_seqs.as<int32_t>(), step.positions = positions.as<int32_t>();
     step.block_tables = tables.as<int32_t>();
@@ -115,10 +75,10 @@ struct DeviceCall {
   DeviceCall(const Cache& cache, const std::vector<Part>& parts, const Step& step, Dtype dtype)
       : tables(cache, parts, step.args.sliding_window, stream), n(step.q.size()) {
     const KvShape& shape = cache.layout.shape;
-    pool = upload(cache.pool, stream), q = upload(as(dtype, step.q), stream);
-    out = upload(std::vector<std::byte>(n * dtype_bytes(dtype), std::byte{0xff}), stream);
+    pool = to_card(cache.pool, stream), q = floats_to_card(step.q, dtype, stream);
+    out = to_card(std::vector<std::byte>(n * dtype_bytes(dtype), std::byte{0xff}), stream);
     size_t floats = cuda_attention_workspace(tables.step.n_splits, step.args.n_heads, shape.head_dim);
-    workspace = upload(std::vector<float>(floats, std::nanf("")), stream);
+    workspace = to_card(std::vector<float>(floats, std::nanf("")), stream);
     args = {.q = q.data(),
             .out = out.data(),
             .dtype = dtype,
@@ -131,7 +91,7 @@ struct DeviceCall {
             .scale = step.args.scale,
             .workspace = workspace.as<float>()};
   }
-  std::vector<float> result() { return floats(args.dtype, download(out, stream), n); }
+  std::vector<float> result() { return floats_from_card(out.data(), n, args.dtype, stream); }
 };
 
 const cuda::Card& card() {
@@ -483,7 +443,7 @@ int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 
   std::vector<int32_t> slots = {0, 1, 2, 3};
   if (!room)
     for (size_t s = 0; s < slots.size(); ++s) slots[s] = cache.tables[s][0];
-  const cuda::Memory table = upload(slots, over.stream);
+  const cuda::Memory table = to_card(slots, over.stream);
   over.args.step.block_tables = table.as<int32_t>();
   for (const Part& part : parts)
     for (int plane = 0; plane < planes; ++plane) {

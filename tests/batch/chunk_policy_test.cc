@@ -92,8 +92,8 @@ TEST_CASE("chunks: equal_time finds the number of waves that takes least time", 
   view.stages = 2;
   CHECK(tokens(ChunkScene({{.left = 4}, {.left = 96}}, view).step(kEqualTime)) == Tokens{4, 6});
   ChunkScene late({{.left = 7}, {.left = 93}}, view);
-  late.state = {.head = 1, .wave_s = 11};               // chosen when the prompt was alone
-  CHECK(tokens(late.step(kEqualTime)) == Tokens{7});    // 3 of the next one would be less than the minimum
+  late.state = {.head = 1, .wave_s = 11};             // chosen when the prompt was alone
+  CHECK(tokens(late.step(kEqualTime)) == Tokens{7});  // 3 of the next one would be less than the minimum
 }
 
 TEST_CASE("chunks: the search of equal_time ends with more prompts than it looks at", "[chunks]") {
