@@ -60,14 +60,11 @@ class Watched final : public PageGroups {
 struct WatchedMemory {
   explicit WatchedMemory(KvOptions o, bool ahead = true) {
     o.vattention.map_ahead = ahead;
-    options = o;
     const KvLayout layout = plan_pool("vattention", o).value();
     groups = std::make_shared<Watched>(make_host_page_groups({4096, layout.n_blocks * kPlanes}).value());
     pool = std::make_shared<PageGroupRows>(layout, KvShards{}, std::vector<std::shared_ptr<PageGroups>>{groups});
-    kv = make();
+    kv = find_kv_scheme("vattention")->make(pool, o);
   }
-  std::unique_ptr<KvMemory> make() { return find_kv_scheme("vattention")->make(pool, options); }
-  KvOptions options;
   std::shared_ptr<Watched> groups;
   std::shared_ptr<PageGroupRows> pool;
   std::unique_ptr<KvMemory> kv;

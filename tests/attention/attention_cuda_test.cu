@@ -412,16 +412,15 @@ TEST_CASE("cuda attention: the default is the newest row that accepts the argume
 }
 
 // Memory is mapped only where the sequences have tokens. Every kernel must give the bits that it gives over whole
-// memory, and touch nothing else. The last n_q tokens of each sequence are queries. `room` is the tokens of a slot; 0:
-// as over whole memory. Returns how many variants accept the step.
-int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 0) {
-  constexpr int kRoom = 384;  // tokens of a slot: its planes are whole groups
+// memory, and touch nothing else. The last n_q tokens of each sequence are queries. `room` is the tokens of a slot,
+// whose planes are whole groups. Returns how many variants accept the step.
+int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 384) {
   const size_t group = cuda::vmm::granularity();
   // A page group holds 128 tokens of one layer's K or V, or 32 of all layers. So a tile spans more than one.
   const KvShape shape{2, int(group / (128 * 2 * size_t(dim))), dim, Dtype::bf16};
   std::vector<Part> parts;
   for (int length : {128, 257, 135, 40}) parts.push_back({int(parts.size()), n_q, length});
-  Cache cache(shape, {"", order, 0}, {128, 257, 135, kRoom});
+  Cache cache(shape, {"", order, 0}, {128, 257, 135, 384});
   Random random(5);
   std::vector<bf16> some(100'003);  // repeated over the pool
   for (bf16& x : some) x = to_bf16(float(random.below(2001)) / 1000 - 1);
@@ -431,7 +430,7 @@ int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 
   const int planes = by_layer ? 2 * shape.n_layers : 1;
   const size_t token = by_layer ? cache.layout.token_stride() : shape.token_bytes();
   KvLayout apart = cache.layout;
-  if (room) apart.block_tokens = room, apart.n_blocks = 4;
+  apart.block_tokens = room, apart.n_blocks = 4;
   auto groups_of = [&](int length) { return (size_t(length) * token + group - 1) / group; };
   size_t n_groups = 0;
   for (const Part& part : parts) n_groups += size_t(planes) * groups_of(part.kv_length);
@@ -440,16 +439,12 @@ int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 
   Step step(cache, parts, 2 * shape.n_kv_heads, shape.n_layers - 1, window);
   DeviceCall call(cache, parts, step, Dtype::bf16), over(cache, parts, step, Dtype::bf16);
   over.args.pool = range->data(), over.args.layout = apart;
-  std::vector<int32_t> slots = {0, 1, 2, 3};
-  if (!room)
-    for (size_t s = 0; s < slots.size(); ++s) slots[s] = cache.tables[s][0];
-  const cuda::Memory table = to_card(slots, over.stream);
+  const cuda::Memory table = to_card(std::vector<int32_t>{0, 1, 2, 3}, over.stream);
   over.args.step.block_tables = table.as<int32_t>();
   for (const Part& part : parts)
     for (int plane = 0; plane < planes; ++plane) {
       const size_t from = cache.layout.offset(cache.tables[size_t(part.seq)][0], plane / 2, plane % 2, 0, 0),
-                   at = apart.offset(slots[size_t(part.seq)], plane / 2, plane % 2, 0, 0),
-                   m = groups_of(part.kv_length);
+                   at = apart.offset(part.seq, plane / 2, plane % 2, 0, 0), m = groups_of(part.kv_length);
       n_groups -= m;  // the last ones first, so that adjacent addresses are not adjacent memory
       for (size_t i = 0; i < m; ++i) REQUIRE(range->map(at + i * group, int(n_groups + m - 1 - i), 1));
       cuda::copy(range->data() + at, call.pool.data() + from, size_t(part.kv_length) * token, over.stream);
