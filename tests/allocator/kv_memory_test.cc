@@ -13,29 +13,6 @@
 
 namespace xpyd::testing::kv_memory_test {
 
-TEST_CASE("kv_schemes: every row makes a memory of its name", "[allocator]") {
-  CHECK(kv_schemes().size() >= 2);
-  for (const KvScheme& scheme : kv_schemes()) {
-    KvOptions options = tiny_options(16, 8, true, KvOrder::layer_major, 64);
-    options.vattention.max_sequences = 4;
-    options.vattention.page_group_bytes = 4096;
-    options.vattention.map_ahead = false;
-    options.pool_bytes = std::max(options.pool_bytes, size_t(1) << 16);
-    auto pool = make_block_pool(scheme.name, options).value();
-    auto kv = scheme.make(pool, options);
-    const int tokens = scheme.block_tokens(options);
-    CHECK(std::string(kv->name()) == scheme.name);
-    CHECK(pool->layout().block_tokens == tokens);
-    CHECK(find_kv_scheme(scheme.name) == &scheme);
-    const KvHandle handle = fill(*kv, counting(5), 0).handle;
-    CHECK(kv->view(handle).contiguous() == scheme.contiguous);
-    CHECK(kv->stats().active == (5 + tokens - 1) / tokens);
-    if (!scheme.contiguous) CHECK(scheme.make(pool, options)->stats().active == (5 + tokens - 1) / tokens);
-    kv->free(handle);
-  }
-  CHECK(find_kv_scheme("no such scheme") == nullptr);
-}
-
 TEST_CASE("paged: a hit covers full blocks of equal prefix and never the last token", "[allocator]") {
   Memory m(tiny_options(4, 32));
   const std::vector<int32_t> prompt = counting(12);
@@ -82,59 +59,6 @@ TEST_CASE("paged: the least recently used tail is evicted first", "[allocator]")
   m.kv->check_invariants();
 }
 
-TEST_CASE("paged: a hit block is pinned while it is in use", "[allocator]") {
-  Memory m(tiny_options(4, 4));
-  const std::vector<int32_t> prompt = counting(9);
-  m.kv->free(fill(*m.kv, prompt, 0).handle);
-  const KvReservation r = m.kv->reserve(prompt, 0).value();
-  CHECK(r.cached_tokens == 8);
-  const KvHandle other = m.kv->reserve(counting(16, 900), 0).value().handle;
-  CHECK_FALSE(m.kv->append(other, 12));
-  CHECK(m.kv->append(other, 8));
-  m.kv->clear_prefix_cache();  // clears only blocks that are not in use
-  CHECK(m.kv->probe(prompt, 0) == 8);
-  m.kv->free(r.handle);
-  CHECK(m.kv->stats().cached == 2);
-  m.kv->clear_prefix_cache();
-  CHECK(m.kv->probe(prompt, 0) == 0);
-  CHECK(m.kv->stats().free == 2);
-  m.kv->check_invariants();
-}
-
-TEST_CASE("paged: blocks that two sequences compute at once are indexed once", "[allocator]") {
-  Memory m(tiny_options(4, 16));
-  const std::vector<int32_t> tokens = counting(9);
-  const KvHandle a = m.kv->reserve(tokens, 0).value().handle, b = m.kv->reserve(tokens, 0).value().handle;
-  for (KvHandle h : {a, b}) extend(*m.kv, h, tokens, 0);
-  CHECK(m.kv->stats().active == 6);
-  const KvHandle c = m.kv->reserve(tokens, 0).value().handle;
-  CHECK(std::ranges::equal(m.kv->blocks(c), m.kv->blocks(a).first(2)));
-  m.kv->free(b);
-  CHECK((m.kv->stats().cached == 0 && m.kv->stats().active == 3));
-  m.kv->free(a);
-  m.kv->free(c);
-  CHECK(m.kv->stats().cached == 2);
-  m.kv->check_invariants();
-}
-
-TEST_CASE("paged: a block whose indexed ancestor was evicted becomes findable again by adoption", "[allocator]") {
-  Memory m(tiny_options(4, 8));
-  const std::vector<int32_t> tokens = counting(8);
-  const KvHandle a = m.kv->reserve(tokens, 0).value().handle, b = m.kv->reserve(tokens, 0).value().handle;
-  extend(*m.kv, a, counting(4), 0);
-  extend(*m.kv, b, counting(4), 0);  // the same content: not indexed
-  extend(*m.kv, b, tokens, 0);       // indexed after a's block
-  m.kv->free(a);
-  m.kv->clear_prefix_cache();
-  CHECK(m.kv->probe(counting(9), 0) == 0);
-  const KvHandle c = m.kv->handoff().adopt(m.kv->handoff().hand_over(b), tokens, 0);
-  CHECK(m.kv->probe(counting(9), 0) == 8);
-  m.kv->check_invariants();
-  m.kv->free(c);
-  CHECK(m.kv->stats().cached == 2);
-  m.kv->check_invariants();
-}
-
 TEST_CASE("KvMemory: blocks of a destroyed memory return to the shared pool", "[allocator]") {
   Memory m(tiny_options(4, 10));
   {
@@ -144,17 +68,6 @@ TEST_CASE("KvMemory: blocks of a destroyed memory return to the shared pool", "[
   }
   CHECK((m.kv->stats().in_transfer == 0 && m.kv->stats().cached == 1));
   m.kv->check_invariants();
-}
-
-TEST_CASE("KvMemory: a pool on ranks has exactly the bytes of its blocks", "[shards][allocator]") {
-  KvOptions o = tiny_options(4, 48);
-  o.shape.n_layers = 3;
-  o.pool_bytes += 7;
-  const KvShards shards{.n_layers = 3, .n_kv_heads = o.shape.n_kv_heads, .tp = 2, .pp = 3};
-  const KvStats stats = make_ranked_memory("paged", o, shards).value()->stats();
-  CHECK(stats.capacity == 32);
-  for (int64_t bytes : {stats.capacity_bytes, stats.mapped_bytes}) CHECK(bytes == int64_t(o.pool_bytes) - 7);
-  CHECK(stats.external_bytes == 0);
 }
 
 // Two engines share a pool and hand over sequences, while other threads probe and read the stats.
@@ -179,43 +92,26 @@ TEST_CASE("BlockPool: two engines and two readers work at once", "[allocator][ra
     std::atomic<int> wrong{0}, sent{0}, received{0}, bad_sums{0}, looks{0};
     std::atomic<bool> p_done{false}, done{false};
     constexpr int kRounds = 4000;
-    const auto grow = [&](KvMemory& kv, KvHandle handle, std::vector<int32_t>& tokens, int32_t token) {
-      if (!kv.append(handle, 1)) return false;
-      tokens.push_back(token);
-      write_rows(kv.view(handle), tokens, 0, int(tokens.size()) - 1);
-      kv.commit(handle, {&token, 1});
-      return true;
-    };
-
     std::thread prefill([&] {
       Random random(1);
       for (int i = 0; i < kRounds;) {
         std::vector<int32_t> tokens = draw(random);
         const KvReservation r = p.kv->reserve(tokens, 0).value();
-        const std::span<const int32_t> rest = std::span<const int32_t>(tokens).subspan(size_t(r.cached_tokens));
-        if (!p.kv->append(r.handle, int(rest.size()))) {
+        if (!p.kv->append(r.handle, int(tokens.size()) - r.cached_tokens)) {
           p.kv->free(r.handle);
           std::this_thread::yield();  // D frees blocks
           continue;
         }
         ++i;
-        write_rows(p.kv->view(r.handle), tokens, 0, r.cached_tokens);
-        p.kv->commit(r.handle, rest);
+        extend(*p.kv, r.handle, tokens, 0);
         wrong += wrong_rows(*p.kv, r.handle, tokens, 0);
         if (random.below(4) == 0) {
           p.kv->free(r.handle);
         } else {
-          const KvHandle sibling = random.below(2) ? p.kv->fork(r.handle).value() : kNoKv;
           const KvHandover handover = p.kv->handoff().hand_over(r.handle);
           ++sent;
-          {
-            std::lock_guard lock(mutex);
-            mail.push_back({handover, tokens});
-          }
-          if (sibling != kNoKv) {  // it writes its own tail while D writes the other
-            if (grow(*p.kv, sibling, tokens, 9)) wrong += wrong_rows(*p.kv, sibling, tokens, 0);
-            p.kv->free(sibling);
-          }
+          std::lock_guard lock(mutex);
+          mail.push_back({handover, tokens});
         }
         if (i % 64 == 0) p.kv->check_invariants(false);
       }
@@ -240,11 +136,13 @@ TEST_CASE("BlockPool: two engines and two readers work at once", "[allocator][ra
           }
           const KvHandle h = d->handoff().adopt(parcel.handover, parcel.tokens, 0);
           wrong += wrong_rows(*d, h, parcel.tokens, 0);
-          const KvLease lease = d->pin(h);
-          for (int step = 0; step < 5 && grow(*d, h, parcel.tokens, int32_t(random.below(2)));) ++step;
+          for (int step = 0; step < 5 && d->append(h, 1); ++step) {
+            parcel.tokens.push_back(int32_t(random.below(2)));
+            write_rows(d->view(h), parcel.tokens, 0, int(parcel.tokens.size()) - 1);
+            d->commit(h, std::span(parcel.tokens).last(1));
+          }
           wrong += wrong_rows(*d, h, parcel.tokens, 0);
           d->free(h);
-          d->unpin(lease);
         }
       }
     });

@@ -1,11 +1,5 @@
-// Compares the radix tree with a plain model: the tokens of each block, and the tokens that can be reached. Then tests
-// the memory over it: hits to the token, eviction order, and copies of partly equal blocks.
-#include "allocator/prefix/radix_tree.h"
-
+// Tests radix prefix caching: hits to the token, eviction order, and copies of partly equal blocks.
 #include <algorithm>
-#include <map>
-#include <numeric>
-#include <set>
 
 #include "base/random.h"
 #include "tests/allocator/kv_fixture.h"
@@ -16,190 +10,6 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-bool begins(const Tokens& with, std::span<const int32_t> tokens) {
-  return with.size() >= tokens.size() && std::equal(tokens.begin(), tokens.end(), with.begin());
-}
-
-// Blocks and the path of each up to its last token, with the salt in front. Every lookup is a linear search.
-struct Model {
-  int block_tokens;
-  std::map<int32_t, Tokens> blocks = {};
-
-  int first_of(const Tokens& path) const { return (int(path.size()) - 2) / block_tokens * block_tokens; }
-  // Some block has this path's tokens from the last block boundary on.
-  bool backed(const Tokens& path) const {
-    return std::ranges::any_of(
-        blocks, [&](const auto& b) { return first_of(b.second) == first_of(path) && begins(b.second, path); });
-  }
-  int match(const Tokens& path) const {  // tokens after the salt
-    int n = 0;
-    while (n + 1 < int(path.size()) && backed(Tokens(path.begin(), path.begin() + n + 2))) ++n;
-    return n;
-  }
-  // True if all tokens before this block's first token are present.
-  bool reached(const Tokens& path) const {
-    return match(Tokens(path.begin(), path.begin() + first_of(path) + 1)) == first_of(path);
-  }
-};
-
-class TreeTrial {
- public:
-  TreeTrial(int block_tokens, uint64_t seed)
-      : model_{block_tokens},
-        random_(seed),
-        nodes_(kBlocks),
-        tree_(kBlocks, block_tokens, nodes_.data(), sizeof(PrefixCache::Node), [this](int32_t block) { lost(block); }) {
-  }
-
-  void run(int operations) {
-    for (int i = 0; i < operations; ++i) {
-      const uint64_t what = random_.below(10);
-      if (what < 4) grow(draw());
-      if (what >= 4 && what < 6 && !running_.empty()) go_on(running_[random_.below(running_.size())]);
-      if (what == 6 && !running_.empty()) running_.erase(running_.begin() + ptrdiff_t(random_.below(running_.size())));
-      if (what == 7) erase();
-      if (what > 7) compare(draw());
-      if (i % 8 == 0) check();
-    }
-    CAPTURE(hits_, within_, lost_, deep_, refused_);
-    CHECK(hits_ > operations / 50);
-    CHECK((model_.block_tokens == 1) == (within_ == 0));
-    CHECK(lost_ > operations / 200);
-    CHECK(deep_ > 10);  // some erased blocks were in the middle
-  }
-
- private:
-  static constexpr int kBlocks = 60;
-  struct Running {
-    Tokens path;  // {salt, tokens …} that the tree has been told
-    std::vector<int32_t> table;
-    PrefixChain chain;
-  };
-  const PrefixCache::Locked locked_ = [](const std::function<void()>& f) { f(); };
-
-  Tokens draw() {
-    Tokens path{int32_t(random_.below(2))};
-    int32_t letter = 0;
-    for (size_t n = 1 + random_.below(size_t(model_.block_tokens) * 5 + 3); n > 0; --n)
-      path.push_back(random_.below(12) == 0 ? letter = int32_t(random_.below(3)) : letter);
-    return path;
-  }
-  int rows(const Tokens& path) const { return int(path.size()) - 1; }
-  std::span<const int32_t> tokens(const Tokens& path) const { return std::span(path).subspan(1); }
-
-  // Compares the result of match() with the model.
-  int compare(const Tokens& path, std::vector<int32_t>* out = nullptr, PrefixChain* end = nullptr) {
-    std::vector<int32_t> found;
-    PrefixChain chain{.hash = uint64_t(path[0])};
-    const int n = tree_.match(tokens(path), rows(path), chain, locked_,
-                              [&](std::span<const int32_t> b) { found.insert(found.end(), b.begin(), b.end()); });
-    const int bt = model_.block_tokens;
-    REQUIRE(n == model_.match(path));
-    REQUIRE(int(found.size()) == (n + bt - 1) / bt);
-    for (int i = 0; i < int(found.size()); ++i) {
-      const Tokens upto(path.begin(), path.begin() + 1 + std::min(n, (i + 1) * bt));
-      REQUIRE(begins(model_.blocks.at(found[size_t(i)]), upto));
-      REQUIRE(model_.first_of(model_.blocks.at(found[size_t(i)])) == i * bt);
-    }
-    hits_ += n > 0, within_ += n % bt != 0;
-    if (out) *out = found, *end = chain;
-    return n;
-  }
-
-  bool take(std::vector<int32_t>& table, int wanted) {
-    std::set<int32_t> busy;
-    for (const Running& r : running_) busy.insert(r.table.begin(), r.table.end());
-    busy.insert(table.begin(), table.end());
-    for (int32_t b = 0; b < kBlocks && int(table.size()) < wanted; ++b)
-      if (!busy.count(b) && !model_.blocks.count(b)) table.push_back(b);
-    return int(table.size()) == wanted;
-  }
-
-  // A new sequence takes what it finds, its own copy of a partly hit last block, and some of the tokens that were
-  // asked.
-  void grow(const Tokens& path) {
-    Running r{{path[0]}, {}, {}};
-    const int n = compare(path, &r.table, &r.chain);
-    if (n % model_.block_tokens != 0) r.table.pop_back();
-    r.path.assign(path.begin(), path.begin() + 1 + n);
-    asked_ = Tokens(path.begin() + 1 + n, path.end());
-    go_on(r);
-    if (running_.size() < 5) running_.push_back(r);
-  }
-
-  void go_on(Running& r) {
-    const int bt = model_.block_tokens;
-    Tokens more = std::exchange(asked_, {});
-    if (more.empty())
-      for (size_t n = 1 + random_.below(4); n > 0; --n) more.push_back(int32_t(random_.below(3)));
-    Tokens path = r.path;
-    path.insert(path.end(), more.begin(), more.end());
-    if (!take(r.table, (rows(path) + bt - 1) / bt)) {
-      ++refused_;
-      r.table.resize(size_t((rows(r.path) + bt - 1) / bt), -1);
-      if (!r.table.empty() && r.table.back() < 0) r.chain.broken = true, r.table.pop_back();
-      if (int(r.table.size()) * bt < rows(r.path))
-        r.path.resize(r.table.size() * size_t(bt) + 1), r.chain.broken = true;
-      return;
-    }
-    // The chain continues if its last full block, or an equal one, is still in place.
-    const int from = rows(r.path) / bt * bt;
-    if (!r.chain.first() && nodes_[size_t(r.chain.block)].uid != r.chain.uid) r.chain.broken = true;
-    const bool broken = r.chain.broken;
-    r.path = path;
-    if (!broken) {
-      // The model changes first, since the tree may drop shorter blocks on the way.
-      const int known = model_.match(path);
-      for (int i = from / bt; i < int(r.table.size()); ++i) {
-        const Tokens upto(path.begin(), path.begin() + 1 + std::min(rows(path), (i + 1) * bt));
-        if (rows(upto) > known) model_.blocks[r.table[size_t(i)]] = upto;
-      }
-    }
-    tree_.insert(tokens(path).subspan(size_t(from)), std::span(r.table).subspan(size_t(from / bt)), r.chain, locked_);
-    REQUIRE(r.chain.broken == broken);
-    if (!broken) REQUIRE(compare(path) == rows(path));
-  }
-
-  void erase() {
-    if (model_.blocks.empty()) return;
-    auto at = model_.blocks.begin();
-    std::advance(at, ptrdiff_t(random_.below(model_.blocks.size())));
-    const int32_t block = at->first;
-    const size_t before = model_.blocks.size();
-    model_.blocks.erase(at);
-    tree_.evict(block);
-    deep_ += model_.blocks.size() + 1 < before;
-  }
-
-  // Called when the tree drops a block: it followed an erased block, or a longer block contains all of it.
-  void lost(int32_t block) {
-    const Tokens path = model_.blocks.at(block);
-    model_.blocks.erase(block);
-    REQUIRE((!model_.reached(path) || model_.backed(path)));
-    ++lost_;
-  }
-
-  void check() {
-    tree_.check_invariants();
-    std::set<Tokens> prefixes;
-    for (const auto& [block, path] : model_.blocks) {
-      REQUIRE(tree_.tokens_in(block) == rows(path) - model_.first_of(path));
-      REQUIRE(model_.reached(path));
-      for (size_t n = 2; n <= path.size(); ++n) prefixes.emplace(path.begin(), path.begin() + ptrdiff_t(n));
-    }
-    for (int32_t b = 0; b < kBlocks; ++b) REQUIRE((tree_.tokens_in(b) > 0) == (model_.blocks.count(b) > 0));
-    REQUIRE(tree_.size() == int64_t(prefixes.size()));  // each token once, and none without a block
-  }
-
-  Model model_;
-  Random random_;
-  std::vector<PrefixCache::Node> nodes_;
-  RadixTree tree_;
-  std::vector<Running> running_;
-  Tokens asked_;
-  int hits_ = 0, within_ = 0, lost_ = 0, deep_ = 0, refused_ = 0;
-};
-
 KvOptions radix_options(int block_tokens, int n_blocks) {
   KvOptions o = tiny_options(block_tokens, n_blocks);
   o.radix = true;
@@ -208,12 +18,42 @@ KvOptions radix_options(int block_tokens, int n_blocks) {
 
 }  // namespace
 
-TEST_CASE("RadixTree: random sequences and erased blocks agree with a plain model", "[allocator][radix]") {
-  for (int block_tokens : {1, 2, 4, 7})
-    for (uint64_t seed : {1, 2, 3}) {
-      CAPTURE(block_tokens, seed);
-      TreeTrial(block_tokens, seed).run(4'000);
+TEST_CASE("radix: while nothing is evicted, a hit is all that any earlier sequence has in common",
+          "[allocator][radix]") {
+  struct Sequence {
+    Tokens tokens;
+    uint64_t salt;
+    KvHandle handle;
+  };
+  for (int block_tokens : {1, 2, 4, 7}) {
+    CAPTURE(block_tokens);
+    Memory m(radix_options(block_tokens, 8000));
+    Random random{uint64_t(block_tokens)};
+    std::vector<Sequence> all;
+    int within = 0;
+    for (int i = 0; i < 400; ++i) {
+      Sequence s{{}, random.below(2), kNoKv};
+      int32_t letter = 0;
+      for (size_t n = 1 + random.below(size_t(block_tokens) * 5 + 3); n > 0; --n)
+        s.tokens.push_back(random.below(12) == 0 ? letter = int32_t(random.below(3)) : letter);
+      ptrdiff_t common = 0;
+      for (const Sequence& other : all)
+        if (other.salt == s.salt)
+          common = std::max(common, std::ranges::mismatch(s.tokens, other.tokens).in1 - s.tokens.begin());
+      const KvReservation r = fill(*m.kv, s.tokens, s.salt);
+      REQUIRE(r.cached_tokens == std::min(int(common), int(s.tokens.size()) - 1));
+      within += r.cached_tokens % block_tokens != 0;
+      s.handle = r.handle;
+      for (uint64_t n = 1 + random.below(4); n > 0; --n) s.tokens.push_back(int32_t(random.below(3)));  // decode
+      extend(*m.kv, s.handle, s.tokens, s.salt);
+      REQUIRE(wrong_rows(*m.kv, s.handle, s.tokens, s.salt) == 0);
+      all.push_back(s);
+      if (random.below(3) > 0) m.kv->free(s.handle);  // the others go on running
+      m.kv->check_invariants();
     }
+    CHECK((within > 50) == (block_tokens > 1));
+    CHECK(m.kv->stats().evictions == 0);
+  }
 }
 
 TEST_CASE("radix: a sequence's last block stays when it ends, and the first to continue from it needs no copy",
@@ -231,17 +71,7 @@ TEST_CASE("radix: a sequence's last block stays when it ends, and the first to c
   CHECK((m.kv->stats().cached == 0 && m.kv->probe(next, 0) == 21));
   extend(*m.kv, r.handle, next, 0);
   m.kv->check_invariants();
-  CHECK(m.kv->probe(joined(turn, Tokens{800}), 0) == 21);
-  // Rejected speculative tokens are not committed and never found.
-  REQUIRE(m.kv->append(r.handle, 4));
-  m.kv->rollback(r.handle);
-  CHECK(m.kv->probe(joined(next, Tokens{1, 2, 3}), 0) == 30);
-  m.kv->free(r.handle);
-  m.kv->check_invariants();
-  // Nobody uses that block now, so it is continued in place and not copied.
-  const KvReservation t = m.kv->reserve(joined(next, Tokens{5}), 0).value();
-  CHECK((t.cached_tokens == 30 && m.kv->stats().cow_copies == 1));
-  CHECK(wrong_rows(*m.kv, t.handle, next, 0) == 0);
+  CHECK(wrong_rows(*m.kv, r.handle, next, 0) == 0);
 }
 
 TEST_CASE("radix: a block under a lease, which a peer may still write, is not continued in place",

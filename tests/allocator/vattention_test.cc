@@ -1,10 +1,7 @@
 // Tests vattention, contiguous addresses with memory only behind what is used: which page-group rows are mapped, when,
 // and by which thread.
-#include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <fstream>
-#include <mutex>
 #include <string>
 #include <thread>
 
@@ -21,7 +18,7 @@ constexpr int kRow = 256, kPlanes = 2 * kTinyShape.n_layers;
 
 std::vector<int32_t> tokens_of(int n, int kind) { return counting(n, kind * 10'000); }
 
-// Page groups that distinguish the owner's maps from the mapper's, can block the mapper, and fail on demand.
+// Page groups that distinguish the owner's maps from the mapper's, and fail on demand.
 class Watched final : public PageGroups {
  public:
   explicit Watched(std::shared_ptr<PageGroups> groups) : PageGroups(groups->options()), groups_(std::move(groups)) {}
@@ -29,8 +26,6 @@ class Watched final : public PageGroups {
     auto range = std::make_unique<Range>(*this, groups_->reserve(bytes).value());
     return std::unique_ptr<VirtualRange>(std::move(range));
   }
-  void close() { gate(false); }
-  void open() { gate(true); }
   std::atomic<int> by_owner{0}, by_mapper{0};
   std::atomic<int> fail_after{1 << 30};  // maps that succeed from now on; then one fails
   std::atomic<int> mapped{0};            // groups that are mapped now
@@ -57,37 +52,19 @@ class Watched final : public PageGroups {
     Watched& owner_;
     std::unique_ptr<VirtualRange> range_;
   };
-  void enter() {
-    if (std::this_thread::get_id() == owner_) return void(++by_owner);
-    std::unique_lock lock(mutex_);
-    opened_.wait(lock, [&] { return open_; });
-    ++by_mapper;
-  }
-  void gate(bool open) {
-    {
-      std::lock_guard lock(mutex_);
-      open_ = open;
-    }
-    opened_.notify_all();
-  }
+  void enter() { ++(std::this_thread::get_id() == owner_ ? by_owner : by_mapper); }
   const std::thread::id owner_ = std::this_thread::get_id();
   std::shared_ptr<PageGroups> groups_;
-  std::mutex mutex_;
-  std::condition_variable opened_;
-  bool open_ = true;
 };
 
 struct WatchedMemory {
   explicit WatchedMemory(KvOptions o, bool ahead = true) {
     o.vattention.map_ahead = ahead;
-    options = o;
     const KvLayout layout = plan_pool("vattention", o).value();
     groups = std::make_shared<Watched>(make_host_page_groups({4096, layout.n_blocks * kPlanes}).value());
     pool = std::make_shared<PageGroupRows>(layout, KvShards{}, std::vector<std::shared_ptr<PageGroups>>{groups});
-    kv = make();
+    kv = find_kv_scheme("vattention")->make(pool, o);
   }
-  std::unique_ptr<KvMemory> make() { return find_kv_scheme("vattention")->make(pool, options); }
-  KvOptions options;
   std::shared_ptr<Watched> groups;
   std::shared_ptr<PageGroupRows> pool;
   std::unique_ptr<KvMemory> kv;
@@ -116,24 +93,6 @@ TEST_CASE("vattention: a later sequence takes the first idle slot and maps only 
   m.kv->check_invariants();
 }
 
-TEST_CASE("vattention: idle rows are unmapped for sequences that need them, oldest first", "[allocator][vattention]") {
-  Memory m(vattention_options(8, 4, 2048), "vattention");
-  const KvHandle a = fill(*m.kv, tokens_of(4 * kRow, 1), 0).handle, b = fill(*m.kv, tokens_of(3 * kRow, 2), 0).handle;
-  m.kv->free(a);
-  const KvHandle c = m.kv->reserve(tokens_of(kRow, 1), 0).value().handle;  // takes a's slot with its 4 rows
-  CHECK(m.kv->stats().cached == 4);
-  const int64_t maps = m.kv->stats().vattention.map_calls;
-  CHECK(m.kv->append(c, 4 * kRow));
-  CHECK(m.kv->stats().vattention.map_calls == maps);
-  m.kv->free(c);
-  const KvHandle d = m.kv->reserve(tokens_of(5 * kRow, 3), 0).value().handle;
-  CHECK(m.kv->append(d, 5 * kRow));
-  CHECK_FALSE(m.kv->append(d, 6 * kRow));  // 3 + 6 > 8, and nothing has changed
-  CHECK(m.kv->blocks(d).size() == 5);
-  CHECK(wrong_rows(*m.kv, b, tokens_of(3 * kRow, 2), 0) == 0);
-  m.kv->check_invariants();
-}
-
 TEST_CASE("vattention: steady-state decode makes no map call on the critical path", "[allocator][vattention]") {
   constexpr int kSequences = 64, kSteps = 2400;
   WatchedMemory m(vattention_options(64 * 16, kSequences, 4096));
@@ -157,69 +116,12 @@ TEST_CASE("vattention: steady-state decode makes no map call on the critical pat
   CHECK(m.groups->by_mapper >= (kSequences * kSteps / kRow - before.cached - kSequences) * kPlanes);
 }
 
-TEST_CASE("vattention: a sequence that maps for itself does not wait for other sequences' rows",
-          "[allocator][vattention]") {
-  WatchedMemory m(vattention_options(64, 4, 4096));
-  const KvHandle a = m.kv->reserve(tokens_of(kRow, 1), 0).value().handle;
-  m.kv->check_invariants();
-  m.groups->close();
-  REQUIRE(m.kv->append(a, 3 * kRow));  // also asks the mapper for the next rows, which it cannot map
-  const auto tokens = tokens_of(4 * kRow, 2);
-  const KvHandle b = fill(*m.kv, tokens, 0).handle;  // would never return if it waited for the mapper
-  m.groups->open();
-  CHECK(wrong_rows(*m.kv, b, tokens, 0) == 0);
-  m.kv->check_invariants();
-}
-
-TEST_CASE("vattention: mapped rows that a sequence does not need yet are available to others",
-          "[allocator][vattention]") {
-  Memory m(vattention_options(8, 4, 2048), "vattention");
-  m.kv->free(fill(*m.kv, tokens_of(6 * kRow, 1), 0).handle);
-  const auto tokens = tokens_of(kRow, 2);
-  const KvHandle a = fill(*m.kv, tokens, 0).handle;  // in the slot with six rows
-  CHECK(m.kv->blocks(a).size() == 1);
-  CHECK(m.kv->stats().available() == 7);
-  const KvHandle b = fill(*m.kv, tokens_of(7 * kRow, 3), 0).handle;
-  CHECK(m.kv->stats().available() == 0);
-  CHECK_FALSE(m.kv->append(a, 1));
-  CHECK(wrong_rows(*m.kv, a, tokens, 0) == 0);
-  m.kv->free(b);
-  CHECK(m.kv->append(a, 7 * kRow));
-  m.kv->check_invariants();
-}
-
 // Counts the mappings of memfds in this process.
 int64_t counted_mappings() {
   std::ifstream maps("/proc/self/maps");
   int64_t n = 0;
   for (std::string line; std::getline(maps, line);) n += line.find("memfd:xpyd-kv") != line.npos;
   return n;
-}
-
-TEST_CASE("vattention: the reported mappings are those that the operating system counts", "[allocator][vattention]") {
-  KvOptions o = vattention_options(64, 6, 8 * kRow + 1, KvShare::alias);
-  o.vattention.map_ahead = true;
-  REQUIRE(counted_mappings() == 0);
-  Memory m(o, "vattention");
-  auto same = [&] {
-    m.kv->check_invariants();
-    CHECK(m.kv->stats().mappings == counted_mappings());
-    CHECK(m.kv->stats().mapped_bytes ==
-          (m.pool->layout().n_blocks - m.kv->stats().free) * int64_t(m.pool->block_bytes()));
-  };
-  same();
-  std::vector<KvHandle> handles;
-  for (int i = 0; i < 3; ++i) handles.push_back(m.kv->reserve(tokens_of(9, i), 0).value().handle);
-  for (int i = 0; i < 6; ++i)
-    for (KvHandle handle : handles) {
-      REQUIRE(m.kv->append(handle, kRow));
-      m.kv->commit(handle, tokens_of(kRow, int(handle) * 100 + i));
-      same();
-    }
-  handles.push_back(m.kv->fork(handles[1]).value());
-  same();
-  m.kv->free(handles[1]);
-  same();
 }
 
 TEST_CASE("vattention: 64 tensors of 64 sequences of 64 groups stay below the limit of mappings",
@@ -281,18 +183,6 @@ TEST_CASE("vattention: a map that the system refuses is undone and nothing is lo
       m.kv.reset();
       CHECK(m.pool->stats().free == m.pool->stats().capacity);
     }
-}
-
-TEST_CASE("vattention: rows are allocated in runs, so that one mapping holds many", "[allocator][vattention]") {
-  auto pool = make_block_pool("vattention", vattention_options(512, 8, 64 * 48)).value();
-  std::vector<std::vector<int32_t>> tables(8);
-  // Eight sequences grow in turn, row by row.
-  for (int i = 0; i < 48; ++i)
-    for (auto& table : tables) REQUIRE(dynamic_cast<PageGroupRows&>(*pool).allocate(1, table));
-  int runs = 0;
-  for (const auto& table : tables)
-    for (size_t i = 0; i < table.size(); ++i) runs += i == 0 || table[i] != table[i - 1] + 1;
-  CHECK(runs <= 8 * 48 / 16);
 }
 
 }  // namespace

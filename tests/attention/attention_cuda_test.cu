@@ -1,7 +1,6 @@
 // Tests append and every row of cuda_attention_variants(): every element against double precision, and equal bits
 // across memories, batches and chunks. Host views over a host pool hold the truth, and the device gets a copy.
 #include <algorithm>
-#include <functional>
 #include <set>
 
 #include "attention/attention_reference.h"
@@ -11,52 +10,12 @@
 #include "base/device/device_cuda.h"
 #include "tests/attention/attention_case.h"
 #include "tests/catch.h"
+#include "tests/cuda_arrays.h"
 
 namespace xpyd::testing {
 namespace {
 
 using Variant = CudaAttentionVariant;
-
-template <class T>
-cuda::Memory upload(const T* from, size_t n, cuda::Stream& stream) {
-  size_t bytes = std::max(n * sizeof(T), size_t(16));
-  cuda::Memory staging = cuda::Memory::pinned(bytes);
-  if (n > 0) std::memcpy(staging.data(), from, n * sizeof(T));
-  cuda::Memory memory = cuda::Memory::device(bytes).value();
-  cuda::copy(memory.data(), staging.data(), bytes, stream);
-  stream.wait();
-  return memory;
-}
-template <class T>
-cuda::Memory upload(const std::vector<T>& from, cuda::Stream& stream) {
-  return upload(from.data(), from.size(), stream);
-}
-std::vector<std::byte> download(const cuda::Memory& from, cuda::Stream& stream) {
-  cuda::Memory staging = cuda::Memory::pinned(from.size());
-  cuda::copy(staging.data(), from.data(), from.size(), stream);
-  stream.wait();
-  return {staging.data(), staging.data() + from.size()};
-}
-
-// Converts floats to an array of `dtype`, and back.
-std::vector<std::byte> as(Dtype dtype, const std::vector<float>& x) {
-  std::vector<std::byte> bytes(x.size() * dtype_bytes(dtype));
-  for (size_t i = 0; i < x.size(); ++i) {
-    bf16 y = to_bf16(x[i]);
-    if (dtype == Dtype::f32) std::memcpy(&bytes[4 * i], &x[i], 4);
-    if (dtype == Dtype::bf16) std::memcpy(&bytes[2 * i], &y, 2);
-  }
-  return bytes;
-}
-std::vector<float> floats(Dtype dtype, const std::vector<std::byte>& bytes, size_t n) {
-  std::vector<float> x(n);
-  for (size_t i = 0; i < n; ++i) {
-    bf16 y = {};
-    if (dtype == Dtype::f32) std::memcpy(&x[i], &bytes[4 * i], 4);
-    if (dtype == Dtype::bf16) std::memcpy(&y, &bytes[2 * i], 2), x[i] = to_f32(y);
-  }
-  return x;
-}
 
 bool is_contiguous(const Cache& cache) { return cache.views[0].contiguous(); }
 
@@ -91,10 +50,10 @@ struct DeviceStep {
       step.max_q_tokens = std::max(step.max_q_tokens, part.n_q);
       step.max_kv_length = std::max(step.max_kv_length, part.kv_length);
     }
-    q_offsets = upload(offsets, stream), kv_lengths = upload(lengths, stream);
-    token_seqs = upload(seqs, stream), positions = upload(places, stream), tables = upload(table, stream),
-    table_begins = upload(begins, stream);
-    splits = upload(list, stream), split_begins = upload(listed, stream);
+    q_offsets = to_card(offsets, stream), kv_lengths = to_card(lengths, stream);
+    token_seqs = to_card(seqs, stream), positions = to_card(places, stream), tables = to_card(table, stream),
+    table_begins = to_card(begins, stream);
+    splits = to_card(list, stream), split_begins = to_card(listed, stream);
     step.q_offsets = q_offsets.as<int32_t>(), step.kv_lengths = kv_lengths.as<int32_t>();
     step.token_seqs = token_seqs.as<int32_t>(), step.positions = positions.as<int32_t>();
     step.block_tables = tables.as<int32_t>();
@@ -116,10 +75,10 @@ struct DeviceCall {
   DeviceCall(const Cache& cache, const std::vector<Part>& parts, const Step& step, Dtype dtype)
       : tables(cache, parts, step.args.sliding_window, stream), n(step.q.size()) {
     const KvShape& shape = cache.layout.shape;
-    pool = upload(cache.pool, stream), q = upload(as(dtype, step.q), stream);
-    out = upload(std::vector<std::byte>(n * dtype_bytes(dtype), std::byte{0xff}), stream);
+    pool = to_card(cache.pool, stream), q = floats_to_card(step.q, dtype, stream);
+    out = to_card(std::vector<std::byte>(n * dtype_bytes(dtype), std::byte{0xff}), stream);
     size_t floats = cuda_attention_workspace(tables.step.n_splits, step.args.n_heads, shape.head_dim);
-    workspace = upload(std::vector<float>(floats, std::nanf("")), stream);
+    workspace = to_card(std::vector<float>(floats, std::nanf("")), stream);
     args = {.q = q.data(),
             .out = out.data(),
             .dtype = dtype,
@@ -132,7 +91,7 @@ struct DeviceCall {
             .scale = step.args.scale,
             .workspace = workspace.as<float>()};
   }
-  std::vector<float> result() { return floats(args.dtype, download(out, stream), n); }
+  std::vector<float> result() { return floats_from_card(out.data(), n, args.dtype, stream); }
 };
 
 const cuda::Card& card() {
@@ -299,6 +258,10 @@ TEST_CASE("cuda attention: prefill on a cached prefix agrees with double precisi
   for (const Heads& heads : {Heads{2, 1, 64}, {1, 1, 128}})
     CHECK(check_variants(heads, kDtypes[1], kPaged16, {{0, 64, 64}, {1, 13, 100}, {2, 0, 5}}, 0) ==
           n_rows(heads, kDtypes[1], Variant::prefill));
+  // Tiles of flash_wgmma have 128 tokens: whole tiles and one token more, chunks on a cached prefix, and windows.
+  for (auto [heads, window] : {std::pair{Heads{4, 1, 128}, 0}, {Heads{6, 2, 128}, 130}, {Heads{8, 1, 64}, 129}})
+    CHECK(check_variants(heads, kDtypes[1], kPaged16, {{0, 40, 128}, {1, 33, 385}, {2, 1, 129}, {3, 0, 9}}, window) ==
+          n_rows(heads, kDtypes[1], Variant::prefill));
 }
 
 TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda][attention]") {
@@ -315,13 +278,16 @@ TEST_CASE("cuda attention: sliding windows agree with double precision", "[cuda]
 TEST_CASE("cuda attention: every memory layout, block size and order gives the same bits", "[cuda][attention]") {
   const std::vector<Part> decodes = {{0, 1, 1}, {1, 1, 77}, {2, 0, 30}, {3, 1, 530}};
   const std::vector<Part> prefills = {{0, 1, 1}, {1, 77, 77}, {2, 0, 30}, {3, 30, 161}};
+  std::vector<testing::CaseMemory> memories(std::begin(kMemories), std::end(kMemories));
+  memories.push_back({"paged 8", KvOrder::layer_major, 8});
+  memories.push_back({"paged 256", KvOrder::token_major, 256});  // larger than a tile of any kernel
   int turn = 0;
   for (const Variant& variant : cuda_attention_variants())
     for (const Dtypes& dtypes : kDtypes) {
       const std::vector<Part>& parts = variant.phase == Variant::decode ? decodes : prefills;
       const int window = turn++ % 2 ? 40 : 0;
       std::vector<float> first;
-      for (const testing::CaseMemory& memory : kMemories) {
+      for (const testing::CaseMemory& memory : memories) {
         Cache cache({2, 2, 64, dtypes.kv}, memory, lengths_of(parts));
         fill_visible(cache, parts, window);
         Step step(cache, parts, 4, 1, window);
@@ -377,40 +343,6 @@ TEST_CASE("cuda attention: bits depend only on the query and on what it sees", "
     }
 }
 
-TEST_CASE("cuda attention: a captured step runs with other lengths under its bounds", "[cuda][attention]") {
-  Heads heads = {4, 1, 64};
-  for (const Variant& variant : cuda_attention_variants()) {
-    std::vector<Part> large = {{0, 1, 600}, {1, 1, 1100}, {2, 1, 90}}, small = {{0, 1, 33}, {1, 0, 0}, {2, 1, 540}};
-    Cache cache({1, 1, 64, Dtype::bf16}, kPaged16, {600, 1100, 540});
-    fill_visible(cache, small, 0);
-    Step step(cache, small, heads.n_heads, 0, 0);
-    round_q(step, Dtype::bf16);
-    Truth truth(step);
-    Step bounds(cache, large, heads.n_heads, 0, 0);
-    DeviceCall call(cache, large, bounds, Dtype::bf16);
-    cuda::Graph graph = cuda::Graph::capture(call.stream, [&] { variant.run(call.args, call.stream); });
-    DeviceCall now(cache, small, step, Dtype::bf16);
-    auto move = [&](const cuda::Memory& to, const cuda::Memory& from) {
-      cuda::copy(to.data(), from.data(), std::min(to.size(), from.size()), call.stream);
-    };
-    move(call.tables.tables, now.tables.tables);
-    move(call.tables.table_begins, now.tables.table_begins);
-    // The captured list of splits is longer than this step's. The rest is padding.
-    cuda::fill(call.tables.splits.data(), 0xff, call.tables.splits.size(), call.stream);
-    cuda::copy(call.tables.splits.data(), now.tables.splits.data(), size_t(now.args.step.n_splits) * sizeof(CudaSplit),
-               call.stream);
-    move(call.tables.split_begins, now.tables.split_begins);
-    move(call.tables.q_offsets, now.tables.q_offsets), move(call.tables.kv_lengths, now.tables.kv_lengths);
-    move(call.tables.token_seqs, now.tables.token_seqs), move(call.tables.positions, now.tables.positions);
-    move(call.q, now.q);
-    graph.launch(call.stream);
-    std::vector<float> got = call.result();
-    INFO(variant.name);
-    CHECK(truth.compare(got, needs_mma(variant), Dtype::bf16) == "");
-    CHECK(std::all_of(got.begin() + long(step.q.size()), got.end(), [](float x) { return std::isnan(x); }));
-  }
-}
-
 TEST_CASE("cuda attention: huge scores give a one-hot weight, not NaN", "[cuda][attention]") {
   for (const Variant& variant : cuda_attention_variants()) {
     Cache cache({1, 1, 64, Dtype::bf16}, kPaged16, {700});
@@ -433,19 +365,10 @@ TEST_CASE("cuda attention: huge scores give a one-hot weight, not NaN", "[cuda][
 // Shared memory has 32 banks of 4 bytes. A quarter of a warp reads or writes 8 pieces of 16 bytes at once.
 template <int kDim>
 void check_banks() {
-  using attention::cuda_kernels::in_step, attention::cuda_kernels::swizzled;
-  constexpr int kPieces = kDim / 8;
+  using attention::cuda_kernels::swizzled;
   auto group = [](int element) { return element / 8 % 8; };
-  std::set<int> places;
-  for (int row = 0; row < 64; ++row)
-    for (int piece = 0; piece < kPieces; ++piece) {
-      places.insert(swizzled<kDim>(row, piece));
-      CHECK(in_step(swizzled<kDim>(row, piece % 2), piece / 2) == swizzled<kDim>(row, piece));
-    }
-  CHECK(int(places.size()) == 64 * kPieces);
-  CHECK(*places.rbegin() == (64 * kPieces - 1) * 8);
   for (int first = 0; first < 64; first += 8)
-    for (int piece = 0; piece < kPieces; ++piece) {
+    for (int piece = 0; piece < kDim / 8; ++piece) {
       std::set<int> one_matrix, one_row;
       for (int i = 0; i < 8; ++i) one_matrix.insert(group(swizzled<kDim>(first + i, piece)));
       for (int i = 0; i < 8; ++i) one_row.insert(group(swizzled<kDim>(first, piece / 8 * 8 + i)));
@@ -459,8 +382,7 @@ TEST_CASE("cuda attention: tiles in shared memory have no bank conflicts", "[cud
   check_banks<128>();
 }
 
-TEST_CASE("cuda attention: the default is the newest row that accepts the arguments, and refusals give a reason",
-          "[cuda][attention]") {
+TEST_CASE("cuda attention: the default is the newest row that accepts the arguments", "[cuda][attention]") {
   CudaAttentionArgs args;
   args.dtype = Dtype::bf16, args.layout.shape = {1, 1, 128, Dtype::bf16}, args.n_heads = 4;
   args.layout.block_tokens = 16;
@@ -479,88 +401,26 @@ TEST_CASE("cuda attention: the default is the newest row that accepts the argume
   CHECK(chosen(Variant::decode, wide, hopper) == "split_kv");
   exact.dtype = exact.layout.shape.dtype = Dtype::f32;
   for (auto phase : {Variant::prefill, Variant::decode}) CHECK(chosen(phase, exact, hopper) == "naive");
-  struct {
-    std::function<void(CudaAttentionArgs&)> change;
-    const cuda::Card& on;
-    const char *wgmma, *mma;  // the expected refusal
-  } const cases[] = {
-      {[](auto&) {}, hopper, "", ""},
-      {[](auto&) {}, ampere, "needs sm_90", ""},
-      {[](auto& a) { a.dtype = Dtype::f32; }, hopper, "needs bf16 queries", "needs bf16 queries"},
-      {[](auto& a) { a.layout.shape.dtype = Dtype::f32; }, hopper, "needs bf16 KV", "needs bf16 KV"},
-      {[](auto& a) { a.layout.shape.head_dim = 96; }, hopper, "needs head_dim 64 or 128", "needs head_dim 64 or 128"},
-  };
-  for (const Variant& variant : cuda_attention_variants()) {
-    if (!needs_mma(variant)) continue;
-    auto why = [&](const CudaAttentionArgs& a, const cuda::Card& on) {
-      const char* reason = variant.refuses(a, on);
-      return std::string(reason ? reason : "");
-    };
-    const bool is_wgmma = std::string(variant.name) == "flash_wgmma";
-    for (const auto& [change, on, wgmma, mma] : cases) {
-      CudaAttentionArgs other = args;
-      change(other);
-      CHECK(why(other, on) == (is_wgmma ? wgmma : mma));
-    }
-    for (int block : {1, 4, 8, 24, 64, 192, 256}) {
-      const bool taken = !is_wgmma || block == 8 || block == 64 || block == 256;
-      CudaAttentionArgs other = args;
-      other.layout.block_tokens = block;
-      CHECK(why(other, hopper) == (taken ? "" : "needs blocks of 8, 16, 32, 64 or a multiple of 128 tokens"));
-      other.step.contiguous = true;
-      CHECK(why(other, hopper) == "");
-    }
-  }
-}
-
-// The tiles, rows and boxes of flash_wgmma are larger than those of other variants, so it has its own cases.
-TEST_CASE("cuda attention: flash_wgmma agrees with double precision at its own edges", "[cuda][attention]") {
-  const testing::CaseMemory memories[] = {
-      kMemories[0], {"paged 8", KvOrder::layer_major, 8},     kPaged16,
-      kMemories[7], {"paged 128", KvOrder::token_major, 128}, {"paged 256", KvOrder::layer_major, 256}};
-  const Variant& variant = *std::find_if(cuda_attention_variants().begin(), cuda_attention_variants().end(),
-                                         [](const Variant& v) { return std::string(v.name) == "flash_wgmma"; });
-  if (card().major != 9) SKIP_TEST("flash_wgmma needs sm_90");
-  for (auto [heads, window] :
-       {std::pair{Heads{4, 1, 128}, 0}, {Heads{7, 1, 64}, 0}, {Heads{6, 2, 128}, 130}, {Heads{8, 1, 64}, 129}}) {
-    // Whole tiles and one more, chunks on a cached prefix, and no query.
-    const std::vector<Part> parts = {{0, 40, 128}, {1, 33, 385}, {2, 1, 129}, {3, 0, 9}};
-    std::vector<float> first;
-    for (const testing::CaseMemory& memory : memories) {
-      INFO(memory.name << ", heads " << heads.n_heads << "/" << heads.n_kv_heads << ", dim " << heads.head_dim
-                       << ", window " << window);
-      Cache cache({2, heads.n_kv_heads, heads.head_dim, Dtype::bf16}, memory, lengths_of(parts));
-      fill_visible(cache, parts, window);
-      Step step(cache, parts, heads.n_heads, 1, window);
-      std::vector<float> got = run(variant, cache, parts, step, Dtype::bf16);
-      if (first.empty()) CHECK(Truth(step).compare(got, true, Dtype::bf16) == "");
-      if (first.empty()) first = got;
-      CHECK(same_bits(got.data(), first.data(), first.size()));
-    }
-    // Two chunks give the same bits.
-    Cache cache({2, heads.n_kv_heads, heads.head_dim, Dtype::bf16}, kPaged16, lengths_of(parts));
-    fill_visible(cache, parts, window);
-    size_t row = size_t(heads.n_heads) * size_t(heads.head_dim), at = 40 * row;
-    for (auto [n_q, end] : {std::pair{5, 357}, {28, 385}}) {
-      Step step(cache, {{1, n_q, end}}, heads.n_heads, 1, window);
-      std::vector<float> got = run(variant, cache, {{1, n_q, end}}, step, Dtype::bf16);
-      CHECK(same_bits(got.data(), first.data() + at, got.size()));
-      at += got.size();
-    }
+  for (int block : {1, 4, 8, 16, 24, 64, 192, 256}) {
+    CudaAttentionArgs other = args;
+    other.layout.block_tokens = block;
+    const bool taken = block == 8 || block == 16 || block == 64 || block == 256;
+    CHECK(chosen(Variant::prefill, other, hopper) == (taken ? "flash_wgmma" : "flash_mma"));
+    other.step.contiguous = true;
+    CHECK(chosen(Variant::prefill, other, hopper) == "flash_wgmma");
   }
 }
 
 // Memory is mapped only where the sequences have tokens. Every kernel must give the bits that it gives over whole
-// memory, and touch nothing else. The last n_q tokens of each sequence are queries. `room` is the tokens of a slot; 0:
-// as over whole memory. Returns how many variants accept the step.
-int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 0) {
-  constexpr int kRoom = 384;  // tokens of a slot: its planes are whole groups
+// memory, and touch nothing else. The last n_q tokens of each sequence are queries. `room` is the tokens of a slot,
+// whose planes are whole groups. Returns how many variants accept the step.
+int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 384) {
   const size_t group = cuda::vmm::granularity();
   // A page group holds 128 tokens of one layer's K or V, or 32 of all layers. So a tile spans more than one.
   const KvShape shape{2, int(group / (128 * 2 * size_t(dim))), dim, Dtype::bf16};
   std::vector<Part> parts;
   for (int length : {128, 257, 135, 40}) parts.push_back({int(parts.size()), n_q, length});
-  Cache cache(shape, {"", order, 0}, {128, 257, 135, kRoom});
+  Cache cache(shape, {"", order, 0}, {128, 257, 135, 384});
   Random random(5);
   std::vector<bf16> some(100'003);  // repeated over the pool
   for (bf16& x : some) x = to_bf16(float(random.below(2001)) / 1000 - 1);
@@ -570,7 +430,7 @@ int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 
   const int planes = by_layer ? 2 * shape.n_layers : 1;
   const size_t token = by_layer ? cache.layout.token_stride() : shape.token_bytes();
   KvLayout apart = cache.layout;
-  if (room) apart.block_tokens = room, apart.n_blocks = 4;
+  apart.block_tokens = room, apart.n_blocks = 4;
   auto groups_of = [&](int length) { return (size_t(length) * token + group - 1) / group; };
   size_t n_groups = 0;
   for (const Part& part : parts) n_groups += size_t(planes) * groups_of(part.kv_length);
@@ -579,16 +439,12 @@ int compare_over_groups(int dim, KvOrder order, int n_q, int window, int room = 
   Step step(cache, parts, 2 * shape.n_kv_heads, shape.n_layers - 1, window);
   DeviceCall call(cache, parts, step, Dtype::bf16), over(cache, parts, step, Dtype::bf16);
   over.args.pool = range->data(), over.args.layout = apart;
-  std::vector<int32_t> slots = {0, 1, 2, 3};
-  if (!room)
-    for (size_t s = 0; s < slots.size(); ++s) slots[s] = cache.tables[s][0];
-  const cuda::Memory table = upload(slots, over.stream);
+  const cuda::Memory table = to_card(std::vector<int32_t>{0, 1, 2, 3}, over.stream);
   over.args.step.block_tables = table.as<int32_t>();
   for (const Part& part : parts)
     for (int plane = 0; plane < planes; ++plane) {
       const size_t from = cache.layout.offset(cache.tables[size_t(part.seq)][0], plane / 2, plane % 2, 0, 0),
-                   at = apart.offset(slots[size_t(part.seq)], plane / 2, plane % 2, 0, 0),
-                   m = groups_of(part.kv_length);
+                   at = apart.offset(part.seq, plane / 2, plane % 2, 0, 0), m = groups_of(part.kv_length);
       n_groups -= m;  // the last ones first, so that adjacent addresses are not adjacent memory
       for (size_t i = 0; i < m; ++i) REQUIRE(range->map(at + i * group, int(n_groups + m - 1 - i), 1));
       cuda::copy(range->data() + at, call.pool.data() + from, size_t(part.kv_length) * token, over.stream);

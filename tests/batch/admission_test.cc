@@ -120,34 +120,6 @@ TEST_CASE("peak_tokens admits only sequences whose common peak fits, and refuses
   CHECK(refused > 1000);
 }
 
-TEST_CASE("longest holds each sequence's longest output, and prompt holds prompts alone", "[batch]") {
-  SequenceView runs{.n_tokens = 20, .n_computed = 19, .n_limit = 101, .n_blocks = 2};
-  SequenceView comes{.n_tokens = 30, .n_limit = 81};
-  Scheduled going[] = {{&runs, 1}}, next[] = {{&comes, 30}, {&comes, 30}};
-  AdmissionView view{.running = going,
-                     .candidates = next,
-                     .available_blocks = 10,
-                     .capacity_blocks = 12,
-                     .block_tokens = 16,
-                     .step_tokens = 64};
-  CHECK(find_admission_rule("longest")->admits(view) == 1);  // 100 tokens: 5 more blocks; 80 tokens: 5
-  view.available_blocks = 9;
-  CHECK(find_admission_rule("longest")->admits(view) == 0);
-  CHECK(find_admission_rule("prompt")->admits(view) == 2);
-  view.available_blocks = 3;
-  CHECK(find_admission_rule("prompt")->admits(view) == 1);
-  view.running = {};  // nothing would end and make room, so it starts
-  view.available_blocks = 2;
-  CHECK(find_admission_rule("longest")->admits(view) == 1);
-  comes.choices = 4;  // 80 tokens behind one full block: 1 + 4 * 4
-  view.available_blocks = 16;
-  view.running = going;
-  runs.n_limit = runs.n_tokens;
-  CHECK(find_admission_rule("longest")->admits(view) == 0);
-  view.available_blocks = 17;
-  CHECK(find_admission_rule("longest")->admits(view) == 1);
-}
-
 struct Outcome {
   int64_t preemptions = 0, steps = 0;
 };

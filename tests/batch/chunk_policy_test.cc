@@ -1,5 +1,4 @@
-// Rules that every chunk policy keeps, whatever waits; equal_time by hand; and equal_time beside the best of
-// all cuts.
+// Rules that every chunk policy keeps, whatever waits; and equal_time by hand.
 #include "batch/chunking/chunk_policy.h"
 
 #include <algorithm>
@@ -8,7 +7,6 @@
 #include <string>
 
 #include "base/random.h"
-#include "experiments/chunk_oracle.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::chunk_policy_test {
@@ -60,12 +58,11 @@ struct ChunkScene {
     return seconds(view.cost, shape);
   }
   // Plays to the end, and returns the time that P stages take.
-  double makespan(const ChunkPolicy& policy, std::vector<double>* waves = nullptr) {
+  double makespan(const ChunkPolicy& policy) {
     double sum = 0, longest = 0;
     while (!prompts.empty()) {
       const double s = seconds_of(step(policy));
       sum += s, longest = std::max(longest, s);
-      if (waves) waves->push_back(s);
     }
     return sum + (view.stages - 1) * longest;
   }
@@ -78,29 +75,6 @@ std::vector<int> tokens(const std::vector<ChunkPrompt>& pieces) {
 }
 using Tokens = std::vector<int>;
 const ChunkPolicy& kEqualTime = *find_chunk_policy("equal_time");
-
-TEST_CASE("chunks: the minimum is a quarter of the budget, in whole blocks", "[chunks]") {
-  CHECK(chunk_minimum(512, 16) == 128);
-  CHECK(chunk_minimum(500, 16) == 128);
-  CHECK(chunk_minimum(516, 16) == 144);
-}
-
-TEST_CASE("chunks: a last piece that is too small joins the one before, or both are evened out", "[chunks]") {
-  ChunkScene scene({{.left = 210}}, {.budget = 100, .minimum = 20});
-  CHECK(tokens(scene.step(kAllRoom)) == Tokens{100});
-  CHECK(tokens(scene.step(kAllRoom)) == Tokens{55});  // and not 100 and 10
-  CHECK(tokens(scene.step(kAllRoom)) == Tokens{55});
-}
-
-TEST_CASE(
-    "chunks: a prompt that would get less than the minimum of a wave waits for the next one, and a short prompt does "
-    "not",
-    "[chunks]") {
-  const ChunkView view{.budget = 100, .minimum = 20, .block_tokens = 10};
-  CHECK(tokens(ChunkScene({{.left = 85}, {.left = 300}}, view).step(kAllRoom)) == Tokens{85});
-  CHECK(tokens(ChunkScene({{.left = 75}, {.left = 300}}, view).step(kAllRoom)) == Tokens{75, 20});
-  CHECK(tokens(ChunkScene({{.left = 85}, {.left = 10}, {.left = 300}}, view).step(kAllRoom)) == Tokens{85, 10});
-}
 
 TEST_CASE("chunks: equal_time finds the number of waves that takes least time", "[chunks]") {
   // n waves of 100 tokens take n c + 100 b + (P - 1)(c + 100 b / n), which is least at n = sqrt(100 (P - 1) b / c).
@@ -118,8 +92,8 @@ TEST_CASE("chunks: equal_time finds the number of waves that takes least time", 
   view.stages = 2;
   CHECK(tokens(ChunkScene({{.left = 4}, {.left = 96}}, view).step(kEqualTime)) == Tokens{4, 6});
   ChunkScene late({{.left = 7}, {.left = 93}}, view);
-  late.state = {.head = 1, .wave_s = 11};               // chosen when the prompt was alone
-  CHECK(tokens(late.step(kEqualTime)) == Tokens{7});    // 3 of the next one would be less than the minimum
+  late.state = {.head = 1, .wave_s = 11};             // chosen when the prompt was alone
+  CHECK(tokens(late.step(kEqualTime)) == Tokens{7});  // 3 of the next one would be less than the minimum
 }
 
 TEST_CASE("chunks: the search of equal_time ends with more prompts than it looks at", "[chunks]") {
@@ -160,47 +134,12 @@ TEST_CASE("chunks: the waves of equal_time take equally long", "[chunks]") {
   }
 }
 
-// Tries every way to cut the prompt at multiples of the block, and returns the least time.
-double brute_force(const ChunkScene& scene, int done, int left, double sum, double longest) {
-  if (left == 0) return sum + (scene.view.stages - 1) * longest;
-  double best = 1e300;
-  for (int x = 1; x <= std::min(left, scene.view.budget); ++x) {
-    if (x < left && ((done + x) % scene.view.block_tokens != 0 || left - x < scene.view.minimum)) continue;
-    if (x < left && x < scene.view.minimum) continue;
-    const double s = scene.seconds_of({{1, done, x}});
-    best = std::min(best, brute_force(scene, done + x, left - x, sum + s, std::max(longest, s)));
-  }
-  return best;
-}
-
 struct Costs {
   Random random;
   double up_to(double x) { return random.uniform() * x; }
   int below(int n) { return int(random.below(uint64_t(n))); }
   StepCost::Terms terms() { return {up_to(1e-2), 1e-6 + up_to(1e-4), up_to(1e-7), up_to(1e-8), 0, 0}; }
 };
-
-TEST_CASE("chunks: dp_oracle finds the best of all cuts", "[chunks]") {
-  Costs costs{Random(7)};
-  for (int i = 0; i < 400; ++i) {
-    const int block = 1 << costs.below(5);
-    ChunkScene scene({{.done = block * costs.below(300), .left = 2 + costs.below(14 * block)}},
-                     {.budget = block * (4 + costs.below(12)),
-                      .minimum = block * (1 + costs.below(2)),
-                      .block_tokens = block,
-                      .stages = 1 + costs.below(8),
-                      .cost = costs.terms()});
-    const ChunkPrompt p = scene.prompts[0];
-    const double best = brute_force(scene, p.done, p.left, 0, 0);
-    INFO(i << ": " << p.left << " after " << p.done << ", block " << block << ", " << scene.view.budget << " at most, "
-           << scene.view.minimum << " at least, P " << scene.view.stages);
-    ChunkScene other = scene;
-    const double found = scene.makespan(experiments::kChunkOracle), equal = other.makespan(kEqualTime);
-    CHECK(found > best * (1 - 1e-9));
-    CHECK(found < best * (1 + 1e-4));
-    CHECK(equal > best * (1 - 1e-9));
-  }
-}
 
 // Every policy plays random scenes to their end.
 TEST_CASE("chunks: every prompt ends, in blocks and in order, without pieces below the minimum", "[chunks]") {

@@ -157,13 +157,12 @@ TEST_CASE("a sequence that waits with KV gives it up where nothing can move othe
 
 // An engine by itself, with `n_blocks` blocks of 16 tokens.
 struct Alone {
-  explicit Alone(int n_blocks, const ChunkPolicy* chunks = nullptr)
+  explicit Alone(int n_blocks)
       : kv{.shape = kv_shape(tiny_config(), Dtype::f32),
            .pool_bytes = size_t(n_blocks * 16) * kv.shape.token_bytes(),
            .max_sequence_tokens = 160},
         memory(find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv)),
-        engine(*model, *memory,
-               {.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = 64, .chunks = chunks}, clock,
+        engine(*model, *memory, {.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = 64}, clock,
                nullptr) {}
   // A sequence whose first `held` tokens have KV.
   SequencePtr holding(uint64_t id, int tokens, int held, const ChoiceState& state) {
@@ -190,45 +189,6 @@ struct Alone {
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   Engine engine;
 };
-
-// The search was once repeated in each turn.
-TEST_CASE("the result of a chunk policy's search is kept while its prompt waits for memory", "[engine][chunks]") {
-  static std::vector<ChunkState> before;
-  static constexpr ChunkPolicy kWatched = {"watched",
-                                           [](const ChunkView& view, ChunkState state, int& wave_tokens) {
-                                             before.push_back(state);
-                                             return decide_equal_time(view, state, wave_tokens);
-                                           },
-                                           ""};
-  Alone alone(12, &kWatched);
-  const KvHandle held = alone.memory->reserve(std::vector<int32_t>(100, 5), 0).value().handle;
-  REQUIRE(alone.memory->append(held, 100));
-  alone.engine.submit(
-      make_sequence(tiny_request(1, std::vector<int32_t>(90, 7), 3), {}, alone.recorder, nullptr, nullptr));
-  for (int turn = 0; turn < 3; ++turn) CHECK_FALSE(alone.engine.step());
-  REQUIRE(before.size() >= 3);
-  CHECK(before[0] == ChunkState{});
-  alone.memory->free(held);
-  alone.run();
-  REQUIRE(before.size() > 3);
-  for (size_t turn = 1; turn < before.size(); ++turn) {
-    CHECK(before[turn].head == 1);
-    CHECK(before[turn].wave_s > 0);
-    CHECK(before[turn] == before[1]);
-  }
-}
-
-// Engine::adopt() takes any sequence whose KV is in place. It once took the prompt of a sequence that was not marked as
-// started for one of its own: it counted the prompt, and said that it was cached.
-TEST_CASE("engine: an adopted prompt is counted neither as this engine's nor as cached", "[engine]") {
-  Alone alone(64);
-  alone.engine.adopt(alone.holding(1, 40, 40, {.output = {5}}));
-  alone.run();
-  CHECK(alone.recorder->choice(1).finish == FinishReason::length);
-  CHECK(alone.recorder->choice(1).tokens.size() == 2);  // the first of three came with it
-  CHECK(alone.recorder->choice(1).cached_tokens == 0);
-  CHECK(alone.engine.stats().prompt_tokens == 0);
-}
 
 // A sequence that held memory early stood before an adopted one. It gave that memory up and did not fit any more, and
 // the adopted one behind it was never asked for its own. Both waited for ever.

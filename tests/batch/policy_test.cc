@@ -27,12 +27,11 @@ SequenceView decoding(int tokens, int n_output = 2) {
           .n_blocks = (tokens + 14) / 16,
           .n_output = n_output};
 }
-SequenceView prompt(int tokens, int computed = 0, int held = 0, int choices = 1) {
+SequenceView prompt(int tokens, int computed = 0, int held = 0) {
   return {.n_tokens = tokens,
           .n_computed = computed,
           .n_limit = tokens + 50,
           .n_blocks = (computed + 15) / 16,
-          .choices = choices,
           .n_held = held};
 }
 // A decoding sequence whose next token needs a block.
@@ -66,18 +65,12 @@ TEST_CASE("policies: each plan equals the one made by hand", "[batch]") {
       {"prompts alone", "prefill_first", {.running = {decoding(20), decoding(33)}, .waiting = {p30}}, {}, {{0, 30}}},
       {"then decodes alone", "prefill_first", {.running = {decoding(20), decoding(33)}}, {{0, 1}, {1, 1}}, {}},
       {"nobody joins a running batch", "static", {.running = {decoding(20)}, .waiting = {p30, p30}}, {{0, 1}}, {}},
-      {"a batch begins", "static", {.waiting = {p30, p30, p30}}, {}, {{0, 30}, {1, 30}, {2, 4}}},
       {"memory is held for the longest output",
        "static",
        {.waiting = {p30, p30, p30}, .available = 11},
        {},
        {{0, 30}, {1, 30}}},
-      {"a batch forms over several steps",
-       "static",
-       {.running = {prompt(100, 64)}, .waiting = {p30, p30}},
-       {{0, 36}},
-       {{0, 28}}},
-      {"… as long as nobody has decoded",
+      {"a batch forms as long as nobody has decoded",
        "static",
        {.running = {decoding(101, 1)}, .waiting = {p30, p30}},
        {},
@@ -99,11 +92,6 @@ TEST_CASE("policies: each plan equals the one made by hand", "[batch]") {
        {},
        {{0, 30}}},
       {"… whichever", "", {.waiting = {p30, p30}, .available = 9, .rule = only_prompt}, {}, {{0, 30}, {1, 30}}},
-      {"there is room for all",
-       "chunked",
-       {.waiting = {p30, prompt(200), p5}, .max_batch = 3, .step = 512},
-       {},
-       {{0, 30}, {1, 200}, {2, 5}}},
       {"a full batch",
        "chunked",
        {.waiting = {p30, prompt(200), p5}, .max_batch = 2, .step = 512},
@@ -114,18 +102,12 @@ TEST_CASE("policies: each plan equals the one made by hand", "[batch]") {
        {.waiting = {p30, prompt(200), p5}, .available = 10, .max_batch = 3, .step = 512},
        {},
        {{0, 30}}},
-      {"one counts for four sequences",
-       "chunked",
-       {.waiting = {prompt(30, 0, 0, 4), p5}, .max_batch = 3, .step = 512},
-       {},
-       {}},
       {"the youngest is preempted, and what it had is counted again",
        "chunked",
        {.running = {at_edge(33), at_edge(17), at_edge(49)}, .available = 0},
        {{0, 1}, {1, 1}},
        {},
        {2}},
-      {"nobody is left", "chunked", {.running = {at_edge(33)}, .available = 0}, {}, {}, {0}},
   };
   for (const auto& c : cases)
     for (const BatchPolicy& policy : batch_policies()) {

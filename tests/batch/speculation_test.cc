@@ -1,12 +1,9 @@
 // Speculative decoding: whatever is drafted, the output equals that of decoding without drafts.
 #include <algorithm>
-#include <cmath>
 #include <map>
-#include <numeric>
 
 #include "base/random.h"
 #include "batch/speculation/ngram.h"
-#include "model/sampler.h"
 #include "tests/catch.h"
 #include "tests/tiny_model.h"
 
@@ -176,14 +173,6 @@ TEST_CASE("speculate: a step has as many drafts as pay", "[speculate]") {
   play(5000, false);
   CHECK(tried < 5000 / 3);
   CHECK(play(200, true) < 80);
-
-  known().clear();
-  const RaggedRun plain = plain_run({.topology = "1C"});
-  TinySetup setup{.topology = "1C"};
-  setup.speculation = told(0);
-  const RaggedRun run = run_ragged(setup);
-  CHECK(run.tokens == plain.tokens);
-  CHECK(run.hash == plain.hash);
 }
 
 // Sampling with penalties, several choices, stops and logprobs. Prompts come twice, and the second ones find the
@@ -273,33 +262,6 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("speculate: a prefix hit loses no block to the drafter", "[speculate]") {
-  // vllm#54360: a drafter that looks at the token behind a prefix gives up a block of every hit. Here floor((L - 1) /
-  // u) u of a conversation's L tokens are found, as without drafts.
-  for (int block : {4, 16})
-    for (const char* drafter : {"off", "ngram"}) {
-      TinySetup setup{.topology = "1C", .block_tokens = block};
-      setup.speculation = {.drafter = find_drafter(drafter), .tokens = 4};
-      TinyCluster tiny(setup);
-      uint64_t id = 0;
-      for (int talk = 0; talk < 4; ++talk) {
-        Random random{uint64_t(talk)};
-        std::vector<int32_t> text;
-        for (int turn = 0; turn < 4; ++turn) {
-          const int known = int(text.size());
-          for (int i = 0; i < 40; ++i) text.push_back(int32_t(random.below(uint64_t(tiny_config().vocab))));
-          REQUIRE(tiny.submit(tiny_request(++id, text, 12)).ok());
-          tiny.run();
-          const Recorder::Choice answer = tiny.recorder->choice(id, 0);
-          INFO(drafter << ", blocks of " << block << ", turn " << turn);
-          CHECK(answer.cached_tokens == (turn == 0 ? 0 : (known - 1) / block * block));
-          text.insert(text.end(), answer.tokens.begin(), answer.tokens.end());
-        }
-      }
-      if (drafter == std::string("ngram")) CHECK(tiny.cluster->instances()[0]->stats().accepted_tokens > 0);
-    }
-}
-
 TEST_CASE("speculate: the room of rejected drafts is free after their step", "[speculate]") {
   known().clear();  // so that drafts are right by chance alone
   TinySetup setup{.topology = "1C"};
@@ -310,29 +272,6 @@ TEST_CASE("speculate: the room of rejected drafts is free after their step", "[s
   REQUIRE(tiny.submit(tiny_request(1, {5, 6, 7}, 9)).ok());
   while (tiny.cluster->turn()) CHECK(instance->memory().stats().internal_bytes == 0);
   CHECK(instance->stats().draft_tokens > instance->stats().accepted_tokens);
-}
-
-TEST_CASE("speculate: a draft is accepted with its probability, and otherwise another token is drawn in proportion",
-          "[speculate]") {
-  const std::vector<float> logits = {1.0f, 0.2f, -0.5f, 2.0f, 0.0f, -3.0f, 1.5f, 0.7f};
-  std::vector<double> p;
-  for (float x : logits) p.push_back(std::exp(double(x)));
-  const double sum = std::accumulate(p.begin(), p.end(), 0.0);
-  const SamplingParams params{.temperature = 1, .seed = 5};
-  SamplerState state(params, 0, {});
-  SamplerScratch scratch;
-  constexpr int kDraws = 1'000'000, kDraft = 6;
-  std::vector<double> count(logits.size());
-  for (int i = 0; i < kDraws; ++i) count[size_t(sample(logits, params, state, scratch).chosen.token)] += 1;
-  double accepted = p[kDraft] / sum, chi = 0;
-  CHECK(std::abs(count[kDraft] / kDraws - accepted) < 4 * std::sqrt(accepted * (1 - accepted) / kDraws));
-  const double rejected = kDraws - count[kDraft];
-  for (size_t t = 0; t < p.size(); ++t) {
-    if (t == kDraft) continue;
-    const double expected = rejected * p[t] / (sum - p[kDraft]);
-    chi += (count[t] - expected) * (count[t] - expected) / expected;
-  }
-  CHECK(chi < 22.5);  // 6 degrees of freedom, 1 in 1,000
 }
 
 }  // namespace
