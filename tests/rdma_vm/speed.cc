@@ -1,6 +1,6 @@
 // rdma_speed write_bw|read_bw|write_lat|read_lat DEVICE: the rdma transport between two processes, as instances use it,
 // in the units of perftest's programs of these names, beside which tests.sh runs it. It checks every byte before it
-// prints a number. bare_write|bare_notice: see bare.h.
+// prints a number.
 
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -15,7 +15,6 @@
 #include "base/device/device.h"
 #include "disagg/transport/transports.h"
 #include "experiments/connect_and_wait.h"
-#include "tests/rdma_vm/bare.h"
 
 namespace xpyd::testing {
 namespace {
@@ -216,15 +215,11 @@ int run(const std::string& what, const std::string& device) {
                                  : what == "write_lat" ? write_lat
                                  : what == "read_lat"  ? read_lat
                                                        : nullptr;
-  const bool bare = what.starts_with("bare_");
   int ends[2];
-  if ((!measure && !bare) || socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) return 2;
+  if (!measure || socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) return 2;
   const pid_t child = fork();  // before any device is open
   close(ends[child == 0 ? 0 : 1]);
-  if (bare) {
-    bare_latency(device, ends[child == 0 ? 1 : 0], child != 0, what == "bare_notice");
-    std::fflush(stdout);
-  } else {
+  {
     Side side(child == 0 ? 1 : 0, device, ends[child == 0 ? 1 : 0]);
     measure(side, child != 0);
     std::fflush(stdout);
@@ -240,6 +235,6 @@ int run(const std::string& what, const std::string& device) {
 
 int main(int argc, char** argv) {
   if (argc == 3) return xpyd::testing::run(argv[1], argv[2]);
-  std::fprintf(stderr, "rdma_speed write_bw|read_bw|write_lat|read_lat|bare_write|bare_notice DEVICE\n");
+  std::fprintf(stderr, "rdma_speed write_bw|read_bw|write_lat|read_lat DEVICE\n");
   return 2;
 }

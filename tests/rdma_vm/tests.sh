@@ -58,7 +58,6 @@ if [ "$rounds" -gt 0 ]; then
   compare write_bw "ib_write_bw -s 65536 -n 1536" 4 0 "write, blocks of 64 KiB" MiB/s " (goal: at least 0.95)"
   compare read_bw "ib_read_bw -s 65536 -n 1536" 4 0 "read, blocks of 64 KiB, and notices" MiB/s ""
   compare write_lat "ib_write_lat -s 8 -n 1000" 5 3 "write of 8 bytes until arrived()" us " (goal: at most 1.1)"
-  compare bare_notice "ib_write_lat -s 8 -n 1000" 5 3 "  verbs alone, write and notice" us ""
   compare read_lat "ib_read_lat -s 8 -n 1000" 5 3 "read of 8 bytes and its notice" us ""
 fi
 # Sizes, KV by layer, chunk and request, one and two NICs. Small ones are a test; RDMA_VM_EXPERIMENT=full gives the
