@@ -325,10 +325,8 @@ TEST_CASE("transports: addresses of other transports, and registrations for unkn
   everywhere(
       [](Pair& pair) {
         for (const char* address :
-             {"", "nonsense", "local", "local:1:1", "tcp", "tcp,", "tcp,0", "tcp,00", "tcp,zz", "shm", "shm,0000",
-              "tcp:127.0.0.1:1:00", "tcp:127.0.0.1:99999:00", "tcp:256.0.0.1:80:00",
-              "tcp:127.0.0.1:1:00000000000000000000000000000000", "shm:/nonexistent/socket:1", "rdma:mlx5_0:1:2:3",
-              "local:99999999999999999999:1"}) {
+             {"", "nonsense", "local", "local:1:1", "tcp", "tcp,zz", "shm,0000", "tcp:127.0.0.1:99999:00",
+              "shm:/nonexistent/socket:1", "rdma:mlx5_0:1:2:3", "local:99999999999999999999:1"}) {
           INFO(address);
           CHECK(pair.poster->connect(77, address) != "");
         }
@@ -398,28 +396,6 @@ TEST_CASE("transports: if either side is killed in the middle of a write, the ot
         CHECK(to.differing(MiB, kSideBytes - MiB, 2, MiB) == 0);
       },
       {Mode::poster_there, Mode::owner_there});
-}
-
-// The kernel destroys what the owner had open. Soft-RoCE waits 50 s to destroy a queue pair that an older memory window
-// is bound to.
-TEST_CASE("transports: a killed owner with open registrations ends within 5 s", "[transport]") {
-  everywhere(
-      [](Pair& pair) {
-        std::vector<RemoteKey> keys;
-        for (int i = 0; i < 70; ++i) keys.push_back(pair.owner->open(kPoster, KvOp::write, {{size_t(i) * 64, 16}}));
-        for (const RemoteKey& key : keys) close_for_good(*pair.owner, key);
-        auto third = pair.third();
-        REQUIRE(third->connect(kOwner, pair.owner->address()) == "");
-        REQUIRE(pair.owner->connect(kThird, third->address()) == "");
-        const RemoteKey key = pair.owner->open(kThird, KvOp::write, {{0, MiB}});
-        CHECK(settle(*third, third->post({kOwner, KvOp::write, key, 0}, {{0, 0, MiB}})) == TransferState::done);
-        const double before = RealClock().now();
-        REQUIRE(kill(pair.owner->pid(), SIGKILL) == 0);
-        siginfo_t info;
-        REQUIRE(waitid(P_PID, id_t(pair.owner->pid()), &info, WEXITED | WNOWAIT) == 0);
-        CHECK(RealClock().now() - before < 5);
-      },
-      {Mode::owner_there});
 }
 
 // With nccl both ends have enqueued their halves of a group, and one of them stands still.
