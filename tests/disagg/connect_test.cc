@@ -22,6 +22,7 @@
 #include "tests/catch.h"
 #include "tests/disagg/scene.h"
 #include "tests/disagg/transport_side.h"
+#include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::connect_test {
 namespace {
