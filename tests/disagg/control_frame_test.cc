@@ -218,7 +218,8 @@ TEST_CASE("a handshake takes at most 1 KiB and leaves the bytes that follow it",
     CHECK(!target.done());
   }
   // The initiator's proof and its first frame come in one packet.
-  Handshake i(Handshake::Side::initiator, pair.key, pair.worker), a(Handshake::Side::acceptor, pair.key, pair.conductor);
+  Handshake i(Handshake::Side::initiator, pair.key, pair.worker);
+  Handshake a(Handshake::Side::acceptor, pair.key, pair.conductor);
   std::string to_a, to_i;
   std::string_view none, view;
   REQUIRE(i.feed(none, to_a).ok());
