@@ -10,25 +10,27 @@
 namespace xpyd::testing::delivery_test {
 namespace {
 
+// While its first event is delivered, another thread does what `meanwhile` says.
+struct Sink final : EventSink {
+  void on_event(TokenEvent event) override {
+    if (meanwhile) std::thread(std::exchange(meanwhile, nullptr)).join();
+    finishes.push_back(event.finish);
+  }
+  std::function<void()> meanwhile;
+  std::vector<FinishReason> finishes;
+};
+
 // Each thread delivered its own events, so a later decision of another thread could overtake them.
 TEST_CASE("delivery: a choice's end from another thread reaches the client behind the tokens before it",
           "[disagg][delivery]") {
-  struct Sink final : EventSink {
-    explicit Sink(Conductor& conductor_) : conductor(conductor_) {}
-    void on_event(TokenEvent event) override {
-      if (order.empty()) std::thread([this] { conductor.end_all("stopped"); }).join();
-      order.push_back(event.finish);
-    }
-    Conductor& conductor;
-    std::vector<FinishReason> order;
-  };
   SimCluster sim;
   sim.open({});
   sim.add_all("1C");
-  auto sink = std::make_shared<Sink>(sim.conductor());
+  const auto sink = std::make_shared<Sink>();
+  sink->meanwhile = [&] { sim.conductor().end_all("stopped"); };
   REQUIRE(sim.conductor().submit(tiny_request(1, std::vector<int32_t>(20, 7), 8), sink).ok());
   sim.ticks(20);
-  CHECK(sink->order == std::vector{FinishReason::none, FinishReason::abort});
+  CHECK(sink->finishes == std::vector{FinishReason::none, FinishReason::abort});
 }
 
 TEST_CASE("delivery: transfers may still be on their way, and D takes the KV when it has counted them",
@@ -73,14 +75,6 @@ TEST_CASE(
 // Whether a request is refused decides the HTTP status, so its client must know when submit() returns.
 TEST_CASE("delivery: a refusal reaches its client inside submit(), also while another thread delivers",
           "[disagg][delivery]") {
-  struct Sink final : EventSink {
-    void on_event(TokenEvent event) override {
-      finish = event.finish;
-      if (inside) std::exchange(inside, nullptr)();
-    }
-    FinishReason finish = FinishReason::none;
-    std::function<void()> inside;
-  };
   SimOptions options;
   options.conductor.admission = find_admission_policy("reserve");
   options.conductor.objectives = {.ttft_s = 1e9, .tbt_s = 1e9};
@@ -93,15 +87,15 @@ TEST_CASE("delivery: a refusal reaches its client inside submit(), also while an
   };
   const auto first = std::make_shared<Sink>(), second = std::make_shared<Sink>();
   bool was_refused = false;
-  first->inside = [&] {
-    std::thread([&] { was_refused = ask(2, 20, second) && second->finish == FinishReason::refused; }).join();
+  first->meanwhile = [&] {
+    was_refused = ask(2, 20, second) && second->finishes == std::vector{FinishReason::refused};
   };
   REQUIRE(ask(1, 90, first));
   sim.ticks(50);
   CHECK(was_refused);
   sim.conductor().abort(1);
   sim.ticks(50);
-  CHECK(first->finish == FinishReason::abort);
+  CHECK(first->finishes.back() == FinishReason::abort);
 }
 
 // D is alive, and the conductor hears from both, so only P's own lease ends what P shares with D.

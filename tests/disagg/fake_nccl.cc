@@ -8,9 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -18,6 +16,7 @@
 #include <vector>
 
 #include "base/device/device.h"
+#include "base/job_thread.h"
 #include "disagg/net/hello.h"
 #include "disagg/transport/transports.h"
 
@@ -26,62 +25,24 @@ namespace {
 
 class FakeStream final : public DeviceQueue, public VendorQueue {
  public:
-  FakeStream() : thread_([this] { run(); }) {}
-  ~FakeStream() override {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
   void enqueue(std::function<void()> work) {
-    {
-      std::lock_guard lock(mutex_);
-      work_.push_back(std::move(work));
-      ++enqueued_;
-    }
-    changed_.notify_all();
+    ++enqueued_;
+    thread_.post([this, work = std::move(work)] {
+      work();
+      ++done_;
+      return true;
+    });
   }
-  void copy(std::span<const Copy> copies, bool) override {
-    for (const Copy& c : copies) enqueue([c] { std::memcpy(c.destination, c.source, c.bytes); });
-  }
-  int64_t mark() override {
-    std::lock_guard lock(mutex_);
-    return enqueued_;
-  }
-  bool reached(int64_t mark) override {
-    std::lock_guard lock(mutex_);
-    return done_ >= mark;
-  }
-  void wait() override {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return done_ == enqueued_; });
-  }
+  void copy(std::span<const Copy>, bool) override { XPYD_CHECK(false, "fake NCCL: no copies on its streams"); }
+  int64_t mark() override { return enqueued_; }
+  bool reached(int64_t mark) override { return done_ >= mark; }
+  void wait() override { thread_.drain(); }
   void* handle() override { return static_cast<FakeStream*>(this); }
   std::unique_ptr<DeviceQueue> make_beside() override { return std::make_unique<FakeStream>(); }
 
  private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [this] { return stopping_ || !work_.empty(); });
-      if (work_.empty()) return;
-      auto work = std::move(work_.front());
-      work_.pop_front();
-      lock.unlock();
-      work();
-      lock.lock();
-      ++done_;
-      changed_.notify_all();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> work_;
-  int64_t enqueued_ = 0, done_ = 0;
-  bool stopping_ = false;
-  std::thread thread_;
+  std::atomic<int64_t> enqueued_{0}, done_{0};
+  JobThread thread_;
 };
 
 struct Call {
@@ -326,12 +287,10 @@ const NcclApi& fake_nccl() {
   return api;
 }
 
-std::unique_ptr<DeviceQueue> make_fake_stream() { return std::make_unique<FakeStream>(); }
-
 Result<std::unique_ptr<KvTransport>> make_fake_nccl_transport(const TransportOptions& options) {
-  static const auto queue = make_fake_stream();  // of the process
+  static FakeStream queue;  // of the process
   TransportOptions ours = options;
-  ours.queue = queue.get();
+  ours.queue = &queue;
   return make_nccl_transport(ours, fake_nccl());
 }
 

@@ -13,10 +13,7 @@
 namespace xpyd::testing {
 
 const NcclApi& fake_nccl();
-// A DeviceQueue over host memory. A thread of its own does its work.
-std::unique_ptr<DeviceQueue> make_fake_stream();
-
-// The nccl transport over these calls, with such a queue in place of options.queue.
+// The nccl transport over these calls, with such a stream in place of options.queue.
 Result<std::unique_ptr<KvTransport>> make_fake_nccl_transport(const TransportOptions& options);
 
 // From now on every communicator of this process breaks while it is made, or none does.

@@ -4,7 +4,6 @@
 #include "base/device/device_cuda.h"
 #include "disagg/transport/nccl/nccl_api.h"
 #include "disagg/transport/transports.h"
-#include "tests/catch.h"
 #include "tests/disagg/transport_side.h"
 
 namespace xpyd::testing {
@@ -42,18 +41,6 @@ const RegisterTransport nccl_row({.name = "nccl on a card",
                                    .shares_process = false,
                                    .environment = "NCCL_HOSTID",
                                    .missing = missing});
-
-TEST_CASE("nccl: two instances of one process on one card are refused, and the error names the remedy",
-          "[transport][nccl]") {
-  if (!missing().empty()) SKIP_TEST(missing());
-  for (const TestedTransport& transport : tested_transports()) {
-    if (transport.name != "nccl on a card") continue;
-    auto poster = make_side_here(transport, 1), owner = make_side_here(transport, 2);
-    const std::string why = poster->connect(2, owner->address());
-    INFO(why);
-    CHECK(why.find("NCCL_HOSTID") != std::string::npos);
-  }
-}
 
 }  // namespace
 }  // namespace xpyd::testing
