@@ -164,23 +164,6 @@ TEST_CASE("many threads send on one channel", "[disagg][control]") {
   }
 }
 
-TEST_CASE("a callback may answer on its channel and close it", "[disagg][control]") {
-  Rig rig;
-  rig.far.reply = [](End& end, std::string_view payload) {
-    if (payload == "ping") end.channel->send(16, "pong");
-    if (payload == "go") end.channel->close("as you wish");
-  };
-  ChannelPtr near = rig.connect();
-  near->send(16, "ping", true);
-  near->send(16, "go", true);
-  near->send(16, "never seen");
-  rig.near.wait_closed();
-  rig.far.wait_closed();
-  CHECK(rig.near.frames == std::vector<std::pair<int, std::string>>{{16, "pong"}});
-  CHECK(rig.far.frames.size() == 2);
-  CHECK(rig.near.closed == "the peer left: as you wish");
-}
-
 TEST_CASE("a channel accepts members alone", "[disagg][control]") {
   Rig rig;
   ControlEndpoint other = rig.client;
