@@ -4,50 +4,38 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <cstring>
 #include <optional>
-#include <thread>
 
 #include "base/random.h"
-#include "disagg/net/hello.h"
 #include "disagg/transport/bootstrap.h"
 #include "disagg/transport/tcp/tcp_frames.h"
 #include "disagg/transport/transports.h"
 #include "experiments/connect_and_wait.h"
-#include "tests/catch.h"
-#include "tests/disagg/scene.h"
+#include "tests/disagg/control_end.h"
 #include "tests/disagg/transport_side.h"
-#include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::connect_test {
 namespace {
 
 // Where a transport's address leads, on this host.
 struct Place {
-  explicit Place(const std::string& address) {
-    kind = address.substr(0, address.find(','));
-    there = parse_transport_address(kind, address).value();
-    auto& in = reinterpret_cast<sockaddr_in&>(storage);
-    in.sin_family = AF_INET;
-    in.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    in.sin_port = htons(there.port);
-    length = sizeof in;
+  explicit Place(const std::string& address)
+      : kind(address.substr(0, address.find(','))), there(parse_transport_address(kind, address).value()) {
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(there.port);
   }
-  sockaddr* at() { return reinterpret_cast<sockaddr*>(&storage); }
-  int new_socket(int flags = 0) const {
-    const int fd = socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | flags, 0);
+  sockaddr* at() { return reinterpret_cast<sockaddr*>(&to); }
+  static int new_socket(int flags = 0) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | flags, 0);
     REQUIRE(fd >= 0);
     return fd;
   }
   std::string kind;
   TransportAddress there;
-  sockaddr_storage storage{};
-  socklen_t length = 0;
+  sockaddr_in to{};
+  socklen_t length = sizeof to;
 };
 
 struct Sockets {
@@ -63,7 +51,7 @@ class SilentPeer {
   // `like` is a real address of that transport. If `full`, the backlog is full and nobody gets in.
   explicit SilentPeer(std::string like, bool full = false) : address(std::move(like)) {
     Place place(address);
-    reinterpret_cast<sockaddr_in&>(place.storage).sin_port = 0;
+    place.to.sin_port = 0;
     sockets_.fds.push_back(place.new_socket());
     REQUIRE(bind(sockets_.fds[0], place.at(), place.length) == 0);
     REQUIRE(::listen(sockets_.fds[0], full ? 0 : 64) == 0);
@@ -72,7 +60,7 @@ class SilentPeer {
       sockets_.fds.push_back(place.new_socket(SOCK_NONBLOCK));
       (void)!connect(sockets_.fds.back(), place.at(), place.length);
     }
-    place.there.port = ntohs(reinterpret_cast<sockaddr_in&>(place.storage).sin_port);
+    place.there.port = ntohs(place.to.sin_port);
     address = to_text(place.kind, place.there);
   }
   std::string address;
@@ -158,30 +146,13 @@ TEST_CASE("transport: silent strangers at a transport's port do not keep a peer 
 
 // Sends `bytes` and returns what the other side says until it closes; with `end` false, closes without reading. A
 // `hello` is sent first: with the right key the bytes then come from an accepted peer.
-std::string say(Place& place, std::optional<Handshake> hello, const std::string& bytes, bool end = true) {
-  const int fd = place.new_socket();
-  REQUIRE(connect(fd, place.at(), place.length) == 0);
-  std::string heard, out;
-  std::string_view none;
-  if (hello) REQUIRE(hello->feed(none, out).ok());
-  while (hello && !hello->done()) {
-    char buffer[1024];
-    if (send(fd, out.data(), out.size(), MSG_NOSIGNAL) < 0) break;
-    const ssize_t n = ::recv(fd, buffer, sizeof buffer, 0);
-    if (n <= 0) break;
-    std::string_view more(buffer, size_t(n));
-    out.clear();
-    if (!hello->feed(more, out)) break;
-    heard += more;
-  }
-  if (!bytes.empty()) send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-  if (end) {
-    shutdown(fd, SHUT_WR);
-    char buffer[4096];
-    for (ssize_t n; (n = ::recv(fd, buffer, sizeof buffer, 0)) > 0;) heard.append(buffer, size_t(n));
-  }
-  close(fd);
-  return heard;
+std::string say(const std::string& address, std::optional<Handshake> hello, const std::string& bytes, bool end = true) {
+  Stranger stranger(address);
+  std::string heard = hello ? stranger.shake(*hello) : "";
+  stranger.say(bytes);
+  if (!end) return heard;
+  shutdown(stranger.fd, SHUT_WR);
+  return heard + stranger.hear();
 }
 
 // A sender and an owner that must go on working, and the owner's address.
@@ -194,10 +165,10 @@ struct Door {
     owner->fill(0, kSideBytes, 2);
     poster->fill(0, 1 << 20, 1);
     key = owner->open(1, KvOp::write, {{0, 1 << 20}});
-    place.emplace(owner->address());
+    address = "127.0.0.1:" + std::to_string(Place(owner->address()).there.port);
   }
   void hears(const std::string& bytes, std::optional<Handshake> hello, size_t answer) {
-    CHECK(say(*place, std::move(hello), bytes).size() == answer);
+    CHECK(say(address, std::move(hello), bytes).size() == answer);
   }
   void still_works() {
     CHECK(owner->differing(1 << 20, kSideBytes - (1 << 20), 2, 1 << 20) == 0);
@@ -206,7 +177,7 @@ struct Door {
   }
   std::unique_ptr<Side> poster, owner;
   RemoteKey key;
-  std::optional<Place> place;
+  std::string address;
 };
 
 std::string noise(Random& random, uint64_t bytes) {
@@ -231,9 +202,9 @@ TEST_CASE("tcp: garbage, strangers and frames that break a rule are closed", "[t
                                    std::string("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n        "), wrong_magic})
     door.hears(bytes, {}, 0);
   door.hears("", hello_of(wrong_token), 0);
-  (void)say(*door.place, hello_of(token, "one"), "");  // a name that no instance can have
+  (void)say(door.address, hello_of(token, "one"), "");  // a name that no instance can have
   door.hears("", hello_of(token), 0);
-  (void)say(*door.place, {}, said.substr(0, 20), false);
+  (void)say(door.address, {}, said.substr(0, 20), false);
 
   struct Frame {
     FrameHead head;
@@ -280,7 +251,7 @@ TEST_CASE("tcp: garbage, strangers and frames that break a rule are closed", "[t
   Random random(6);
   for (int round = 0; round < 200; ++round) {  // noise, with and without a handshake
     const std::string bytes = noise(random, random.below(3000));
-    say(*door.place, round % 2 ? std::optional(hello_of(token)) : std::nullopt, bytes, round % 5 != 0);
+    say(door.address, round % 2 ? std::optional(hello_of(token)) : std::nullopt, bytes, round % 5 != 0);
   }
   door.still_works();
 }
@@ -290,7 +261,7 @@ TEST_CASE("shm: garbage at its socket is closed", "[transport]") {
   for (const std::string& bytes : {std::string(), std::string("x"), std::string(16, 'y'), std::string(5000, 'z')})
     door.hears(bytes, {}, 0);
   Random random(6);
-  for (int round = 0; round < 300; ++round) say(*door.place, {}, noise(random, 1 + random.below(40)), round % 5 != 0);
+  for (int round = 0; round < 300; ++round) say(door.address, {}, noise(random, 1 + random.below(40)), round % 5 != 0);
   door.still_works();
 }
 

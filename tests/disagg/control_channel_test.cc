@@ -1,14 +1,9 @@
 // Channels over real sockets of this host.
-#include <fcntl.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <future>
 #include <limits>
 #include <thread>
 
-#include "disagg/net/address.h"
 #include "tests/disagg/control_end.h"
 
 namespace xpyd::testing::control_channel_test {
@@ -70,36 +65,6 @@ class Stopped {
  private:
   std::promise<void> stopped_, go_on_;
   bool over_ = false;
-};
-
-// A socket that belongs to no member.
-struct Stranger {
-  int fd = -1;
-  explicit Stranger(const std::string& address) {
-    auto parsed = parse_control_address(address);
-    REQUIRE(parsed.ok());
-    auto made = connect_to(parsed.value());
-    REQUIRE(made.ok());
-    fd = made.value();
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
-    timeval minute{60, 0};
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &minute, sizeof minute);
-  }
-  ~Stranger() { close(fd); }
-  void say(std::string_view bytes) {
-    while (!bytes.empty()) {
-      ssize_t n = TEMP_FAILURE_RETRY(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL));
-      if (n <= 0) return;
-      bytes.remove_prefix(size_t(n));
-    }
-  }
-  // Returns all bytes until the other side closes.
-  std::string hear() {
-    std::string all;
-    char buffer[4096];
-    for (ssize_t n; (n = TEMP_FAILURE_RETRY(recv(fd, buffer, sizeof buffer, 0))) > 0;) all.append(buffer, size_t(n));
-    return all;
-  }
 };
 
 TEST_CASE("a channel carries frames both ways, in order", "[disagg][control]") {
@@ -271,18 +236,8 @@ TEST_CASE("a forged frame ends the channel", "[disagg][control]") {
   // The sender has the cluster's key, and somebody on the way repeats its frame.
   Stranger stranger(rig.client.address);
   Handshake handshake(Handshake::Side::initiator, rig.key, rig.client.self);
-  std::string out;
-  std::string_view none;
-  REQUIRE(handshake.feed(none, out).ok());
-  while (!handshake.done()) {
-    stranger.say(out);
-    out.clear();
-    char buffer[1024];
-    ssize_t n = recv(stranger.fd, buffer, sizeof buffer, 0);
-    REQUIRE(n > 0);
-    std::string_view view(buffer, size_t(n));
-    REQUIRE(handshake.feed(view, out).ok());
-  }
+  stranger.shake(handshake);
+  REQUIRE(handshake.done());
   FrameWriter writer(handshake.send_key());
   std::string frame;
   writer.append(frame, 16, "honest");
