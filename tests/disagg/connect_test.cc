@@ -237,8 +237,7 @@ TEST_CASE("tcp: garbage, strangers and frames that break a rule are closed", "[t
       [](Frame& f) { f.head.registration.secret ^= 1; },
       [](Frame& f) { f.head.registration.generation += 1; },
   };
-  for (const auto change : kNotAllowed)
-    door.hears(frame(change), hello_of(token), sizeof(FrameHead));  // answered
+  for (const auto change : kNotAllowed) door.hears(frame(change), hello_of(token), sizeof(FrameHead));  // answered
   // A transfer of two refused frames does not arrive with the last one.
   const int arrived = door.owner->arrived(door.key);
   const std::string first = frame([](Frame&f) { f.head.n_frames = 2; }),

@@ -18,6 +18,7 @@
 #include "base/device/device.h"
 #include "base/job_thread.h"
 #include "disagg/net/hello.h"
+#include "disagg/transport/nccl/nccl_api.h"
 #include "disagg/transport/transports.h"
 
 namespace xpyd::testing {
@@ -272,7 +273,7 @@ const char* get_last_error(NcclComm) { return ""; }
 
 }  // namespace
 
-const NcclApi& fake_nccl() {
+Result<std::unique_ptr<KvTransport>> make_fake_nccl_transport(const TransportOptions& options) {
   static const NcclApi api{.get_unique_id = get_unique_id,
                            .comm_init_rank_config = comm_init_rank_config,
                            .comm_get_async_error = comm_get_async_error,
@@ -284,14 +285,10 @@ const NcclApi& fake_nccl() {
                            .get_error_string = get_error_string,
                            .get_last_error = get_last_error,
                            .version = 22809};
-  return api;
-}
-
-Result<std::unique_ptr<KvTransport>> make_fake_nccl_transport(const TransportOptions& options) {
   static FakeStream queue;  // of the process
   TransportOptions ours = options;
   ours.queue = &queue;
-  return make_nccl_transport(ours, fake_nccl());
+  return make_nccl_transport(ours, api);
 }
 
 void fail_fake_joins(bool fail) { library().fail_joins = fail; }

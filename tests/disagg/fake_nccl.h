@@ -7,12 +7,10 @@
 
 #include <memory>
 
-#include "disagg/transport/nccl/nccl_api.h"
 #include "disagg/transport/transport.h"
 
 namespace xpyd::testing {
 
-const NcclApi& fake_nccl();
 // The nccl transport over these calls, with such a stream in place of options.queue.
 Result<std::unique_ptr<KvTransport>> make_fake_nccl_transport(const TransportOptions& options);
 

@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "base/random.h"
@@ -231,52 +230,6 @@ TEST_CASE("nccl: a registration that is closed while groups run breaks no commun
   }
   CHECK(failed > 0);
   CHECK(fake_comms_made() == made);
-}
-
-// A peer that knows the token and then sends anything at all is refused, and no byte moves.
-TEST_CASE("nccl: a peer that sends nonsense is disconnected", "[nccl]") {
-  Pair pair;
-  auto &poster = pair.poster, &owner = pair.owner;
-  owner->fill(0, kSideBytes, 2);
-  const RemoteKey key = owner->open(kPoster, KvOp::write, {{0, MiB}});
-  const auto address = parse_transport_address("nccl", owner->address()).value();
-  RealClock clock;
-  std::atomic<int> hung_up = 0;
-  ControlLoop stranger(clock, transport_limits(kMaxMessageBytes));
-  const auto call = [&](const std::string& token, const OnOpen& on_open) {
-    const NodeIdentity self{"7"};
-    const std::string at = address.host + ":" + std::to_string(address.port);
-    return stranger.connect({at, ClusterKey::of(token), self}, 30, on_open);
-  };
-  CHECK(!call(std::string(32, '0'), [](const ChannelPtr&) { return ChannelEvents(); }));
-  Random random(9);
-  for (int round = 0; round < 60; ++round) {
-    auto channel = call(address.token, [&](const ChannelPtr&) {
-      return ChannelEvents{.on_closed = [&](const std::string&) { ++hung_up; }};
-    });
-    REQUIRE(channel);
-    if (round % 2) {
-      Message first{.kind = Message::join, .seq = 1, .id = NcclUniqueId()};
-      REQUIRE(fake_nccl().get_unique_id(&*first.id) == kNcclSuccess);
-      say(channel.value(), first);
-    }
-    Message message{.kind = Message::Kind(random.below(8)), .seq = random.below(3)};
-    if (message.kind == Message::ask) message.asked = some_ask().asked;
-    if (message.kind == Message::ask) message.asked->registration = key;  // stolen: it is another peer's
-    if (message.kind == Message::ask) message.asked->op = KvOp::write;
-    if (message.kind == Message::ask) message.asked->ranges = {{address.regions[0].begin, 4096}};
-    std::string bytes = to_bytes(message);
-    for (uint64_t n = random.below(4); n > 0; --n) bytes[random.below(bytes.size())] = char(random.below(256));
-    channel.value()->send(kFirstFrameType, bytes);
-    channel.value()->send(kFirstFrameType, "nonsense");
-    wait_until([&] { return hung_up > round; });
-  }
-  CHECK(owner->arrived(key) == 0);
-  CHECK(owner->differing(0, kSideBytes, 2) == 0);
-  poster->fill(0, MiB, 1);
-  CHECK(settle(*poster, poster->post({kOwner, KvOp::write, key, 0}, {{0, 0, MiB}})) == TransferState::done);
-  CHECK(owner->differing(0, MiB, 1) == 0);
-  close_for_good(*owner, key);
 }
 
 }  // namespace
