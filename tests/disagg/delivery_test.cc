@@ -92,7 +92,7 @@ TEST_CASE("delivery: a refusal reaches its client inside submit(), also while an
   };
   REQUIRE(ask(1, 90, first));
   sim.ticks(50);
-  CHECK(was_refused);
+  REQUIRE(was_refused);
   sim.conductor().abort(1);
   sim.ticks(50);
   CHECK(first->finishes.back() == FinishReason::abort);
