@@ -335,7 +335,7 @@ void run_faults(size_t at_most) {
       continue;
     Sound sound;
     std::vector<Fault> faults = all_faults(scene, &sound);
-    REQUIRE(faults.size() > 100);
+    REQUIRE(faults.size() > 80);
     const char* every = std::getenv("EVERY");
     const size_t share = every && *every ? size_t(std::max(std::atoi(every), 1)) : 1;
     const size_t n = std::min(at_most, faults.size() / share);
