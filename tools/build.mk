@@ -125,7 +125,7 @@ $(BUILD)/simt/%/precompiled.h.gch: %/precompiled.h $(BUILD)/flags
 $(BUILD)/%.o: private AHEAD = $(call ahead,base)
 $(BUILD)/tests/%.o: private AHEAD = $(call ahead,tests)
 $(BUILD)/%_avx2.o $(BUILD)/tests/main.o $(patsubst %.cc,$(BUILD)/%.o,$(AVX512_SRC)): private AHEAD =
-$(call object,$(TEST_SRC) $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc)): $(call headers,tests)
+$(call object,$(TEST_SRC) $(wildcard tests/fuzz/*.cc)): $(call headers,tests)
 $(TEST_OBJ): $(call headers,tests)
 $(LIB_OBJ) $(TEST_OBJ) $(EXP_OBJ): $(BUILD)/flags $(call headers,base)
 $(BUILD)/%.o: $(BUILD)/%.cc
@@ -198,8 +198,6 @@ $(BUILD)/xpyd_bench: $(call object,$(BENCH_SRC)) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -o $@
 $(BUILD)/xpyd_experiments: $(BUILD)/experiments/main.o $(EXP_OBJ) $(if $(CUDA),$(call cuda_object,$(EXP_CU))) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
-$(BUILD)/xpyd_rdma_speed: $(call object,$(wildcard tests/rdma_vm/*.cc)) $(LIB)
-	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) $(CUDA_LIBS) -o $@
 $(BUILD)/xpyd_gemm_peers: $(BUILD)/experiments/bench/peers/gemm_peers.o $(HARNESS) $(LIB)
 	@echo "  link $@" && $(CXX) $^ $(LDFLAGS) $(LDLIBS) -ldnnl -ldl -o $@
 $(BUILD)/experiments/bench/peers/llama_peers.o: private DEFINES += -isystem $(LLAMA_CPP)/include -isystem $(LLAMA_CPP)/ggml/include -DXPYD_LLAMA_FILES='"build/llama.cpp"'
@@ -209,7 +207,7 @@ $(BUILD)/xpyd_llama_peers: $(BUILD)/experiments/bench/peers/llama_peers.o $(HARN
 
 .SECONDARY: $(call object,$(wildcard tests/fuzz/*.cc)) $(call headers,base tests simt/tests)
 -include $(patsubst %.o,%.d,$(SIMT_OBJ) $(CUDA_OBJ) $(call cuda_object,$(GPU_TEST_SRC) $(GPU_SRC) $(EXP_CU) experiments/gpu/main.cu) $(LIB_OBJ) $(TEST_OBJ) $(EMULATED) $(EXP_OBJ) $(call object,$(TEST_SRC) $(BENCH_SRC) $(EXP_SRC) server/main.cc \
-            $(wildcard tests/fuzz/*.cc tests/rdma_vm/*.cc))) $(foreach d,base tests simt/tests,$(BUILD)/$(d)/precompiled.h.d)
+            $(wildcard tests/fuzz/*.cc))) $(foreach d,base tests simt/tests,$(BUILD)/$(d)/precompiled.h.d)
 
 build/llama.cpp/source/CMakeLists.txt:
 	@mkdir -p $(@D) && cd build/llama.cpp && $(PYTHON) -m pip download -q --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36 && \

