@@ -152,24 +152,6 @@ TEST_CASE("a shared pool full of prompts that wait for their hand-over does not 
     }
 }
 
-TEST_CASE("a prefix hit is used and reported, is kept apart by salt, and changes no token", "[cluster]") {
-  TinyCluster tiny({.topology = "1P1D"});
-  Tokens prompt = prompt_of(50);
-  for (uint64_t id = 0; id < 3; ++id) {
-    auto request = tiny_request(id, prompt, 5);
-    if (id == 2) request->cache_salt = 99;
-    REQUIRE(tiny.submit(request).ok());
-    tiny.run();
-    CHECK(tiny.recorder->choice(id).cached_tokens == (id == 1 ? 48 : 0));
-    check_choice(tiny, id, prompt, 5);
-  }
-  // The second time D has the prefix as well, so only the rest crosses.
-  InstanceStats prefill = tiny.cluster->stats().instances[0];
-  CHECK(prefill.transfers == 3);
-  CHECK(prefill.transfer_bytes == (50 + 2 + 50) * int64_t(kTokenBytes));
-  CHECK(prefill.prompt_tokens == 50 + 2 + 50);
-}
-
 // chaos_test.cc aborts over the local transport, in every order.
 TEST_CASE("an abort at any moment frees all blocks of a shared pool and ends each choice once", "[cluster]") {
   for (const char* topology : {"1P1D", "2P2D"})

@@ -104,63 +104,6 @@ TEST_CASE("delivery: a refusal reaches its client inside submit(), also while an
   CHECK(first->finish == FinishReason::abort);
 }
 
-// D is alive, and the conductor hears from both, so only P's own lease ends what P shares with D.
-TEST_CASE("delivery: P gives up what it shares with a D that is silent to it", "[disagg][delivery]") {
-  Scene scene("1P1D");
-  const InstanceId p = scene.find("P0")->id, d = scene.find("D1")->id;
-  scene.due = [&](InstanceId from, InstanceId to, const Message&) {
-    return from == d && to == p ? -1 : scene.clock.seconds;
-  };
-  scene.ask(1, 60, 12, 1);
-  for (int i = 0; i < 10000 && scene.recorder->choice(1).ends == 0; ++i) scene.tick();
-  CHECK(scene.recorder->choice(1).finish == FinishReason::error);  // no grant has come in any of its tries
-  scene.due = nullptr;
-  scene.abort(1);
-  scene.settle();
-}
-
-class Misled final : public Scene {
- public:
-  using Scene::Scene;
-  void send(InstanceId from, InstanceId to, Message message) override {
-    const auto* start = std::get_if<StartRequest>(&message);
-    const auto* offered = std::get_if<KvOffered>(&message);
-    std::optional<Envelope> early;
-    const auto promise = [](AttemptId attempt) {
-      KvReserved reserved{.attempt = attempt};
-      reserved.destination.blocks = {0};
-      return reserved;
-    };
-    if (unasked && start) early = {start->decode, to, promise(start->attempt)};
-    if (unasked && offered) early = {to, from, promise(offered->attempt)};
-    if (const auto* delivered = std::get_if<KvDelivered>(&message); delivered && twice) {
-      KvDelivered again = *delivered;
-      again.posts += 5;
-      early = {from, to, std::move(again)};
-    }
-    Scene::send(from, to, std::move(message));
-    if (early) Scene::send(early->from, early->to, std::move(early->message));
-  }
-  bool unasked = false;                 // room is granted before it is asked for
-  bool twice = false;                   // KvDelivered is sent again, with more transfers
-};
-
-TEST_CASE("delivery: a grant that nobody asked for and a repeated report of a delivery are ignored",
-          "[disagg][delivery]") {
-  for (const auto& [disagg, pull] :
-       {std::pair("prefill_first", false), {"decode_first", false}, {"prefill_first", true}})
-    for (const bool twice : {false, true}) {
-      INFO(disagg << " pull " << pull << ", " << (twice ? "twice" : "unasked"));
-      Misled scene("1P1D", in(disagg, pull));
-      (twice ? scene.twice : scene.unasked) = true;
-      if (twice) scene.hand.close_late = 5;  // both are read before the first is done
-      scene.serve(1, 60, 12, 1);
-      CHECK(scene.stats("D1").kv_refused == 0);
-      CHECK(scene.stats(pull ? "D1" : "P0").transfers == 1);
-      CHECK(scene.conductor().totals().failed_attempts == 0);
-    }
-}
-
 TEST_CASE("delivery: a transport's rate counts each transfer from its start to its end", "[disagg][delivery]") {
   TransportRate rate;
   CHECK(rate.s_per_byte() == 0);

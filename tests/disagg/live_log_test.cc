@@ -73,55 +73,6 @@ TEST_CASE("event log: runs of instances as threads replay to the same decisions,
     }
 }
 
-// Plans give each request all its tokens, and the steps of each instance follow one another.
-TEST_CASE("event log: a log has every request's chunks and every token", "[event_log][live]") {
-  for (const char* disagg : {"prefill_first", "decode_first"}) {
-    Logged logged;
-    TinySetup setup{.topology = "1P1D"};
-    setup.disagg = disagg;
-    setup.prefix_cache = false;
-    serve(setup, 14, logged);
-    auto lines = logged.events();
-    std::map<uint64_t, int> planned;  // tokens of prompts
-    for (const json& plan : lines.at("plan")) {
-      const json answer = plan["answer"], none = json::array();
-      size_t at = 0;
-      for (const char* part : {"runs", "admits"})
-        for (const json& run : answer.value(part, none)) {
-          const uint64_t request = plan["requests"].at(at++);
-          if (plan["instance"] == "P0") planned[request] += run["n_tokens"].get<int>();
-        }
-      CHECK(plan["requests"].size() == at + answer.value("preempts", none).size());
-    }
-    for (const json& trace : lines.at("request")) {
-      const uint64_t request = trace.value("request", uint64_t(0));
-      INFO(disagg << " " << trace.dump());
-      const int prompt = trace["prompt"];
-      const bool samples_there = std::string(disagg) == "decode_first" && trace["output"] > 1;
-      CHECK(planned[request] == (samples_there ? prompt - 1 : prompt));
-      CHECK(trace.value("gaps", json::array()).size() + 1 == trace["output"].get<size_t>());
-    }
-    std::map<std::string, double> until_s;
-    for (const json& step : lines.at("step")) {
-      CHECK(step["t"].get<double>() >= until_s[step["instance"]] - 1e-6);
-      until_s[step["instance"]] = step["t"].get<double>() + step["seconds"].get<double>();
-    }
-    std::set<uint64_t> crossed, had_more;  // a request with a second token has it by KV that crossed
-    for (const json& trace : lines.at("request"))
-      if (trace["output"] > 1 && trace["prompt"] > 1) had_more.insert(trace.value("request", uint64_t(0)));
-    for (const json& transfer : lines.at("transfer")) {
-      CHECK(transfer["from"] == "P0");
-      CHECK(transfer["to"] == "D0");
-      const uint64_t request = transfer.value("request", uint64_t(0));
-      CHECK(crossed.insert(request).second);
-      if (had_more.erase(request) == 0) continue;
-      CHECK(transfer["bytes"].get<double>() ==
-            transfer["tokens"].get<double>() * double(kv_shape(tiny_config(), Dtype::f32).token_bytes()));
-    }
-    CHECK(had_more.empty());
-  }
-}
-
 TEST_CASE("explain: phases and held KV of a request trace are those computed by hand", "[event_log][explain]") {
   const auto seconds = [](const RequestTrace& trace) {
     std::vector<double> all;
