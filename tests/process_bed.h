@@ -32,10 +32,8 @@ inline constexpr double kLongLease = 10;  // for tests in which none does, on a 
 
 class Child {
  public:
-  // `before` is a command that runs the worker, on another host for example.
-  Child(Words words, const std::string& log, const Words& before) {
+  Child(Words words, const std::string& log) {
     words.insert(words.begin(), {std::getenv("XPYD_BIN"), "worker"});
-    words.insert(words.begin(), before.begin(), before.end());
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
     argv.push_back(nullptr);
@@ -97,26 +95,25 @@ class Bed {
 
   ProcessCluster& cluster() { return *cluster_; }
   Clock& clock() { return build_->clock; }
-  size_t start(const std::string& role, const Words& other = {}, const Words& before = {}) {
-    return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other, before);
+  size_t start(const std::string& role, const Words& other = {}) {
+    return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other);
   }
   // Starts a stage of the instance whose head listens at `head`.
-  size_t start_stage(int stage, const std::string& head, const Words& other = {}, const Words& before = {}) {
-    return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "20"}, other, before);
+  size_t start_stage(int stage, const std::string& head) {
+    return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "20"});
   }
-  size_t start_worker(Words words, const Words& other, const Words& before) {
+  size_t start_worker(Words words, const Words& other = {}) {
     for (size_t i = 0; i < more_.size(); i += 2)
       if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" && more_[i] != "--placement" &&
           more_[i] != "--kv-fetch" && std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
-    children_.emplace_back(std::move(words), log(children_.size()), before);
+    children_.emplace_back(std::move(words), log(children_.size()));
     return children_.size() - 1;
   }
   Child& child(size_t i) { return children_[i]; }
   std::string folder() const { return dir_.path; }
   std::string log(size_t i) const { return dir_.path + "/worker" + std::to_string(i); }
-  const Recorder& recorder() const { return *recorder_; }
 
   uint64_t ask(int length, int family, int max_tokens, int n = 1) {
     auto request = tiny_request(++last_, prompt_of(length, family), max_tokens);

@@ -124,28 +124,6 @@ TEST_CASE("delivery: a transport's rate counts each transfer from its start to i
   CHECK(p.wire_s_per_byte * double(p.transfer_bytes) < 0.05);
 }
 
-SimOptions far() {
-  SimOptions options;
-  options.far_caches = true;
-  options.kv.block_tokens = 4;
-  options.conductor.placement = find_placement_policy("prefix_aware");
-  return options;
-}
-
-TEST_CASE("far caches: a prompt goes to the instance that reports its prefix", "[disagg][delivery]") {
-  Scene scene("3P1D", far());
-  for (uint64_t id = 1; id <= 3; ++id) scene.ask(id, 60, 4, int(id));  // one each
-  scene.settle();
-  const auto hits = [&](const char* name) { return scene.stats(name).kv.prefix_hit_tokens; };
-  const int64_t before[] = {hits("P0"), hits("P1"), hits("P2")};
-  for (const char* name : {"P0", "P1", "P2"}) CHECK(scene.conductor().known_blocks(scene.find(name)->id) == 15);
-  for (uint64_t id = 4; id <= 6; ++id) {
-    scene.serve(id, 60, 4, 7 - int(id));
-    CHECK(scene.cached(id) == 56);  // the last token's block is never taken from a cache
-  }
-  CHECK((hits("P0") == before[0] + 56 && hits("P1") == before[1] + 56 && hits("P2") == before[2] + 56));
-}
-
 // ---- Admission by reservation: a prompt begins when its blocks are reserved at P and at D.
 
 // Pools have 640 tokens in blocks of 16, and steps have 16 tokens. Four sequences of 48 + 100 tokens leave D less and

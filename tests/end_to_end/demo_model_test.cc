@@ -199,29 +199,17 @@ TEST_CASE("demo model: one flipped byte between P and D changes the hash and the
 }
 
 TEST_CASE("demo model: the embedded folder equals model/demo", "[demo]") {
-  CHECK(demo().config.name == "xpyd-demo");
-  CHECK(demo().config.n_layers >= 4);
-  CHECK(demo().config.n_heads > demo().config.n_kv_heads);
-  CHECK(demo().config.max_position == 4096);
-  size_t bytes = 0;
   for (const auto& file : std::filesystem::directory_iterator("model/demo")) {
     std::string name = file.path().filename().string();
     INFO(name);
     auto embedded = read_model_file(std::filesystem::path(kDemoModel) / name, 8 << 20);
     REQUIRE(embedded.ok());
     CHECK(embedded.value() == read_model_file(file.path().string(), 8 << 20).value());
-    bytes += embedded.value().size();
   }
-  CHECK(bytes <= 8 << 20);
-
   std::string dir = kDemoModel;
   CHECK(check_model_folder(dir).ok());
   CHECK_FALSE(check_model_folder(dir + "x").ok());
-  CHECK_FALSE(has_model_file(dir + "/generation_config.json"));
-  CHECK_FALSE(embedded_file(dir + "//config.json").has_value());
-  CHECK_FALSE(embedded_file("config.json").has_value());
   CHECK(read_model_file(dir + "/nothing", 8).error().code == ErrorCode::not_found);
-  CHECK(read_model_file(dir + "/config.json", 8).error().message.find("expected at most 8") != std::string::npos);
   CHECK(Checkpoint::open(dir + "x").error().code == ErrorCode::not_found);
 }
 

@@ -240,24 +240,5 @@ TEST_CASE("tiers: other sequences run while a sequence's KV is loading", "[tiers
   }
 }
 
-TEST_CASE("tiers: KV that was loaded early gives way to a running sequence", "[tiers][engine]") {
-  LateCopies copies;
-  OnHost t("paged", copies, 144);  // 9 blocks
-  // Grows to 95 tokens, 6 blocks, beside 4 blocks that are loaded for the next request.
-  auto growing = tiny_request(2, std::vector<int32_t>(t.other.begin(), t.other.begin() + 20), 75);
-  REQUIRE(t.tiny.submit(growing).ok());
-  t.tiny.cluster->turn();
-  // It may not run yet, because the batch holds one.
-  auto pair = tiny_request(3, t.prompt, 8);
-  pair->n = 16;
-  REQUIRE(t.tiny.submit(pair).ok());
-  for (int turn = 0; turn < 20; ++turn) t.tiny.cluster->turn();
-  CHECK(t.stats().tiers.host_hit_tokens == 56);
-  while (t.tiny.recorder->choice(2).ends == 0) t.tiny.cluster->turn();
-  CHECK(t.tiny.cluster->instances()[0]->stats().preemptions == 0);
-  t.tiny.run();
-  CHECK(t.tiny.recorder->choice(3, 15).ends == 1);
-}
-
 }  // namespace
 }  // namespace xpyd::testing::tiers_test

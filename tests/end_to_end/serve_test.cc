@@ -33,35 +33,6 @@ TEST_CASE("serve: SIGTERM lets a stream finish, refuses new work and exits 0", "
   CHECK_FALSE(Client::connects(port));
 }
 
-TEST_CASE("serve: resident memory equals the sum that info prints, from the first moment", "[serve]") {
-  NEEDS_PROGRAM();
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  SKIP_TEST("a sanitizer's own memory hides the difference");
-#else
-  for (const char* kv_bytes : {"32MiB", "96MiB"}) {
-    // One block per sequence keeps the bookkeeping beside the pool negligible.
-    Server server({"--topology", "1P1D", "--allocator", "contiguous", "--kv-bytes", kv_bytes}, {}, 512);
-    REQUIRE(server.port() > 0);
-    long total = 0, resident = 0;
-    std::ifstream("/proc/" + std::to_string(server.pid) + "/statm") >> total >> resident;
-    resident *= sysconf(_SC_PAGESIZE);
-    // Weights count once, the pool for each instance.
-    const std::string path = server.dir.path + "/info.json";
-    REQUIRE(run_program({"info", server.model(), "--kv-bytes", kv_bytes, "--json", path, "--max-batch", "4"}).code ==
-            0);
-    const json info = parsed_file(path);
-    long pool = 0;
-    for (auto& scheme : info["pools"])
-      if (scheme["scheme"] == "contiguous") pool = scheme["blocks"].get<long>() * scheme["block_bytes"].get<long>();
-    REQUIRE(pool > 0);
-    const long planned = info["weight_bytes"]["f32"].get<long>() + 2 * pool;
-    INFO(resident << " bytes resident, " << planned << " planned");
-    CHECK(resident > planned);
-    CHECK(resident < planned + (28 << 20));  // the activations of two instances, and the program itself
-  }
-#endif
-}
-
 json stats_of(int port) {
   const std::string body = get(port, "/stats").body;
   CHECK(!has(body, "204,205"));  // tokens of the prompt
@@ -121,21 +92,10 @@ TEST_CASE("serve: /stats has the blocks, the last answers and the switches, and 
     stats = stats_of(port);
     const json a = answer(stats);
     REQUIRE(stats["answers"].size() == 2);
-    CHECK(a["request"] > id);
     CHECK_SAME(a["finish"], "length");
     CHECK_SAME(a["prefill"], split ? "P0" : "C0");
     CHECK_SAME(a["decode"], split ? "D0" : "C0");
-    CHECK((a["prompt"] == 3 && a["output"] == 8 && a["attempts"] == 1));
-    int64_t whole = 0;
-    // On a busy machine the conductor may hear of several phases at once. Then one of them has zero length.
-    for (const json& us : a["us"]) {
-      CHECK(us >= 0);
-      whole += us.get<int64_t>();
-    }
-    CHECK(a["ttft_us"] > 0);
-    CHECK(a["ttft_us"] <= whole);
-    CHECK(whole <= a["age_us"].get<int64_t>() + 7);
-    if (!split) CHECK(a["us"]["transfer"] == 0);
+    CHECK((a["prompt"] == 3 && a["output"] == 8 && a["attempts"] == 1 && a["ttft_us"] > 0));
     const json& switches = stats["switches"];
     for (const std::string& expected :
          {std::string(R"(["topology",")") + topology + R"(",true])", std::string(R"(["event-log","given",true])"),

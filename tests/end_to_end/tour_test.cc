@@ -78,28 +78,6 @@ TEST_CASE("tour: README.md shows the output", "[tour]") {
 }
 
 }  // namespace
-TEST_CASE("tour: over vattention, page groups of two sequences appear and stay as documented", "[tour][vattention]") {
-  const std::vector<server::TourStep> steps = server::vattention_steps();
-  REQUIRE(steps.size() == 14);
-  const auto maps = [&](int step) {
-    return steps[size_t(step - 1)].maps - (step > 1 ? steps[size_t(step - 2)].maps : 0);
-  };
-  CHECK(maps(1) == 4);  // for a row: one in each of 2 x 2 tensors
-  CHECK(steps[1].rows_in_use == 2);
-  CHECK(steps[4].event == "A ends");
-  CHECK(steps[4].rows_mapped - steps[4].rows_in_use == 2);
-  CHECK(steps[5].event == "C starts with 12 tokens");
-  CHECK(maps(6) == 0);
-  CHECK(steps[5].slot == steps[2].slot);  // of A
-  CHECK(maps(7) == 4);                    // B's third row
-  CHECK(steps[7].event == "D starts with 20 tokens: no room");
-  CHECK(maps(10) == 4);  // D has C's two rows and the free one
-  CHECK(steps[11].event == "E starts with 28 tokens: no room");
-  CHECK(maps(14) == 4);  // E has D's rows and one of B's
-  CHECK(steps[13].unmaps - steps[12].unmaps == 4);
-  CHECK(steps[13].slots[size_t(steps[13].slot)] == "E ####");
-}
-
 TEST_CASE("tour: --allocator vattention draws the page groups", "[tour][vattention]") {
   NEEDS_PROGRAM();
   const Ran tour = run_program({"tour", "--allocator", "vattention"});
