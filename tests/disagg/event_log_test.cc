@@ -105,12 +105,10 @@ TEST_CASE("event log: a replay repeats every decision, and counts those that ano
   CHECK(counts.at("place").regret_now == regret);
   counts = log.replayed({{{"place", "mooncake"}}});
   CHECK(counts.at("place").differ > 20);  // of the 50 that are random
-  CHECK(counts.at("place").differ <= 50);
   CHECK(counts.at("place").regret == regret);
   CHECK(counts.at("place").regret_now < regret);
   CHECK(int64_t(log.differences.size()) == counts.at("place").differ);
   CHECK(log.replayed({{{"evict", "lfu"}}}).at("evict").differ > 10);
-  CHECK(log.replayed({{{"admit", "none"}}}).at("admit").differ > 5);  // `none` refuses nobody
   CHECK(log.try_replay({{{"place", "nobodys"}}}).error().message.find("nobodys") != std::string::npos);
 }
 

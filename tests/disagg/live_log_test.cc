@@ -89,7 +89,6 @@ TEST_CASE("explain: phases and held KV of a request trace are those computed by 
 
 // The Chrome trace event format: each event has what viewers need.
 void check_trace(const json& trace) {
-  CHECK(trace["displayTimeUnit"] == "ms");
   REQUIRE(trace["traceEvents"].is_array());
   std::set<std::pair<int, uint64_t>> named;  // 0 for the process itself
   std::map<uint64_t, int> arrows;
@@ -188,53 +187,6 @@ TEST_CASE("explain, trace: a live run replays, and has instances, transports, re
     int links = 0;
     for (const auto& [process, events] : names) links += process.find(" -> ") != std::string::npos;
     CHECK(links > 0);
-  }
-}
-
-// ---- The chunk policy inside an instance bounds its plans.
-
-// Six prompts of 100 tokens and more, one behind the other.
-void serve_prompts(TinyCluster& tiny) {
-  for (int i = 0; i < 6; ++i) {
-    std::vector<int32_t> prompt;
-    for (int t = 0; t < 100 + 60 * i; ++t) prompt.push_back((t * 5 + i) % 96);
-    auto request = tiny_request(uint64_t(i), prompt, 4);
-    request->arrival_s = tiny.clock.now();
-    REQUIRE(tiny.submit(request).ok());
-  }
-  tiny.run();
-  REQUIRE(tiny.recorder->ended() == 6);
-}
-
-TEST_CASE("chunks: every decision binds the plan that is logged", "[chunks][event_log]") {
-  for (const ChunkPolicy& policy : chunk_policies()) {
-    INFO(policy.name);
-    Logged logged;
-    TinySetup setup{.topology = "1C", .step_tokens = 64, .prefill_pp = 2, .log = std::exchange(logged.log, nullptr)};
-    setup.chunk_policy = policy.name;
-    {
-      TinyCluster tiny(setup);
-      serve_prompts(tiny);
-    }
-    setup.log.reset();
-    int held = 0, plans = 0, whole = 0;
-    REQUIRE(read_event_logs({&logged.path, 1}, [&](auto&, const json& line) {
-              if (line["e"] == "plan") {
-                ++plans, whole += line["view"]["step_tokens"] == 64;
-                const json none = json::array(), &view = line["view"];
-                for (const auto& [of, runs] : {std::pair("running", "runs"), {"waiting", "admits"}})
-                  for (const json& run : line["answer"].value(runs, none)) {
-                    const json& s = view[of][run.value("index", size_t{0})];
-                    const int left = s["n_tokens"].get<int>() - s.value("n_computed", 0) - s.value("n_held", 0);
-                    CHECK(run["n_tokens"] <= left);
-                    held += s.value("n_held", 0) > 0;
-                  }
-              }
-            }).ok());
-    const bool fixed = std::string(policy.name) == "fixed";
-    CHECK((held > 0) == !fixed);
-    if (fixed) CHECK(whole == plans);
-    CHECK(whole > 0);  // steps that only decode need no decision
   }
 }
 

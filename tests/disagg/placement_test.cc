@@ -138,7 +138,6 @@ const Row kRows[] = {
              {.queued = 3, .cached_tokens = 500});
      },
      {0, 3}},
-    {"lmetric", [](Case& c) { c[0].queued_tokens = 700; }, {2, 3}},  // 800 * 3 = 2400
     // Blocks to prefill, less credit for cached ones, plus blocks to decode. At 10 tokens a block: 130 - 50, 100 - 10 -
     // 15, 100 - 7.5 - 20.
     {"dynamo",
@@ -190,7 +189,6 @@ const Row kRows[] = {
              {.available_tokens = 100, .capacity_tokens = 100});
      },
      {1, 3}},
-    {"llm_d", [](Case& c) { c[1].queued = 64, c[1].available_tokens = 90; }, {0, 3}},  // 8.8 + .25 + .9 = 9.95
     // Near the prefix, within the objectives, with the least to spare.
     {"llm_d_latency",
      [](Case& c) {
@@ -217,7 +215,6 @@ const Row kRows[] = {
     {"production_stack",
      [](Case& c) { c.set({.queued = 6, .cached_tokens = 900}, {.queued = 4, .cached_tokens = 350}, {.queued = 2}); },
      {2, 3}},
-    {"production_stack", [](Case& c) { c[1].cached_tokens = 550; }, {1, 3}},
     // The most loaded instance that still keeps the objectives: 5.1 s, 3.3 s, 1.3 s.
     {"polyserve",
      [](Case& c) {
@@ -227,7 +224,6 @@ const Row kRows[] = {
        c.instances.push_back({.role = Role::decode, .sequences = 5, .step_with_s = 0.039});
      },
      {1, 4}},
-    {"polyserve", [](Case& c) { c.view.objectives.ttft_s = 2; }, {2, 4}},
     // None keeps them: the quickest.
     {"polyserve", [](Case& c) { c.view.objectives.ttft_s = 0.5, c[4].step_with_s = 0.05; }, {2, 3}},
     // The least loaded instance within a tenth of the best match.

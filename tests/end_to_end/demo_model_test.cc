@@ -109,11 +109,9 @@ TEST_CASE("stories260k gives llama2.c's text in every topology", "[golden]") {
 TEST_CASE("demo model: it answers from the context, and says when a fact is not stated", "[demo]") {
   const std::pair<const char*, const char*> cases[] = {
       {"What is the key of box 17?", "The key of box 17 is amber."},
-      {"What is the key of box 3?", "The key of box 3 is jade."},
       {"Who is the owner of house 3?", "The owner of house 3 is Grace."},
       {"And the city of train 17?", "The city of train 17 is Oslo."},
       {"Tell me the colour of door 250.", "The colour of door 250 is teal."},
-      {"What is the drink of table 17?", "The drink of table 17 is tea."},
       {"What is the colour of door 17?", "The colour of door 17 is not stated."},
       {"What is the key of box 99?", "The key of box 99 is not stated."},
   };

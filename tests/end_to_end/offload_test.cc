@@ -190,9 +190,9 @@ TEST_CASE("tiers: requests aborted and preempted at any turn while KV is loading
 
 // A prompt of 64 tokens whose KV only the host tier has, and other prompts.
 struct OnHost {
-  explicit OnHost(const char* scheme, LateCopies& copies, size_t pool_tokens = 4 * 512)
+  explicit OnHost(const char* scheme, LateCopies& copies)
       : tiny([&] {
-          TinySetup setup{.scheme = scheme, .prefix_cache = false, .pool_bytes = pool_tokens * kTokenBytes};
+          TinySetup setup{.scheme = scheme, .prefix_cache = false, .pool_bytes = 4 * 512 * kTokenBytes};
           setup.tiers.host_bytes = 1 << 20;
           setup.tiers.block_tokens = 8;
           setup.device = &copies;
@@ -212,7 +212,6 @@ struct OnHost {
     REQUIRE(tiny.submit(request).ok());
     return request;
   }
-  KvStats stats() { return tiny.cluster->instances()[0]->memory().stats(); }
   TinyCluster tiny;
   std::vector<int32_t> prompt, other;
   Recorder::Choice first;

@@ -4,9 +4,9 @@
 #include "disagg/chunked_pp/boundary.h"
 #include "disagg/chunked_pp/stage.h"
 #include "disagg/processes/registry.h"
+#include "model/folder.h"
 #include "server/workers/local_workers.h"
 #include "tests/process_bed.h"
-#include "tests/program.h"
 #include "tests/server/etcd_fixture.h"
 
 namespace xpyd::testing::rank_processes_test {
@@ -41,7 +41,7 @@ TEST_CASE("ranks: stages in separate processes have the bits of one process", "[
     const size_t first = bed.start(split ? "prefill" : "colocated");
     if (split) bed.start("decode");
     REQUIRE(bed.cluster().wait_members(split ? 2 : 1, 60));
-    CHECK(stages_of(bed.child(first).pid()).size() == size_t(std::stoi(c.pp)));
+    CHECK(stages_of(bed.child(first).pid).size() == size_t(std::stoi(c.pp)));
     for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 12, 1 + i % 2);
     bed.check_answers();
     bed.check_memory();
@@ -57,7 +57,7 @@ TEST_CASE("ranks: a killed stage ends its instance and loses no request", "[proc
   int lives = 2;
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < 8; ++i) bed.ask(60 + 20 * i, i % 3, 40);
-    const pid_t head = bed.child(heads[round % 2]).pid();
+    const pid_t head = bed.child(heads[round % 2]).pid;
     std::vector<pid_t> stages;
     REQUIRE(until(60, [&] { return (stages = stages_of(head)).size() == 2; }));
     ::kill(stages[size_t(round)], SIGKILL);
@@ -94,14 +94,9 @@ TEST_CASE("ranks: remote stages join their head, and restarted ones join again",
     for (int i = 0; i < 24; ++i) bed.ask(1 + 37 * (i % 6), i % 2, 12, 1 + i % 3);
     bed.check_answers();
     CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
-    const auto sum = [&](int64_t InstanceStats::*figure) {
-      int64_t total = 0;
-      for (const InstanceStats& s : bed.cluster().stats().instances) total += s.*figure;
-      return total;
-    };
     // The next heartbeat reports it.
-    if (split) CHECK(until(60, [&] { return sum(&InstanceStats::transfer_bytes) > 0; }));
-    CHECK(sum(&InstanceStats::kv_refused) == 0);
+    if (split) CHECK(until(60, [&] { return bed.sum(&InstanceStats::transfer_bytes) > 0; }));
+    CHECK(bed.sum(&InstanceStats::kv_refused) == 0);
     // A killed stage that is started again joins again, and so does the stage that was left.
     for (int stage = 0; stage < 2; ++stage) {
       for (int i = 0; i < 8; ++i) bed.ask(60 + 20 * i, i % 3, 40);
@@ -182,10 +177,8 @@ TEST_CASE("ranks: a stage that cannot start reports why, and ends its head", "[p
   REQUIRE(export_demo(model).ok());
   std::filesystem::remove(model + "/model.safetensors");
   const size_t head = bed.start("colocated", {model});
-  const int status = bed.child(head).wait();
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 2);
-  const std::string said = read_all(bed.log(head));
+  CHECK(bed.child(head).end() == 2);
+  const std::string said = bed.child(head).log();
   INFO(said);
   CHECK(has(said, model));
   CHECK(has(said, "safetensors"));

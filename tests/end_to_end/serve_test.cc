@@ -1,6 +1,4 @@
 // Tests the server as a user starts it: a process, a port, signals, and its output on stderr.
-#include <array>
-#include <memory>
 
 #include "tests/json.h"
 #include "tests/program.h"
@@ -106,8 +104,6 @@ TEST_CASE("serve: /stats has the blocks, the last answers and the switches, and 
     }
   }
 }
-
-// ---- output on stderr
 
 TEST_CASE("issue: a server whose stderr is closed at the other end keeps running", "[issues][log]") {
   NEEDS_PROGRAM();

@@ -1,7 +1,6 @@
 // Tests `xpyd tour` as a user runs it. XPYD_BIN names the program, and `make test` sets it.
 #include <regex>
 
-#include "server/cli/vattention_tour.h"
 #include "tests/program.h"
 
 namespace xpyd::testing::tour_test {
