@@ -1,5 +1,5 @@
-// KV that is delivered while its last transfers are on their way, the measured rate of a transport, what the conductor
-// knows of caches in other processes, and admission by reservation.
+// KV that is delivered while its last transfers are on their way, the measured rate of a transport, and admission by
+// reservation.
 
 #include <functional>
 #include <set>
@@ -104,63 +104,6 @@ TEST_CASE("delivery: a refusal reaches its client inside submit(), also while an
   CHECK(first->finish == FinishReason::abort);
 }
 
-// D is alive, and the conductor hears from both, so only P's own lease ends what P shares with D.
-TEST_CASE("delivery: P gives up what it shares with a D that is silent to it", "[disagg][delivery]") {
-  Scene scene("1P1D");
-  const InstanceId p = scene.find("P0")->id, d = scene.find("D1")->id;
-  scene.due = [&](InstanceId from, InstanceId to, const Message&) {
-    return from == d && to == p ? -1 : scene.clock.seconds;
-  };
-  scene.ask(1, 60, 12, 1);
-  for (int i = 0; i < 10000 && scene.recorder->choice(1).ends == 0; ++i) scene.tick();
-  CHECK(scene.recorder->choice(1).finish == FinishReason::error);  // no grant has come in any of its tries
-  scene.due = nullptr;
-  scene.abort(1);
-  scene.settle();
-}
-
-class Misled final : public Scene {
- public:
-  using Scene::Scene;
-  void send(InstanceId from, InstanceId to, Message message) override {
-    const auto* start = std::get_if<StartRequest>(&message);
-    const auto* offered = std::get_if<KvOffered>(&message);
-    std::optional<Envelope> early;
-    const auto promise = [](AttemptId attempt) {
-      KvReserved reserved{.attempt = attempt};
-      reserved.destination.blocks = {0};
-      return reserved;
-    };
-    if (unasked && start) early = {start->decode, to, promise(start->attempt)};
-    if (unasked && offered) early = {to, from, promise(offered->attempt)};
-    if (const auto* delivered = std::get_if<KvDelivered>(&message); delivered && twice) {
-      KvDelivered again = *delivered;
-      again.posts += 5;
-      early = {from, to, std::move(again)};
-    }
-    Scene::send(from, to, std::move(message));
-    if (early) Scene::send(early->from, early->to, std::move(early->message));
-  }
-  bool unasked = false;                 // room is granted before it is asked for
-  bool twice = false;                   // KvDelivered is sent again, with more transfers
-};
-
-TEST_CASE("delivery: a grant that nobody asked for and a repeated report of a delivery are ignored",
-          "[disagg][delivery]") {
-  for (const auto& [disagg, pull] :
-       {std::pair("prefill_first", false), {"decode_first", false}, {"prefill_first", true}})
-    for (const bool twice : {false, true}) {
-      INFO(disagg << " pull " << pull << ", " << (twice ? "twice" : "unasked"));
-      Misled scene("1P1D", in(disagg, pull));
-      (twice ? scene.twice : scene.unasked) = true;
-      if (twice) scene.hand.close_late = 5;  // both are read before the first is done
-      scene.serve(1, 60, 12, 1);
-      CHECK(scene.stats("D1").kv_refused == 0);
-      CHECK(scene.stats(pull ? "D1" : "P0").transfers == 1);
-      CHECK(scene.conductor().totals().failed_attempts == 0);
-    }
-}
-
 TEST_CASE("delivery: a transport's rate counts each transfer from its start to its end", "[disagg][delivery]") {
   TransportRate rate;
   CHECK(rate.s_per_byte() == 0);
@@ -181,37 +124,10 @@ TEST_CASE("delivery: a transport's rate counts each transfer from its start to i
   CHECK(p.wire_s_per_byte * double(p.transfer_bytes) < 0.05);
 }
 
-SimOptions far() {
-  SimOptions options;
-  options.far_caches = true;
-  options.kv.block_tokens = 4;
-  options.conductor.placement = find_placement_policy("prefix_aware");
-  return options;
-}
-
-TEST_CASE("far caches: a prompt goes to the instance that reports its prefix", "[disagg][delivery]") {
-  Scene scene("3P1D", far());
-  for (uint64_t id = 1; id <= 3; ++id) scene.ask(id, 60, 4, int(id));  // one each
-  scene.settle();
-  const auto hits = [&](const char* name) { return scene.stats(name).kv.prefix_hit_tokens; };
-  const int64_t before[] = {hits("P0"), hits("P1"), hits("P2")};
-  for (const char* name : {"P0", "P1", "P2"}) CHECK(scene.conductor().known_blocks(scene.find(name)->id) == 15);
-  for (uint64_t id = 4; id <= 6; ++id) {
-    scene.serve(id, 60, 4, 7 - int(id));
-    CHECK(scene.cached(id) == 56);  // the last token's block is never taken from a cache
-  }
-  CHECK((hits("P0") == before[0] + 56 && hits("P1") == before[1] + 56 && hits("P2") == before[2] + 56));
-}
-
 // ---- Admission by reservation: a prompt begins when its blocks are reserved at P and at D.
 
 // Pools have 640 tokens in blocks of 16, and steps have 16 tokens. Four sequences of 48 + 100 tokens leave D less and
 // less. After 60 ticks D has no room for a prompt of 150.
-SimOptions reserving(bool reserve_blocks) {
-  SimOptions options;
-  options.conductor.reserve_blocks = reserve_blocks;
-  return options;
-}
 
 // Counts the prompts that begin before D has granted room.
 struct Watch {
@@ -221,46 +137,37 @@ struct Watch {
       if (const auto* reserve = std::get_if<ReserveKv>(&m)) asked.insert(reserve->attempt);
       if (const auto* p = std::get_if<AttemptProgress>(&m); p && p->stage == AttemptProgress::started)
         early += !granted.contains(p->attempt);
-      return scene.clock.seconds + (std::holds_alternative<KvReserved>(m) ? granted_late_s : 0);
+      return scene.clock.seconds;
     };
   }
   ~Watch() { scene.due = nullptr; }
   Scene& scene;
-  double granted_late_s = 0;
   std::set<AttemptId> granted, asked;
   int early = 0;
 };
 
-TEST_CASE(
-    "reservation: with reserved blocks no prompt is computed before D has room, and clients that leave cost nothing",
-    "[disagg][reservation]") {
-  for (const bool reserve_blocks : {false, true})
-    for (const bool leave : {false, true}) {
-      INFO(reserve_blocks << leave);
-      Scene scene("1P1D", reserving(reserve_blocks));
-      Watch watch(scene);
-      for (uint64_t id = 1; id <= 4; ++id) scene.ask(id, 48, 100, int(id));
-      scene.ticks(60);
-      CHECK(watch.early == (reserve_blocks ? 0 : 4));
-      for (uint64_t id = 5; id <= 7; ++id) scene.ask(id, 150, 4, int(id));
-      scene.ticks(34);
-      CHECK(scene.n_tokens(4) < 100);
-      CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (reserve_blocks ? 0 : 3 * 150));
-      CHECK(watch.early == (reserve_blocks ? 0 : 7));
-      CHECK(scene.stats("P0").waiting == (reserve_blocks ? 3 : 0));
-      // D is asked for what can begin soon: two steps and one prompt.
-      CHECK(watch.asked.size() == (reserve_blocks ? 5 : 7));
-      CHECK((scene.kv("P0").active == 10) == reserve_blocks);  // the blocks of the prompt that may begin next
-      for (uint64_t id = 5; leave && id <= 7; ++id) scene.abort(id);
-      scene.settle();
-      if (!leave) CHECK(watch.early == (reserve_blocks ? 0 : 7));
-      for (uint64_t id = 5; leave && id <= 7; ++id) {
-        const Recorder::Choice choice = scene.recorder->choice(id);
-        CHECK((choice.ends == 1 && choice.finish == FinishReason::abort));
-        CHECK(choice.tokens.size() == (reserve_blocks ? 0 : 1));
-      }
-      if (leave) CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (reserve_blocks ? 0 : 3 * 150));
-    }
+TEST_CASE("reservation: with reserved blocks no prompt is computed before D has room", "[disagg][reservation]") {
+  for (const bool reserve_blocks : {false, true}) {
+    INFO(reserve_blocks);
+    SimOptions options;
+    options.conductor.reserve_blocks = reserve_blocks;
+    Scene scene("1P1D", options);
+    Watch watch(scene);
+    for (uint64_t id = 1; id <= 4; ++id) scene.ask(id, 48, 100, int(id));
+    scene.ticks(60);
+    CHECK(watch.early == (reserve_blocks ? 0 : 4));
+    for (uint64_t id = 5; id <= 7; ++id) scene.ask(id, 150, 4, int(id));
+    scene.ticks(34);
+    CHECK(scene.n_tokens(4) < 100);
+    CHECK(scene.stats("P0").prompt_tokens == 4 * 48 + (reserve_blocks ? 0 : 3 * 150));
+    CHECK(watch.early == (reserve_blocks ? 0 : 7));
+    CHECK(scene.stats("P0").waiting == (reserve_blocks ? 3 : 0));
+    // D is asked for what can begin soon: two steps and one prompt.
+    CHECK(watch.asked.size() == (reserve_blocks ? 5 : 7));
+    CHECK((scene.kv("P0").active == 10) == reserve_blocks);  // the blocks of the prompt that may begin next
+    scene.settle();
+    CHECK(watch.early == (reserve_blocks ? 0 : 7));
+  }
 }
 
 }  // namespace
