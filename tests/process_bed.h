@@ -1,16 +1,9 @@
 // A conductor in the test's process, and workers that are processes. XPYD_BIN names the program.
 #pragma once
 
-#include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <thread>
@@ -19,53 +12,15 @@
 #include "experiments/event_log/replay.h"
 #include "experiments/event_log/trace_view.h"
 #include "server/build.h"
-#include "tests/catch.h"
+#include "tests/program.h"
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing {
 
-using Words = std::vector<std::string>;
 using Tokens = std::vector<int32_t>;
 
 inline constexpr double kLease = 0.5;     // seconds, for tests in which instances fall silent
 inline constexpr double kLongLease = 10;  // for tests in which none does, on a machine that may be busy elsewhere
-
-class Child {
- public:
-  // `before` is a command that runs the worker, on another host for example.
-  Child(Words words, const std::string& log, const Words& before) {
-    words.insert(words.begin(), {std::getenv("XPYD_BIN"), "worker"});
-    words.insert(words.begin(), before.begin(), before.end());
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t files;
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, 2, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    REQUIRE(posix_spawnp(&pid_, argv[0], &files, nullptr, argv.data(), environ) == 0);
-    posix_spawn_file_actions_destroy(&files);
-  }
-  Child(Child&& other) : pid_(std::exchange(other.pid_, -1)) {}
-  ~Child() {
-    if (pid_ > 0) end(SIGKILL);
-  }
-  bool runs() const { return pid_ > 0; }
-  pid_t pid() const { return pid_; }
-  void signal(int what) { ::kill(pid_, what); }
-  int end(int what) {  // the exit status
-    ::kill(pid_, what);
-    ::kill(pid_, SIGCONT);
-    return wait();
-  }
-  int wait() {
-    int status = 0;
-    waitpid(std::exchange(pid_, -1), &status, 0);
-    return status;
-  }
-
- private:
-  pid_t pid_ = -1;
-};
 
 // A conductor in this process, and workers in others.
 class Bed {
@@ -97,26 +52,27 @@ class Bed {
 
   ProcessCluster& cluster() { return *cluster_; }
   Clock& clock() { return build_->clock; }
-  size_t start(const std::string& role, const Words& other = {}, const Words& before = {}) {
-    return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other, before);
+  size_t start(const std::string& role, const Words& other = {}) {
+    return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other);
   }
   // Starts a stage of the instance whose head listens at `head`.
-  size_t start_stage(int stage, const std::string& head, const Words& other = {}, const Words& before = {}) {
-    return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "20"}, other, before);
+  size_t start_stage(int stage, const std::string& head) {
+    return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "20"});
   }
-  size_t start_worker(Words words, const Words& other, const Words& before) {
+  size_t start_worker(Words words, const Words& other = {}) {
     for (size_t i = 0; i < more_.size(); i += 2)
       if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" && more_[i] != "--placement" &&
           more_[i] != "--kv-fetch" && std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
-    children_.emplace_back(std::move(words), log(children_.size()), before);
+    words.insert(words.begin(), "worker");
+    // All processes of a cluster have one TMPDIR.
+    const Program::How how = {.environment = {{"TMPDIR", std::filesystem::temp_directory_path().string()}}};
+    children_.push_back(std::make_unique<Program>(std::move(words), how));
     return children_.size() - 1;
   }
-  Child& child(size_t i) { return children_[i]; }
+  Program& child(size_t i) { return *children_[i]; }
   std::string folder() const { return dir_.path; }
-  std::string log(size_t i) const { return dir_.path + "/worker" + std::to_string(i); }
-  const Recorder& recorder() const { return *recorder_; }
 
   uint64_t ask(int length, int family, int max_tokens, int n = 1) {
     auto request = tiny_request(++last_, prompt_of(length, family), max_tokens);
@@ -172,12 +128,17 @@ class Bed {
         CHECK(got.logits_hash == wanted.logits_hash);
       }
   }
+  int64_t sum(int64_t InstanceStats::*figure) const {  // of all instances
+    int64_t total = 0;
+    for (const InstanceStats& s : cluster_->stats().instances) total += s.*figure;
+    return total;
+  }
   // Ends all processes. The logs of this process and of its workers, whatever became of them, replay to the same
   // decisions. Returns the number of decisions of each kind.
   std::map<std::string, int64_t> check_logs() {
     cluster_->stop();
-    for (Child& child : children_)
-      if (child.runs()) child.end(SIGTERM);
+    for (const auto& child : children_)
+      if (child->pid > 0) child->end(SIGTERM);
     children_.clear();
     cluster_.reset();
     build_.reset();
@@ -221,7 +182,7 @@ class Bed {
   std::optional<Options> options_;
   std::unique_ptr<Build> build_;
   std::unique_ptr<ProcessCluster> cluster_;
-  std::vector<Child> children_;
+  std::vector<std::unique_ptr<Program>> children_;
   std::shared_ptr<Recorder> recorder_ = std::make_shared<Recorder>();
   uint64_t last_ = 0;
   std::map<uint64_t, Asked> asked_;

@@ -5,7 +5,6 @@
 #include <linux/close_range.h>
 #include <signal.h>
 #include <sys/personality.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -88,7 +87,6 @@ inline void write_dummy_model(const std::string& dir, int hidden = 64) {
 
 struct ProgramHow {
   std::map<std::string, std::string> environment = {};
-  rlim_t address_space = RLIM_INFINITY;
   std::string folder = "", shell = "";  // where it runs; a line of /bin/sh that comes before it
   bool session = false;                 // one of its own, at addresses that are the same each time
   int stderr_fd = -1;                   // another one than the log
@@ -123,8 +121,6 @@ class Program {
       dup2(open(out.c_str(), O_CREAT | O_TRUNC | O_WRONLY, 0600), 1);
       close_range(3, ~0u, CLOSE_RANGE_CLOEXEC);  // the program does not get this process's files
       for (const auto& [name, value] : how.environment) setenv(name.c_str(), value.c_str(), 1);
-      const rlimit limit = {how.address_space, RLIM_INFINITY};
-      if (how.address_space != RLIM_INFINITY) setrlimit(RLIMIT_AS, &limit);
       if (how.folder.empty() || chdir(how.folder.c_str()) == 0) execv(argv[0], argv.data());
       _exit(127);
     }

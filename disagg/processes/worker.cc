@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <future>
 #include <thread>
 
 #include "base/log.h"
@@ -99,10 +100,18 @@ Result<Worker::Outcome> Worker::serve_with(ControlLoop& loop) {
   log_line(LogLevel::info, "xpyd worker: %s (instance %d) serves", as.name.c_str(), as.id);
   send(as.id, kConductor, Joined{instance.info()});
   std::atomic<bool> stop{false};
-  std::thread thread([&] { instance.run(stop); });
+  std::promise<void> ended;
+  std::thread thread([&] {
+    instance.run(stop);
+    ended.set_value();
+  });
   const bool goes = tend(as, instance, conductor.id);
   stop = true;
   instance.poke();
+  if (ended.get_future().wait_for(seconds(options_.hung_s)) != std::future_status::ready) {
+    log_line(LogLevel::error, "xpyd worker: a turn has taken %g s and does not end: the process ends", options_.hung_s);
+    options_.hung();
+  }
   thread.join();
   const Outcome outcome = end(goes);
   instance.shut_down(FinishReason::abort, "the worker ended");

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdlib>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -28,6 +29,10 @@ struct WorkerOptions {
   uint64_t fingerprint = 0;  // see NodeIdentity
   double retry_s = 0.2;      // between attempts to reach the conductor
   double give_up_s = 0;      // run() ends after this long without a conductor; 0: never
+  // A call that never returns, as that of a dead device, ends only with its process. An instance that is to end and
+  // whose turn takes longer than `hung_s` therefore calls hung(), which ends the process.
+  double hung_s = kLongestTurnSeconds;
+  std::function<void()> hung = [] { std::_Exit(1); };
 };
 
 // Returns the id of a worker's process, which it uses before it is an instance. It is unique on one host.

@@ -1,12 +1,9 @@
 #include "disagg/conductor/admission.h"
 
-#include <map>
 #include <vector>
 
-#include "disagg/conductor/conductor.h"
-#include "disagg/messages.h"
 #include "tests/catch.h"
-#include "tests/tiny_model.h"
+#include "tests/disagg/scene.h"
 
 namespace xpyd::testing::admission_test {
 namespace {
@@ -63,84 +60,19 @@ TEST_CASE("admission: an idle server refuses no request for its queue or its ste
   CHECK(c.arrives("early").why == Refusal::room);
 }
 
-// Its steps take ten times as long as the prior says, as after a cold start on a busy machine.
-struct SlowProbe final : InstanceProbe {
-  InstanceStats said;
-  SlowProbe() {
-    said.steps = 40;
-    said.kv = {.capacity = 1000, .free = 1000, .block_tokens = 16};
-  }
-  InstanceStats stats() const override { return said; }
-  std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return 0; }
-};
-
-struct Starts final : MessageBus {
-  void send(InstanceId, InstanceId to, Message message) override {
-    if (auto* start = std::get_if<StartRequest>(&message)) started.emplace_back(start->attempt, to);
-  }
-  std::vector<std::pair<AttemptId, InstanceId>> started;
-};
-
-struct Ends final : EventSink {
-  void on_event(TokenEvent event) override {
-    if (event.finish != FinishReason::none) last = event;
-  }
-  TokenEvent last;
-};
-
-TEST_CASE("admission: an idle server admits requests again after a slow start", "[admission]") {
-  VirtualClock clock;
-  clock.seconds = 100;
-  Starts bus;
-  ConductorOptions options;
-  options.placement = find_placement_policy("round_robin");
-  options.admission = find_admission_policy("early");
-  options.prior = CostPrior{{tiny_config(), Dtype::f32, Dtype::f32, Dtype::f32}, {1e10, 1e10}};
-  options.max_model_len = 4000;
-  const StepCost prior = first_cost(options.prior);
-  const double prompt_s = prior.seconds(prompt_steps(400, 0, 512));
-  options.objectives.ttft_s = 3.5 * prompt_s;
-  Conductor conductor(options, clock, bus);
-  auto probe = std::make_shared<SlowProbe>();
-  probe->said.cost = prior.terms();
-  for (double& term : probe->said.cost) term *= 10;
-  InstanceInfo info{.id = conductor.new_id(), .name = "C0", .role = Role::colocated};
-  info.capacity_blocks = 1000, info.block_tokens = 16, info.max_batch = 64;
-  conductor.joined(info, probe);
-  uint64_t id = 0;
-  // Returns the request's last event: a refusal, or none if the request is placed.
-  const auto ask = [&] {
-    auto sink = std::make_shared<Ends>();
-    auto request = std::make_shared<Request>();
-    request->id = ++id;
-    request->prompt.assign(400, 7);
-    request->max_tokens = 2;
-    request->arrival_s = clock.seconds;
-    REQUIRE(conductor.submit(request, sink).ok());
-    return sink->last;
-  };
-  const auto end = [&](size_t i) {
-    const auto [attempt, to] = bus.started.at(i);
-    conductor.receive(to, AttemptProgress{attempt, AttemptProgress::started});
-    conductor.receive(to, AttemptProgress{attempt, AttemptProgress::prompt_done});
-    TokenEvent last;
-    last.request_id = i + 1;
-    last.finish = FinishReason::stop;
-    conductor.receive(to, TokenOf{attempt, 0, last});
-    ++probe->said.steps;
-  };
-  // An idle server admits ten requests in turn, although each is predicted to take too long.
-  for (size_t i = 0; i < 10; ++i) {
-    CHECK(ask().finish == FinishReason::none);
-    REQUIRE(bus.started.size() == i + 1);
-    end(i);
-    clock.seconds += 0.1;
-  }
-  // A request behind another one is refused. It may come back when the server is idle.
-  CHECK(ask().finish == FinishReason::none);
-  CHECK(ask().finish == FinishReason::refused);
-  end(10);
-  CHECK(ask().finish == FinishReason::none);
+TEST_CASE("admission: a request above its TTFT objective is admitted to an idle instance, and refused behind another",
+          "[admission]") {
+  SimOptions options;
+  options.conductor.admission = find_admission_policy("early");
+  options.conductor.objectives = {.ttft_s = 1e-6, .tbt_s = 1e9};
+  Scene scene("1C", options);
+  scene.ask(1, 60, 4, 1);
+  CHECK(scene.recorder->choice(1).finish == FinishReason::none);
+  scene.ask(2, 60, 4, 2);
+  CHECK(scene.recorder->choice(2).finish == FinishReason::refused);
+  scene.abort(2);
+  scene.settle();
+  scene.serve(3, 60, 4, 3);
 }
 
 TEST_CASE(
@@ -185,8 +117,6 @@ TEST_CASE("admission: reserve counts every sequence at its longest, and refuses 
   CHECK(c.arrives("reserve").predicted == 100001);
   CHECK_FALSE(c.arrives("early_in_flight"));  // 45000 + 4000 + 5000 fit now
   CHECK_FALSE(c.joins("reserve"));
-  CHECK(find_admission_policy("reserve")->joins == nullptr);
-  CHECK(find_admission_policy("no") == nullptr);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 //
 //   make check STAGE=chaos SEEDS=2000      seeds 1..2000
 //   make check STAGE=chaos SEED=77         that one alone, telling what happens
-//   TRANSCRIPTS=1 make check STAGE=chaos   a hash of each seed's messages and events, to compare two builds
 
 #include <algorithm>
 #include <cmath>
@@ -110,7 +109,6 @@ class Sim final : public SimCluster {
   explicit Sim(uint64_t seed) : random_(seed * 7919 + 13), tiers_(seed * 31 + 5) {}
   // Returns the first thing that went wrong; empty if nothing did.
   std::string run();
-  uint64_t transcript() const { return transcript_; }
   const FetchStats& fetches() const { return fetches_; }  // of instances that lived to the end
 
  private:
@@ -132,9 +130,6 @@ class Sim final : public SimCluster {
   double when(InstanceId from, InstanceId to, const Message& message);
   void tell(const char* format, ...) __attribute__((format(printf, 2, 3)));
   void wrong(const std::string& what);
-  void note(std::initializer_list<uint64_t> what) {
-    for (const uint64_t x : what) transcript_ = (transcript_ ^ x) * 0x100000001b3u + uint64_t(clock.seconds * 1e6);
-  }
   bool chance(double p) { return random_.uniform() < p; }
   int up_to(int n) { return 1 + int(random_.below(uint64_t(n))); }
   void configure();
@@ -166,7 +161,6 @@ class Sim final : public SimCluster {
   uint64_t expected_choices_ = 0;
   int ended_ = 0, to_submit_ = 0;
   std::string wrong_;
-  uint64_t transcript_ = 0;  // a hash of all messages and events, in order
 };
 
 void Sim::tell(const char* format, ...) {
@@ -189,13 +183,10 @@ double Sim::when(InstanceId from, InstanceId to, const Message& message) {
   double at = clock.seconds + late_s_ * random_.uniform();
   auto cut = cut_until_s_.find(std::minmax(from, to));
   if (cut != cut_until_s_.end()) at = std::max(at, cut->second);
-  note({uint64_t(from), uint64_t(to), message.index()});
   std::visit(
       [&](const auto& m) {
-        if constexpr (requires { m.attempt; }) {
-          note({m.attempt});
+        if constexpr (requires { m.attempt; })
           tell("  %d -> %d: %s of attempt %d, due %.4f", from, to, message_name(message), int(m.attempt), at);
-        }
       },
       message);
   return at;
@@ -391,7 +382,6 @@ void Sim::submit() {
 }
 
 void Sim::on_event(const TokenEvent& event) {
-  note({event.request_id, uint64_t(event.choice), uint64_t(event.token), uint64_t(event.finish)});
   auto found = expected_.find(event.request_id);
   if (found == expected_.end()) return wrong("an event of a request that nobody sent");
   Expected& e = found->second;
@@ -503,7 +493,6 @@ TEST_CASE("chaos: each request ends once with the right tokens, and nothing leak
     Sim sim{uint64_t(seed)};
     CHECK(sim.run() == "");
     fetched += sim.fetches().fetches, failed += sim.fetches().failed;
-    if (std::getenv("TRANSCRIPTS")) std::printf("seed %d %016lx\n", seed, sim.transcript());
   }
   if (last - first < 100 * step) return;  // too few to see every case
   INFO(fetched << " prefixes came from others, " << failed << " parts did not");

@@ -1,11 +1,14 @@
 #include "disagg/processes/codec.h"
 
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "disagg/messages.h"
+#include "disagg/net/channel.h"
 #include "tests/catch.h"
 #include "tests/disagg/words.h"
 #include "tests/fields.h"
@@ -170,6 +173,25 @@ TEST_CASE("an explanation with broken UTF-8 still crosses", "[disagg][control][c
   const auto got = decode(frame_type(failed), encode(0, 0, failed, 0), 0);
   REQUIRE(got.ok());
   CHECK(std::get<AttemptFailed>(got.value().message).why == "peer said \xef\xbf\xbd\xef\xbf\xbd");
+}
+
+// Hidden. After a change of messages, `WRITE_SEEDS=1 xpyd_tests "[seeds]"` writes the seeds of fuzz_wire.
+TEST_CASE("the seeds of fuzz_wire are written from every message", "[.seeds]") {
+  if (!std::getenv("WRITE_SEEDS")) SKIP_TEST("WRITE_SEEDS is not set");
+  const std::string dir = "tests/fuzz/corpus/wire/";
+  std::filesystem::create_directories(dir);
+  for (const Message& message : full_messages())
+    std::ofstream(dir + "message-" + std::to_string(message.index()), std::ios::binary)
+        << char(4 + message.index()) << '\0' << encode(1, 2, message, 1000);
+  Handshake handshake(Handshake::Side::initiator, ClusterKey::random(), {"D0"});
+  std::string hello, frame;
+  std::string_view none;
+  REQUIRE(handshake.feed(none, hello).ok());
+  for (char side : {2, 3})
+    std::ofstream(dir + "handshake-" + std::to_string(side), std::ios::binary) << side << '\0' << hello;
+  FrameWriter(SipKey()).append(frame, 16, "payload");
+  for (char kind : {0, 1})
+    std::ofstream(dir + "frames-" + std::to_string(kind), std::ios::binary) << kind << '\7' << frame << frame;
 }
 
 }  // namespace

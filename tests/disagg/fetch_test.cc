@@ -90,15 +90,19 @@ TEST_CASE("fetch: a prefix that takes too long to come is computed, and both sid
   CHECK(scene.stats("C1").fetch.failed == 1);
 }
 
+// A fetch of the second prompt's prefix is under way, and does not arrive.
+void hold_a_fetch(Scene& scene) {
+  scene.serve(1, 60, 4, 1);
+  scene.hand.holds = true;
+  scene.ask(2, 60, 4, 1);
+  scene.ticks(5);
+  CHECK(scene.n_tokens(2) == 0);
+}
+
 TEST_CASE("fetch: a dead holder costs computing, and a loan to a silent reader expires", "[disagg][fetch]") {
   {
     Scene scene("2C", fetching("always"));
-    scene.ask(1, 60, 4, 1);
-    scene.settle();
-    scene.hand.holds = true;
-    scene.ask(2, 60, 4, 1);
-    scene.ticks(5);
-    CHECK(scene.n_tokens(2) == 0);
+    hold_a_fetch(scene);
     scene.crash(scene.find("C0")->id, true);
     scene.hand.let_go(true);
     scene.ticks(60);
@@ -108,11 +112,7 @@ TEST_CASE("fetch: a dead holder costs computing, and a loan to a silent reader e
   }
   {
     Scene scene("2C", fetching("always"));
-    scene.ask(1, 60, 4, 1);
-    scene.settle();
-    scene.hand.holds = true;
-    scene.ask(2, 60, 4, 1);
-    scene.ticks(5);
+    hold_a_fetch(scene);
     scene.due = [&](InstanceId from, InstanceId, const Message& m) {  // the holder gets no renewal
       return from != kConductor && std::holds_alternative<KvRenewed>(m) ? -1 : scene.clock.seconds;
     };

@@ -2,14 +2,8 @@
 // network that lose and reorder, goes through every pair of a state and an event that can occur, and leaves nothing
 // behind.
 
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <fstream>
 #include <map>
-#include <optional>
 
 #include "base/random.h"
 #include "disagg/handover/kv_room.h"
@@ -26,77 +20,6 @@ namespace xpyd::testing::handover_test {
 namespace {
 
 using namespace handover;
-
-// ---- The tables.
-
-// By any number of events.
-bool leads_to(const auto& machine, auto from, auto to) {
-  std::vector<decltype(from)> seen{from};
-  for (size_t i = 0; i < seen.size(); ++i)
-    for (size_t e = 0; size_t(seen[i]) < machine.kStates && e < machine.kEvents; ++e) {
-      const auto& step = machine.steps[size_t(seen[i])][e];
-      if (!step.can_be || std::ranges::count(seen, step.next) > 0) continue;
-      if (step.next == to) return true;
-      seen.push_back(step.next);
-    }
-  return false;
-}
-
-TEST_CASE("handover: the README's drawing is that of the tables", "[disagg][handover]") {
-  std::ifstream file("disagg/handover/README.md");
-  const std::string readme{std::istreambuf_iterator<char>(file), {}};
-  const size_t begin = readme.find("```\n            conductor"), end = readme.find("```", begin + 3);
-  REQUIRE(end != readme.npos);
-  const std::string drawing = readme.substr(begin, end - begin);
-  // The states stand one under another, and each is reached from the one before.
-  size_t at = 0;
-  std::optional<ReceiverState> before;
-  for (ReceiverState state : {ReceiverState::remote_prefilling, ReceiverState::granted,
-                              ReceiverState::finished_prefills, ReceiverState::finished_transfers}) {
-    at = drawing.find(name(state), at);
-    REQUIRE(at != drawing.npos);
-    if (before) CHECK(leads_to(kReceiverTable, *before, state));
-    if (before) CHECK_FALSE(leads_to(kReceiverTable, state, *before));
-    before = state;
-  }
-  CHECK(drawing.find(name(SenderState::prefill_sending)) != drawing.npos);
-  CHECK(leads_to(kSenderTable, SenderState::writing, SenderState::prefill_sending));
-  CHECK_FALSE(leads_to(kSenderTable, SenderState::prefill_sending, SenderState::writing));
-}
-
-template <class M>
-int impossible(const M& machine, auto begin, auto first) {
-  int n = 0;
-  for (size_t s = 0; s < M::kStates; ++s)
-    for (size_t e = 0; e < M::kEvents; ++e) {
-      const auto state = decltype(begin)(s);
-      const auto event = decltype(first)(e);
-      if (machine.steps[s][e].can_be) {
-        CHECK(&machine.step(state, event, nullptr) == &machine.steps[s][e]);
-        continue;
-      }
-      ++n;
-      const pid_t child = fork();  // a process for each CHECK
-      if (child == 0) {
-        fclose(stderr);
-        signal(SIGABRT, SIG_DFL);
-        machine.step(state, event, nullptr);
-        _exit(0);
-      }
-      int status = 0;
-      waitpid(child, &status, 0);
-      INFO(name(state) << ", " << name(event));
-      CHECK(WIFSIGNALED(status));
-    }
-  return n;
-}
-
-TEST_CASE("handover: each pair of a state and an event is in the table or ends in a CHECK", "[disagg][handover]") {
-  CHECK(impossible(kSenderTable, SenderState{}, SenderEvent{}) > 0);
-  CHECK(impossible(kReceiverTable, ReceiverState{}, ReceiverEvent{}) > 0);
-}
-
-// ---- The random walk.
 
 constexpr double kLease = 0.4;
 constexpr InstanceId kP = 0, kD = 1;

@@ -93,9 +93,6 @@ TEST_CASE("kv_events: an address that cannot be had is an error that names the o
     bool at_once = true;
   } cases[] = {
       {{.endpoint = "5557"}, "--kv-events 5557: expected tcp://HOST:PORT"},
-      {{.endpoint = "tcp://5557"}, "--kv-events tcp://5557: expected tcp://HOST:PORT"},
-      {{.endpoint = "ipc:///tmp/x"}, "--kv-events ipc:///tmp/x: expected tcp://HOST:PORT"},
-      {{.endpoint = "tcp://127.0.0.1:x"}, "a port from 0 to 65535"},
       {{.endpoint = "tcp://127.0.0.1:65536"}, "a port from 0 to 65535"},
       {{.endpoint = "tcp://127.0.0.1:65535", .rank = 1}, "a port that, with 1 added, is at most 65535"},
       {{.endpoint = kAny, .replay = "tcp://127.0.0.1:-1"}, "--kv-events-replay tcp://127.0.0.1:-1: expected"},
@@ -116,55 +113,15 @@ TEST_CASE("kv_events: an address that cannot be had is an error that names the o
   CHECK(check_kv_events({}).ok());
 }
 
-TEST_CASE("kv_events: a message has three frames and a number from 0 on, and is sent again on request",
-          "[disagg][kv_events]") {
-  auto events = KvEvents::open({.endpoint = kAny, .replay = kAny, .rank = 4}).value();
-  ZmqSocket mine = connected(ZMQ_SUB, events->endpoint()), again = connected(ZMQ_DEALER, events->replay()),
-            liar = connected(ZMQ_DEALER, events->replay());
-  REQUIRE(until([&] { return !replayed(again, 0).empty(); }));
-  std::vector<std::string> first;
-  uint64_t hash = 0;
-  const auto says_last = [&](const std::string& payload) {
-    return text_of(payload).ends_with(R"(["BlockRemoved",[)" + std::to_string(hash) + R"(],"CPU"]],4])");
-  };
-  REQUIRE(until([&] {  // the subscription takes a while
-    events->removed(Tier::host, ++hash);
-    while (mine.wait(50))
-      if (first = mine.receive(); says_last(first[2])) return true;
-    return false;
-  }));
-  CHECK(first[0].empty());
-  const uint64_t begin = number(first[1]);
-  CHECK(begin > 0);  // the first messages came before the subscription
-  for (uint64_t n = 1; n <= 5; ++n) {
-    events->removed(Tier::host, ++hash);
-    REQUIRE(mine.wait(60'000));
-    const std::vector<std::string> frames = mine.receive();
-    REQUIRE(frames.size() == 3);
-    CHECK(number(frames[1]) == begin + n);
-    CHECK(says_last(frames[2]));
-  }
+TEST_CASE("kv_events: the history is bounded, and neither a deaf nor a lying subscriber holds up the memory", "[disagg][kv_events]") {
+  auto events = KvEvents::open({.endpoint = kAny, .replay = kAny}).value();
+  ZmqSocket deaf = connected(ZMQ_SUB, events->endpoint());  // it reads nothing
+  ZmqSocket again = connected(ZMQ_DEALER, events->replay()), liar = connected(ZMQ_DEALER, events->replay());
   // A nonsense request gets no answer and harms nobody.
   for (const char* nonsense : {"", "1234567", "123456789"}) REQUIRE(liar.send({"", nonsense}));
   REQUIRE(liar.send({"12345678"}));
   REQUIRE(liar.send({"", "12345678", "12345678"}));
   REQUIRE(liar.send({std::string(1 << 20, 'x')}));
-  const auto all = replayed(again, 0);
-  REQUIRE(all.size() == begin + 6);
-  for (size_t i = 0; i < all.size(); ++i) CHECK(all[i].first == i);
-  CHECK(text_of(all[0].second).ends_with(R"(,[["AllBlocksCleared"]],4])"));
-  const auto last = replayed(again, begin + 4);
-  REQUIRE(last.size() == 2);
-  CHECK(last == std::vector(all.end() - 2, all.end()));
-  CHECK(replayed(again, begin + 6).empty());
-  CHECK(replayed(again, ~uint64_t{0}).empty());
-  CHECK(!liar.wait(0));
-}
-
-TEST_CASE("kv_events: the history is bounded, and the memory never waits for a subscriber", "[disagg][kv_events]") {
-  auto events = KvEvents::open({.endpoint = kAny, .replay = kAny}).value();
-  ZmqSocket deaf = connected(ZMQ_SUB, events->endpoint());  // it reads nothing
-  ZmqSocket again = connected(ZMQ_DEALER, events->replay());
   const std::vector<int32_t> tokens(16, INT32_MAX);
   size_t all = 0;
   uint64_t hash = 0, next = 0;
@@ -193,6 +150,9 @@ TEST_CASE("kv_events: the history is bounded, and the memory never waits for a s
   CHECK(kept.size() <= 10'000);
   CHECK(bytes <= 64 << 20);
   CHECK(bytes > 60 << 20);
+  CHECK(replayed(again, next).empty());
+  CHECK(replayed(again, ~uint64_t{0}).empty());
+  CHECK(!liar.wait(0));
 }
 
 TEST_CASE("kv_events: events that come faster than they can be packed are dropped, and a cleared event says so",

@@ -46,82 +46,6 @@ void serve(TinySetup setup, int n, Logged& logged) {
   tiny.cluster->stop();
 }
 
-TEST_CASE("event log: runs of instances as threads replay to the same decisions, whatever the policies",
-          "[event_log][live]") {
-  const char* topologies[] = {"1C", "1P1D", "2P2D"};
-  const char* orders[] = {"prefill_first", "decode_first", "conditional_threshold"};
-  size_t i = 0;
-  for (const PlacementPolicy& placement : placement_policies())
-    for (const char* topology : topologies) {
-      TinySetup setup{.topology = topology, .placement = placement.name};
-      setup.admission = admission_policies()[i % admission_policies().size()].name;
-      setup.disagg = orders[i % std::size(orders)];
-      setup.disagg_options = {.pull = i % 5 == 0, .max_local_prefill_tokens = 25, .max_prefill_queue = 100};
-      setup.objectives = {.ttft_s = 1000, .tbt_s = 1000};
-      INFO(setup.describe() << " " << setup.admission << " " << setup.disagg);
-      ++i;
-      Logged logged;
-      serve(setup, 20, logged);
-      const auto counts = logged.replayed();
-      CHECK(counts.at("place").decisions == 20);
-      CHECK(counts.at("plan").decisions > 20);
-      CHECK(counts.contains("order") == (std::string(topology) != "1C"));
-      CHECK(counts.contains("admit") == (find_admission_policy(setup.admission)->arrives != nullptr));
-      auto lines = logged.events();
-      CHECK(lines.at("request").size() == 20);
-      CHECK(lines.at("step").size() > 20);
-    }
-}
-
-// Plans give each request all its tokens, and the steps of each instance follow one another.
-TEST_CASE("event log: a log has every request's chunks and every token", "[event_log][live]") {
-  for (const char* disagg : {"prefill_first", "decode_first"}) {
-    Logged logged;
-    TinySetup setup{.topology = "1P1D"};
-    setup.disagg = disagg;
-    setup.prefix_cache = false;
-    serve(setup, 14, logged);
-    auto lines = logged.events();
-    std::map<uint64_t, int> planned;  // tokens of prompts
-    for (const json& plan : lines.at("plan")) {
-      const json answer = plan["answer"], none = json::array();
-      size_t at = 0;
-      for (const char* part : {"runs", "admits"})
-        for (const json& run : answer.value(part, none)) {
-          const uint64_t request = plan["requests"].at(at++);
-          if (plan["instance"] == "P0") planned[request] += run["n_tokens"].get<int>();
-        }
-      CHECK(plan["requests"].size() == at + answer.value("preempts", none).size());
-    }
-    for (const json& trace : lines.at("request")) {
-      const uint64_t request = trace.value("request", uint64_t(0));
-      INFO(disagg << " " << trace.dump());
-      const int prompt = trace["prompt"];
-      const bool samples_there = std::string(disagg) == "decode_first" && trace["output"] > 1;
-      CHECK(planned[request] == (samples_there ? prompt - 1 : prompt));
-      CHECK(trace.value("gaps", json::array()).size() + 1 == trace["output"].get<size_t>());
-    }
-    std::map<std::string, double> until_s;
-    for (const json& step : lines.at("step")) {
-      CHECK(step["t"].get<double>() >= until_s[step["instance"]] - 1e-6);
-      until_s[step["instance"]] = step["t"].get<double>() + step["seconds"].get<double>();
-    }
-    std::set<uint64_t> crossed, had_more;  // a request with a second token has it by KV that crossed
-    for (const json& trace : lines.at("request"))
-      if (trace["output"] > 1 && trace["prompt"] > 1) had_more.insert(trace.value("request", uint64_t(0)));
-    for (const json& transfer : lines.at("transfer")) {
-      CHECK(transfer["from"] == "P0");
-      CHECK(transfer["to"] == "D0");
-      const uint64_t request = transfer.value("request", uint64_t(0));
-      CHECK(crossed.insert(request).second);
-      if (had_more.erase(request) == 0) continue;
-      CHECK(transfer["bytes"].get<double>() ==
-            transfer["tokens"].get<double>() * double(kv_shape(tiny_config(), Dtype::f32).token_bytes()));
-    }
-    CHECK(had_more.empty());
-  }
-}
-
 TEST_CASE("explain: phases and held KV of a request trace are those computed by hand", "[event_log][explain]") {
   const auto seconds = [](const RequestTrace& trace) {
     std::vector<double> all;
@@ -138,17 +62,6 @@ TEST_CASE("explain: phases and held KV of a request trace are those computed by 
   // token has 1 MB.
   CHECK(held_kv(trace).prefill == Approx(2e9));
   CHECK(held_kv(trace).decode == Approx(4.04e9));
-  CHECK(attribution_line(trace) ==
-        "request 7: first token after 5.001000 s, second token after 5.400000 s: schedule 0.500000 queue 1.500000 "
-        "prefill "
-        "3.000000 grant 0.150000 transfer 0.050000 wait 0.100000 first_decode 0.100000; KV on P 2 GB s, KV on D 4.04 "
-        "GB s");
-  CHECK(attribution_row(trace) ==
-        "7,1000,200,0.500000,1.500000,0.000000,3.000000,0.150000,0.050000,0.100000,0.100000,5.001000,5.400000,P0,D1,"
-        "2,4.04");
-  CHECK(attribution_header() ==
-        "request,prompt,cached,schedule_s,queue_s,fetch_s,prefill_s,grant_s,transfer_s,wait_s,first_decode_s,"
-        "ttft_s,second_token_s,prefill,decode,kv_prefill_gb_s,kv_decode_gb_s");
   trace.granted = 104;  // while the prompt was computed
   CHECK(seconds(trace) == std::vector<double>{0.5, 1.5, 0, 3, 0, 0.2, 0.1, 0.1});
   trace.fetching = 100.7, trace.fetched = 101.5;  // while it waited
@@ -176,7 +89,6 @@ TEST_CASE("explain: phases and held KV of a request trace are those computed by 
 
 // The Chrome trace event format: each event has what viewers need.
 void check_trace(const json& trace) {
-  CHECK(trace["displayTimeUnit"] == "ms");
   REQUIRE(trace["traceEvents"].is_array());
   std::set<std::pair<int, uint64_t>> named;  // 0 for the process itself
   std::map<uint64_t, int> arrows;
@@ -234,13 +146,19 @@ void check_lives(const Logged& logged) {
   CHECK(waited > 0);
 }
 
-TEST_CASE("explain, trace: a live run has instances, transports, requests with their phases, and counters",
+TEST_CASE("explain, trace: a live run replays, and has instances, transports, requests with their phases, and counters",
           "[event_log][explain][trace][live]") {
   for (const char* disagg : {"prefill_first", "decode_first"}) {
     Logged logged;
     TinySetup setup{.topology = "2P2D"};
     setup.disagg = disagg;
+    setup.admission = "predicted";
+    setup.objectives = {.ttft_s = 1000, .tbt_s = 1000};
     serve(setup, 30, logged);
+    const auto counts = logged.replayed();
+    CHECK(counts.at("place").decisions == 30);
+    CHECK((counts.contains("order") && counts.contains("admit")));
+    CHECK(counts.at("plan").decisions > 30);
     CHECK(logged.traces().size() == 30);
     check_lives(logged);
     const json trace = trace_of(logged);
@@ -269,53 +187,6 @@ TEST_CASE("explain, trace: a live run has instances, transports, requests with t
     int links = 0;
     for (const auto& [process, events] : names) links += process.find(" -> ") != std::string::npos;
     CHECK(links > 0);
-  }
-}
-
-// ---- The chunk policy inside an instance bounds its plans.
-
-// Six prompts of 100 tokens and more, one behind the other.
-void serve_prompts(TinyCluster& tiny) {
-  for (int i = 0; i < 6; ++i) {
-    std::vector<int32_t> prompt;
-    for (int t = 0; t < 100 + 60 * i; ++t) prompt.push_back((t * 5 + i) % 96);
-    auto request = tiny_request(uint64_t(i), prompt, 4);
-    request->arrival_s = tiny.clock.now();
-    REQUIRE(tiny.submit(request).ok());
-  }
-  tiny.run();
-  REQUIRE(tiny.recorder->ended() == 6);
-}
-
-TEST_CASE("chunks: every decision binds the plan that is logged", "[chunks][event_log]") {
-  for (const ChunkPolicy& policy : chunk_policies()) {
-    INFO(policy.name);
-    Logged logged;
-    TinySetup setup{.topology = "1C", .step_tokens = 64, .prefill_pp = 2, .log = std::exchange(logged.log, nullptr)};
-    setup.chunk_policy = policy.name;
-    {
-      TinyCluster tiny(setup);
-      serve_prompts(tiny);
-    }
-    setup.log.reset();
-    int held = 0, plans = 0, whole = 0;
-    REQUIRE(read_event_logs({&logged.path, 1}, [&](auto&, const json& line) {
-              if (line["e"] == "plan") {
-                ++plans, whole += line["view"]["step_tokens"] == 64;
-                const json none = json::array(), &view = line["view"];
-                for (const auto& [of, runs] : {std::pair("running", "runs"), {"waiting", "admits"}})
-                  for (const json& run : line["answer"].value(runs, none)) {
-                    const json& s = view[of][run.value("index", size_t{0})];
-                    const int left = s["n_tokens"].get<int>() - s.value("n_computed", 0) - s.value("n_held", 0);
-                    CHECK(run["n_tokens"] <= left);
-                    held += s.value("n_held", 0) > 0;
-                  }
-              }
-            }).ok());
-    const bool fixed = std::string(policy.name) == "fixed";
-    CHECK((held > 0) == !fixed);
-    if (fixed) CHECK(whole == plans);
-    CHECK(whole > 0);  // steps that only decode need no decision
   }
 }
 

@@ -10,26 +10,9 @@ namespace {
 
 constexpr double kLease = 0.4;  // seconds
 
-// The local transport. One instance's takes long to reach its peers.
-class LateTransport final : public WrappedTransport {
- public:
-  LateTransport(const TransportOptions& options, double reached_s)
-      : WrappedTransport("local", options), clock_(*options.clock), reached_s_(reached_s) {}
-  Result<bool> connect(PeerId peer, const std::string& address) override {
-    if (clock_.now() < reached_s_) return false;
-    return WrappedTransport::connect(peer, address);
-  }
-
- private:
-  Clock& clock_;
-  const double reached_s_;
-};
-
 class SlowCluster final : public Scene {
  public:
-  // `late` is the instance whose transport reaches its peers late.
-  SlowCluster(const char* topology, const char* disagg, bool pull, InstanceId late = -1)
-      : Scene(topology, slow(disagg, pull, late)) {}
+  SlowCluster(const char* topology, const char* disagg, bool pull) : Scene(topology, slow(disagg, pull)) {}
   void slow_down(Role role, double step_s) {
     for (auto& [id, node] : nodes)
       if (node->role == role) node->step_s = step_s;
@@ -51,11 +34,11 @@ class SlowCluster final : public Scene {
   }
 
  private:
-  static SimOptions slow(const char* disagg, bool pull, InstanceId late) {
+  static SimOptions slow(const char* disagg, bool pull) {
     SimOptions options = in(disagg, pull);
     options.conductor.disagg_options.max_local_prefill_tokens = 1000;
-    options.transport = [late](const TransportOptions& transport) {
-      return std::make_unique<LateTransport>(transport, transport.self == late ? 3 * kLease : 0);
+    options.transport = [](const TransportOptions& transport) {
+      return find_transport("local")->make(transport).value();
     };
     return options;
   }
@@ -79,17 +62,6 @@ TEST_CASE("long steps: no instance is given up for a long step, in any order", "
         CHECK((totals.left == 0 && totals.failed_attempts == 0));
         for (const InstanceStats& s : cluster.conductor().stats().instances) CHECK(s.kv_refused == 0);
       }
-}
-
-TEST_CASE("an instance whose transport is still connecting keeps what it is asked", "[disagg][cluster][long_step]") {
-  for (const bool pull : {false, true})
-    for (const InstanceId late : {0, 1}) {  // P, D
-      INFO("pull " << pull << ", late " << late);
-      SlowCluster cluster("1P1D", "prefill_first", pull, late);
-      cluster.ask_all(3, 4);
-      cluster.settle();
-      CHECK(cluster.conductor().totals().failed_attempts == 0);
-    }
 }
 
 TEST_CASE("a stopped conductor gives up no instance for messages that it has not read",

@@ -392,6 +392,29 @@ TEST_CASE("transports: if either side is killed in the middle of a write, the ot
 }
 
 // With nccl both ends have enqueued their halves of a group, and one of them stands still.
+// The kernel destroys what the owner had open. Soft-RoCE waits 50 s to destroy a queue pair that an older memory window
+// is bound to.
+TEST_CASE("transports: a killed owner with open registrations ends within 5 s", "[transport]") {
+  everywhere(
+      [](Pair& pair) {
+        std::vector<RemoteKey> keys;
+        for (int i = 0; i < 70; ++i) keys.push_back(pair.owner->open(kPoster, KvOp::write, {{size_t(i) * 64, 16}}));
+        for (const RemoteKey& key : keys) close_for_good(*pair.owner, key);
+        auto third = pair.third();
+        REQUIRE(third->connect(kOwner, pair.owner->address()) == "");
+        REQUIRE(pair.owner->connect(kThird, third->address()) == "");
+        const RemoteKey key = pair.owner->open(kThird, KvOp::write, {{0, MiB}});
+        CHECK(settle(*third, third->post({kOwner, KvOp::write, key, 0}, {{0, 0, MiB}})) == TransferState::done);
+        const double before = RealClock().now();
+        REQUIRE(kill(pair.owner->pid(), SIGKILL) == 0);
+        siginfo_t info;
+        REQUIRE(waitid(P_PID, id_t(pair.owner->pid()), &info, WEXITED | WNOWAIT) == 0);
+        CHECK(RealClock().now() - before < 5);
+      },
+      {Mode::owner_there});
+}
+
+// With nccl both ends have enqueued their halves of a group, and one of them stands still.
 TEST_CASE("transports: a stopped owner holds no transfer beyond its deadline, and none that is cancelled",
           "[transport]") {
   everywhere(

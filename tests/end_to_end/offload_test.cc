@@ -19,7 +19,6 @@ constexpr size_t kTokenBytes = 256;  // of the tiny model's KV
 struct Run {
   std::map<uint64_t, Recorder::Choice> choices;
   OffloadStats tiers;
-  std::vector<OffloadStats> of_instance;
   int64_t preemptions = 0;
 };
 
@@ -49,7 +48,6 @@ Run converse(const TinySetup& setup, int conversations = 6, int rounds = 3) {
     instance->memory().check_invariants(!tiny.cluster->stats().shared_pool);
     const KvStats kv = instance->memory().stats();
     CHECK(kv.free + kv.cached == kv.capacity);
-    run.of_instance.push_back(kv.tiers);
     run.tiers.host_hit_tokens += kv.tiers.host_hit_tokens;
     run.tiers.disk_hit_tokens += kv.tiers.disk_hit_tokens;
     run.tiers.bytes_out += kv.tiers.bytes_out;
@@ -57,39 +55,6 @@ Run converse(const TinySetup& setup, int conversations = 6, int rounds = 3) {
     run.preemptions += instance->stats().preemptions;
   }
   return run;
-}
-
-TEST_CASE("tiers: a decode instance stores handed-over prompts, and finds them again after a preemption",
-          "[tiers][handoff]") {
-  for (const int block_tokens : {16, 1}) {
-    INFO(block_tokens);
-    std::map<bool, std::vector<uint64_t>> hashes;
-    for (bool small : {false, true}) {
-      TinySetup setup{.topology = "1P1D", .transport = "handoff"};
-      setup.block_tokens = block_tokens;
-      setup.prefix_cache = false;  // only an offload tier has it
-      setup.pool_bytes = (small ? 10 * 16 : 64 * 16) * kTokenBytes;
-      setup.tiers.host_bytes = 4096 * kTokenBytes;
-      setup.tiers.block_tokens = 8;
-      TinyCluster tiny(setup);
-      for (int i = 0; i < 4; ++i) {
-        auto request = tiny_request(uint64_t(i), std::vector<int32_t>(32, 5 + i), 60);
-        request->ignore_eos = true;
-        REQUIRE(tiny.submit(request).ok());
-      }
-      tiny.run();
-      for (uint64_t i = 0; i < 4; ++i) {
-        CHECK(tiny.recorder->choice(i).tokens.size() == 60);
-        hashes[small].push_back(tiny.recorder->choice(i).logits_hash);
-      }
-      const Instance& decode = *tiny.cluster->instances()[1];
-      const OffloadStats kept = decode.memory().stats().tiers;
-      CHECK((decode.stats().preemptions > 0) == small);
-      CHECK(kept.bytes_out > 0);
-      CHECK((kept.host_hit_tokens > 0) == small);
-    }
-    CHECK(hashes[false] == hashes[true]);
-  }
 }
 
 // Runs on one thread, because slow copies advance only when the engine looks.
@@ -225,9 +190,9 @@ TEST_CASE("tiers: requests aborted and preempted at any turn while KV is loading
 
 // A prompt of 64 tokens whose KV only the host tier has, and other prompts.
 struct OnHost {
-  explicit OnHost(const char* scheme, LateCopies& copies, size_t pool_tokens = 4 * 512)
+  explicit OnHost(const char* scheme, LateCopies& copies)
       : tiny([&] {
-          TinySetup setup{.scheme = scheme, .prefix_cache = false, .pool_bytes = pool_tokens * kTokenBytes};
+          TinySetup setup{.scheme = scheme, .prefix_cache = false, .pool_bytes = 4 * 512 * kTokenBytes};
           setup.tiers.host_bytes = 1 << 20;
           setup.tiers.block_tokens = 8;
           setup.device = &copies;
@@ -247,7 +212,6 @@ struct OnHost {
     REQUIRE(tiny.submit(request).ok());
     return request;
   }
-  KvStats stats() { return tiny.cluster->instances()[0]->memory().stats(); }
   TinyCluster tiny;
   std::vector<int32_t> prompt, other;
   Recorder::Choice first;
@@ -273,25 +237,6 @@ TEST_CASE("tiers: other sequences run while a sequence's KV is loading", "[tiers
     CHECK(second.logits_hash == t.first.logits_hash);
     CHECK(second.cached_tokens == 56);  // never the last token
   }
-}
-
-TEST_CASE("tiers: KV that was loaded early gives way to a running sequence", "[tiers][engine]") {
-  LateCopies copies;
-  OnHost t("paged", copies, 144);  // 9 blocks
-  // Grows to 95 tokens, 6 blocks, beside 4 blocks that are loaded for the next request.
-  auto growing = tiny_request(2, std::vector<int32_t>(t.other.begin(), t.other.begin() + 20), 75);
-  REQUIRE(t.tiny.submit(growing).ok());
-  t.tiny.cluster->turn();
-  // It may not run yet, because the batch holds one.
-  auto pair = tiny_request(3, t.prompt, 8);
-  pair->n = 16;
-  REQUIRE(t.tiny.submit(pair).ok());
-  for (int turn = 0; turn < 20; ++turn) t.tiny.cluster->turn();
-  CHECK(t.stats().tiers.host_hit_tokens == 56);
-  while (t.tiny.recorder->choice(2).ends == 0) t.tiny.cluster->turn();
-  CHECK(t.tiny.cluster->instances()[0]->stats().preemptions == 0);
-  t.tiny.run();
-  CHECK(t.tiny.recorder->choice(3, 15).ends == 1);
 }
 
 }  // namespace

@@ -294,18 +294,4 @@ TEST_CASE("parity: two thousand random rows of the whole table give the hash", "
   }
 }
 
-// The product of topology, memory, order, batching, transport, grain, prefix cache and threads. All other switches have
-// their defaults.
-TEST_CASE("parity: each memory under each policy over each transport gives the hash", "[.][all-parity]") {
-  int ran = 0;
-  Row row = {};
-  for (bool more = true; more;) {
-    if (legal(row)) check(row), ++ran;
-    size_t s = 0;
-    while (s <= kThreads && ++row[s] == kValues[s]) row[s++] = 0;
-    more = s <= kThreads;
-  }
-  std::printf("parity: %d combinations have the hash\n", ran);
-}
-
 }  // namespace xpyd::testing::parity_test

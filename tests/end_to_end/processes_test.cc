@@ -6,7 +6,6 @@
 //   make check STAGE=process-chaos CHAOS_SECONDS=120 [WIRE=tcp] [SEED=2] [LEASE=0.5]
 
 #include "tests/process_bed.h"
-#include "tests/program.h"
 
 namespace xpyd::testing::processes_test {
 namespace {
@@ -19,12 +18,6 @@ std::vector<std::string> transport_names() {
     if (row.leaves_process && row.name != std::string("rdma") && row.name != std::string("nccl"))
       names.push_back(row.name);
   return names;
-}
-
-int64_t sum(Bed& bed, int64_t InstanceStats::*figure) {
-  int64_t total = 0;
-  for (const InstanceStats& s : bed.cluster().stats().instances) total += s.*figure;
-  return total;
 }
 
 FetchStats fetched(Bed& bed) {
@@ -67,7 +60,7 @@ TEST_CASE("processes: every order and every transport give the answers of one in
       for (int k = 0; k < 10; ++k) bed.ask(1 + 37 * (k % 5), k % 3, 6, 1 + k % 2);
       bed.check_answers();
       bed.check_memory();
-      CHECK(sum(bed, &InstanceStats::kv_refused) == 0);
+      CHECK(bed.sum(&InstanceStats::kv_refused) == 0);
       const auto logged = bed.check_logs();
       CHECK(logged.at("files") == 3);
       CHECK(logged.at("place") == 10);
@@ -138,10 +131,7 @@ TEST_CASE("processes: workers leave, come and change their role while requests r
   bed.start("decode");
   REQUIRE(bed.cluster().wait_members(3, 60));
   for (int i = 0; i < 20; ++i) bed.ask(60 + i, i % 3, 20);
-  bed.child(second).signal(SIGTERM);  // drains, then ends by itself
-  const int status = bed.child(second).wait();
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(bed.child(second).end(SIGTERM) == 0);  // it drains, then ends by itself
   for (int i = 0; i < 20; ++i) bed.ask(60 + i, i % 3, 20);
   bed.start("decode");
   auto wait_names = [&](int p, int d) {
@@ -188,7 +178,7 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
       while (bed.clock().now() < end) {
         for (int i = 0; i < 6; ++i, ++asked) bed.ask(20 + 10 * int(random.below(12)), int(random.below(3)), 40);
         const size_t worker = random.below(4);
-        pid_t victim = bed.child(alive[worker]).pid();
+        pid_t victim = bed.child(alive[worker]).pid;
         if (stages) {  // heads are not killed: they get new stages
           const std::set<pid_t> all = children_of(victim);
           if (all.empty()) continue;

@@ -4,11 +4,10 @@
 #include "disagg/chunked_pp/boundary.h"
 #include "disagg/chunked_pp/stage.h"
 #include "disagg/processes/registry.h"
+#include "model/folder.h"
 #include "server/workers/local_workers.h"
 #include "tests/process_bed.h"
-#include "tests/program.h"
 #include "tests/server/etcd_fixture.h"
-#include "tests/two_hosts.h"
 
 namespace xpyd::testing::rank_processes_test {
 namespace {
@@ -42,7 +41,7 @@ TEST_CASE("ranks: stages in separate processes have the bits of one process", "[
     const size_t first = bed.start(split ? "prefill" : "colocated");
     if (split) bed.start("decode");
     REQUIRE(bed.cluster().wait_members(split ? 2 : 1, 60));
-    CHECK(stages_of(bed.child(first).pid()).size() == size_t(std::stoi(c.pp)));
+    CHECK(stages_of(bed.child(first).pid).size() == size_t(std::stoi(c.pp)));
     for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 12, 1 + i % 2);
     bed.check_answers();
     bed.check_memory();
@@ -58,7 +57,7 @@ TEST_CASE("ranks: a killed stage ends its instance and loses no request", "[proc
   int lives = 2;
   for (int round = 0; round < 2; ++round) {
     for (int i = 0; i < 8; ++i) bed.ask(60 + 20 * i, i % 3, 40);
-    const pid_t head = bed.child(heads[round % 2]).pid();
+    const pid_t head = bed.child(heads[round % 2]).pid;
     std::vector<pid_t> stages;
     REQUIRE(until(60, [&] { return (stages = stages_of(head)).size() == 2; }));
     ::kill(stages[size_t(round)], SIGKILL);
@@ -95,14 +94,9 @@ TEST_CASE("ranks: remote stages join their head, and restarted ones join again",
     for (int i = 0; i < 24; ++i) bed.ask(1 + 37 * (i % 6), i % 2, 12, 1 + i % 3);
     bed.check_answers();
     CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
-    const auto sum = [&](int64_t InstanceStats::*figure) {
-      int64_t total = 0;
-      for (const InstanceStats& s : bed.cluster().stats().instances) total += s.*figure;
-      return total;
-    };
     // The next heartbeat reports it.
-    if (split) CHECK(until(60, [&] { return sum(&InstanceStats::transfer_bytes) > 0; }));
-    CHECK(sum(&InstanceStats::kv_refused) == 0);
+    if (split) CHECK(until(60, [&] { return bed.sum(&InstanceStats::transfer_bytes) > 0; }));
+    CHECK(bed.sum(&InstanceStats::kv_refused) == 0);
     // A killed stage that is started again joins again, and so does the stage that was left.
     for (int stage = 0; stage < 2; ++stage) {
       for (int i = 0; i < 8; ++i) bed.ask(60 + 20 * i, i % 3, 40);
@@ -129,7 +123,7 @@ TEST_CASE("ranks: stages find their instance through the registry, wherever it l
   registry->announce(kConductorName, NamedConductor{bed.cluster().address(), bed.cluster().id()}.value());
   const auto start = [&](Words words) {
     words.insert(words.end(), {"--registry", etcd.url(), "--rank-group", "a", "--give-up", "60"});
-    return bed.start_worker(words, {}, {});
+    return bed.start_worker(words);
   };
   const auto start_head = [&] {
     return start({"--role", "colocated", "--ranks", "remote", "--rank-bind", "127.0.0.1:0"});
@@ -151,35 +145,6 @@ TEST_CASE("ranks: stages find their instance through the registry, wherever it l
   bed.check_memory();
 }
 
-TEST_CASE("ranks: with stages on two hosts, a pulled cable loses no request", "[.][slow][rank-processes][netns]") {
-  NEEDS_PROGRAM();
-  if (geteuid() != 0) SKIP_TEST("network namespaces need root");
-  TwoHosts hosts;
-  if (!hosts.missing.empty()) SKIP_TEST(hosts.missing);
-  TempDir dir;
-  const std::string key = dir.path + "/key", head = "10.77.0.1:7001";
-  std::ofstream(key) << "a key of this test alone";
-  std::filesystem::permissions(key, std::filesystem::perms::owner_read);
-  Bed bed({"--transport", "tcp", "--prefill-pp", "2", "--cluster-key-file", key});
-  const auto on = [](const std::string& host) { return Words{"ip", "netns", "exec", host}; };
-  const Words a = {"--peer-host", "10.77.0.1"}, b = {"--peer-host", "10.77.0.2"};
-  bed.start("prefill", {"--ranks", "remote", "--rank-bind", head, a[0], a[1]}, on(hosts.a));
-  bed.start("decode", a, on(hosts.a));
-  bed.start_stage(0, head, a, on(hosts.a));
-  bed.start_stage(1, head, b, on(hosts.b));
-  REQUIRE(bed.cluster().wait_members(2, 60));
-  for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 20);
-  bed.check_answers();
-  CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
-  // No message arrives, so the head finds out by the silence.
-  hosts.cable(false);
-  REQUIRE(until(60, [&] { return bed.cluster().stats().conductor.left > 0; }));
-  hosts.cable(true);
-  for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 20);
-  bed.check_answers();
-  bed.check_memory();
-}
-
 TEST_CASE("ranks: configurations that cannot be separate processes are refused by their option's name",
           "[rank-processes]") {
   struct Case {
@@ -188,15 +153,11 @@ TEST_CASE("ranks: configurations that cannot be separate processes are refused b
   };
   for (const Case& c :
        {Case{{"--transport", "handoff"}, "--transport handoff works within one process only"},
-        Case{{"--allocator", "vattention"}, "--allocator vattention: its page groups are mapped while it runs"},
         Case{{"--allocator", "vattention", "--transport", "tcp"},
              "--allocator vattention: its page groups are mapped by one process"},
-        Case{{"--allocator", "slots", "--slot-prealloc", "1"},
-             "--slot-prealloc: --transport shm allocates the pool as a whole"},
         Case{{"--allocator", "slots", "--slot-prealloc", "1", "--transport", "tcp"},
              "stages that are processes allocate all slots"},
-        Case{{"--prefill-pp", "1"}, "no instance has several pipeline stages: expected --prefill-pp or --decode-pp"},
-        Case{{"--transport", "local"}, "--transport local works within one process only"}}) {
+        Case{{"--prefill-pp", "1"}, "no instance has several pipeline stages: expected --prefill-pp or --decode-pp"}}) {
     Words words = {"--ranks", "processes"};
     if (c.words[0] != "--prefill-pp") words.insert(words.end(), {"--prefill-pp", "2", "--decode-pp", "2"});
     words.insert(words.end(), c.words.begin(), c.words.end());
@@ -216,10 +177,8 @@ TEST_CASE("ranks: a stage that cannot start reports why, and ends its head", "[p
   REQUIRE(export_demo(model).ok());
   std::filesystem::remove(model + "/model.safetensors");
   const size_t head = bed.start("colocated", {model});
-  const int status = bed.child(head).wait();
-  CHECK(WIFEXITED(status));
-  CHECK(WEXITSTATUS(status) == 2);
-  const std::string said = read_all(bed.log(head));
+  CHECK(bed.child(head).end() == 2);
+  const std::string said = bed.child(head).log();
   INFO(said);
   CHECK(has(said, model));
   CHECK(has(said, "safetensors"));

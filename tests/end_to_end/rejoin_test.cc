@@ -1,6 +1,7 @@
 // A conductor ends and starts again, or another one takes its place, and the worker process joins it again. `make
 // check` runs the tests that need an etcd or wait for leases.
 
+#include <future>
 #include <mutex>
 
 #include "disagg/processes/process_cluster.h"
@@ -197,6 +198,55 @@ TEST_CASE("workers do not join a standby conductor at the address of the one tha
   CHECK(third->wait_members(1, 60));
 }
 
+// A model whose step does not end until the test lets it.
+class StuckModel final : public Model {
+ public:
+  struct Gate {
+    std::promise<void> begun, open;
+  };
+  StuckModel(std::unique_ptr<Model> inner, Gate& gate) : inner_(std::move(inner)), gate_(gate) {}
+  const ModelConfig& config() const override { return inner_->config(); }
+  void begin(const StepInput& step, std::span<const Draw> draws, float* logits) override {
+    if (!std::exchange(stuck_, true)) gate_.begun.set_value(), gate_.open.get_future().wait();
+    inner_->begin(step, draws, logits);
+  }
+  bool wait() override { return inner_->wait(); }
+  void end(Chosen* chosen) override { inner_->end(chosen); }
+  Work work(const StepInput& step) const override { return inner_->work(step); }
+
+ private:
+  std::unique_ptr<Model> inner_;
+  Gate& gate_;
+  bool stuck_ = false;
+};
+
+TEST_CASE("a worker whose instance does not end says so and ends its process", "[processes]") {
+  TempDir dir;
+  Conductors conductors;
+  REQUIRE(open_backend(*conductors.build).ok());
+  auto conductor = conductors.open("unix:" + dir.path + "/conductor");
+  StuckModel::Gate gate;
+  int ends = 0;
+  WorkerOptions options{.cluster = conductors.build->options,
+                        .join = conductor->address(),
+                        .fingerprint = fingerprint(*conductors.build),
+                        .hung_s = 0.05,
+                        .hung = [&] { ++ends, gate.open.set_value(); }};
+  options.cluster.make_model = [&](int instance, DeviceQueue& queue) -> Result<std::unique_ptr<Model>> {
+    auto model = conductors.build->options.make_model(instance, queue);
+    if (!model) return model;
+    return std::unique_ptr<Model>(std::make_unique<StuckModel>(std::move(model).value(), gate));
+  };
+  Worker worker(std::move(options), conductors.build->clock);
+  std::thread thread([&] { CHECK(worker.run().ok()); });
+  REQUIRE(conductor->wait_members(1, 60));
+  REQUIRE(conductor->submit(tiny_request(1, {7, 8, 9, 10}, 3), std::make_shared<Recorder>()).ok());
+  gate.begun.get_future().wait();
+  worker.stop();
+  thread.join();
+  CHECK(ends == 1);
+}
+
 TEST_CASE("of several conductors one serves, and the next takes over its workers and their caches",
           "[.][slow][kept][etcd]") {
   if (find_etcd().empty()) SKIP_TEST("no etcd: `make check STAGE=etcd` fetches Debian's etcd-server");
@@ -233,18 +283,13 @@ TEST_CASE("of several conductors one serves, and the next takes over its workers
   CHECK_FALSE(worker.ended());
   CHECK(cached(third.ask(prompt)) > 0);
 
-  // A conductor on standby ends at SIGTERM.
-  ServeProcess fourth(of.etcd.url(), of.key);
-  REQUIRE(fourth.said("stands by"));
-  CHECK(fourth.end(SIGTERM) == 128 + SIGTERM);
-
   // A conductor whose successor is gone when it resumes serves again. It once ended although nothing had taken its
   // place.
-  ServeProcess fifth(of.etcd.url(), of.key);
-  REQUIRE(fifth.said("stands by"));
+  ServeProcess fourth(of.etcd.url(), of.key);
+  REQUIRE(fourth.said("stands by"));
   third.signal(SIGSTOP);
-  CHECK(cached(fifth.ask(prompt)) > 0);
-  fifth.end(SIGKILL);
+  CHECK(cached(fourth.ask(prompt)) > 0);
+  fourth.end(SIGKILL);
   std::this_thread::sleep_for(std::chrono::duration<double>(kRegistryTtlSeconds + 2));
   third.signal(SIGCONT);
   CHECK(cached(third.ask(prompt)) > 0);

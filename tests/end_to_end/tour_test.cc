@@ -1,10 +1,6 @@
 // Tests `xpyd tour` as a user runs it. XPYD_BIN names the program, and `make test` sets it.
 #include <regex>
 
-#include "model/folder.h"
-#include "model/model.h"
-#include "model/text/tokenizer.h"
-#include "server/cli/vattention_tour.h"
 #include "tests/program.h"
 
 namespace xpyd::testing::tour_test {
@@ -49,51 +45,6 @@ TEST_CASE("tour: it has one engine's bits, and the text and hash of `xpyd genera
   }
 }
 
-TEST_CASE("tour: every layer of every block is sent once, with no byte beyond the layout's", "[tour]") {
-  NEEDS_PROGRAM();
-  const std::string text = run_program({"tour"}).out;
-  INFO(text);
-  const auto prompt = last_match(text, "prompt, (\\d+) tokens: \"(.*)\"");
-  REQUIRE(prompt.size() == 3);
-  const ModelConfig config = load_model_config(kDemoModel).value();
-  const int n_tokens = int(Tokenizer::load(kDemoModel).value()->encode(prompt[2]).size());
-  CHECK(std::stoi(prompt[1]) == n_tokens);
-  CHECK(n_tokens % 16 != 0);  // the last block is partly full
-  const size_t bytes = size_t(n_tokens) * kv_shape(config, Dtype::f32).token_bytes();
-
-  size_t kib = 0, lines = 0;
-  std::set<std::pair<int, int>> crossed;      // first token, layer
-  std::map<int, int> block_of_p, block_of_d;  // by first token
-  const std::regex pattern(
-      "  tokens (\\d+) to (\\d+): block (\\d+) of P, layer (\\d+), (\\d+) KiB -> block (\\d+) of "
-      "D");
-  std::smatch match;
-  for (const std::string& line : lines_of(text)) {
-    if (!std::regex_match(line, match, pattern)) continue;
-    ++lines;
-    std::vector<int> n;
-    for (size_t i = 1; i < match.size(); ++i) n.push_back(std::stoi(match[i]));
-    const int first = n[0], end = n[1], layer = n[3];
-    CHECK(first % 16 == 0);
-    CHECK(end == std::min(first + 16, n_tokens));
-    CHECK(layer < config.n_layers);
-    crossed.insert({first, layer});
-    kib += size_t(n[4]);
-    CHECK(block_of_p.try_emplace(first, n[2]).first->second == n[2]);
-    CHECK(block_of_d.try_emplace(first, n[5]).first->second == n[5]);
-    CHECK(n[2] != n[5]);  // D holds another sequence, so the two tables differ
-  }
-  const size_t posts = size_t((n_tokens + 15) / 16) * size_t(config.n_layers);
-  CHECK(lines == posts);
-  CHECK(crossed.size() == posts);
-  CHECK(kib * 1024 == bytes);
-  const auto said = last_match(text, "D has received (\\d+) bytes in (\\d+) transfers; .* are (\\d+) bytes");
-  REQUIRE(said.size() == 4);
-  CHECK(std::stoul(said[1]) == bytes);
-  CHECK(std::stoul(said[2]) == posts);
-  CHECK(std::stoul(said[3]) == bytes);
-}
-
 // RoPE's angles come from the C library, and another library may round differently.
 std::string without_hash(const std::string& line) {
   return std::regex_replace(line, std::regex("hash [0-9a-f]{16} "), "hash ");
@@ -126,28 +77,6 @@ TEST_CASE("tour: README.md shows the output", "[tour]") {
 }
 
 }  // namespace
-TEST_CASE("tour: over vattention, page groups of two sequences appear and stay as documented", "[tour][vattention]") {
-  const std::vector<server::TourStep> steps = server::vattention_steps();
-  REQUIRE(steps.size() == 14);
-  const auto maps = [&](int step) {
-    return steps[size_t(step - 1)].maps - (step > 1 ? steps[size_t(step - 2)].maps : 0);
-  };
-  CHECK(maps(1) == 4);  // for a row: one in each of 2 x 2 tensors
-  CHECK(steps[1].rows_in_use == 2);
-  CHECK(steps[4].event == "A ends");
-  CHECK(steps[4].rows_mapped - steps[4].rows_in_use == 2);
-  CHECK(steps[5].event == "C starts with 12 tokens");
-  CHECK(maps(6) == 0);
-  CHECK(steps[5].slot == steps[2].slot);  // of A
-  CHECK(maps(7) == 4);                    // B's third row
-  CHECK(steps[7].event == "D starts with 20 tokens: no room");
-  CHECK(maps(10) == 4);  // D has C's two rows and the free one
-  CHECK(steps[11].event == "E starts with 28 tokens: no room");
-  CHECK(maps(14) == 4);  // E has D's rows and one of B's
-  CHECK(steps[13].unmaps - steps[12].unmaps == 4);
-  CHECK(steps[13].slots[size_t(steps[13].slot)] == "E ####");
-}
-
 TEST_CASE("tour: --allocator vattention draws the page groups", "[tour][vattention]") {
   NEEDS_PROGRAM();
   const Ran tour = run_program({"tour", "--allocator", "vattention"});
