@@ -201,18 +201,6 @@ inline Ran run_program(Words words, Program::How how = {}) {
   return {code, program.out(), program.log()};
 }
 
-// Returns exit code and stdout (with 2>&1 stderr, too) of a line of /bin/sh.
-inline Ran shell(const std::string& line) {
-  FILE* pipe = popen(line.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  Ran ran{};
-  char part[4096];
-  for (size_t n; (n = fread(part, 1, sizeof part, pipe)) > 0;) ran.out.append(part, n);
-  const int status = pclose(pipe);
-  ran.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return ran;
-}
-
 // The words of `xpyd serve` for a small model of random weights.
 inline Words serve_words(const std::string& model, const Words& more, int hidden = 64) {
   write_dummy_model(model, hidden);

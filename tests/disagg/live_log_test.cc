@@ -3,7 +3,6 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
 
 #include "base/json/json.h"
@@ -129,23 +128,6 @@ void check_trace(const json& trace) {
   }
 }
 
-// The phases of each request add up to its time to the second token.
-void check_lives(const Logged& logged) {
-  int waited = 0;
-  for (const RequestTrace& trace : logged.traces()) {
-    INFO(attribution_line(trace));
-    const auto seconds = attribute(trace);
-    const double last = trace.second > 0 ? trace.second : trace.first;
-    if (last > 0) CHECK(std::accumulate(seconds.begin(), seconds.end(), 0.0) == Approx(last - trace.t).margin(1e-6));
-    if (trace.output < 2 || trace.prompt < 2) continue;  // with decode_first one token is computed on D
-    for (const int phase : {1, 3, 7}) CHECK(seconds[size_t(phase)] > 0);
-    CHECK((trace.joined > 0 && trace.decoding > 0 && trace.granted > 0 && trace.granted <= trace.joined));
-    CHECK((held_kv(trace).prefill > 0 && held_kv(trace).decode > 0));
-    waited += seconds[6] > 0;
-  }
-  CHECK(waited > 0);
-}
-
 TEST_CASE("explain, trace: a live run replays, and has instances, transports, requests with their phases, and counters",
           "[event_log][explain][trace][live]") {
   for (const char* disagg : {"prefill_first", "decode_first"}) {
@@ -160,12 +142,10 @@ TEST_CASE("explain, trace: a live run replays, and has instances, transports, re
     CHECK((counts.contains("order") && counts.contains("admit")));
     CHECK(counts.at("plan").decisions > 30);
     CHECK(logged.traces().size() == 30);
-    check_lives(logged);
     const json trace = trace_of(logged);
     check_trace(trace);
     std::map<int, std::string> processes;
     std::map<std::string, std::map<std::string, int>> names;  // of events, by process
-    int batches = 0;
     for (const json& event : trace["traceEvents"]) {
       const int pid = event["pid"];
       if (event["ph"] == "M") {
@@ -173,7 +153,6 @@ TEST_CASE("explain, trace: a live run replays, and has instances, transports, re
         continue;
       }
       ++names[processes[pid]][event["name"]];
-      if (event["ph"] == "X" && processes[pid] == "P0") batches += event["args"]["batch"].get<std::string>() != "";
     }
     for (const char* instance : {"P0", "P1", "D0", "D1"}) {
       INFO(instance);
@@ -181,8 +160,6 @@ TEST_CASE("explain, trace: a live run replays, and has instances, transports, re
       CHECK(names[instance]["sequences"] == names[instance]["blocks"]);
       CHECK(names[instance][instance[0] == 'P' ? "prefill" : "decode"] > 0);
     }
-    // A prompt that is cached except for its last token is a step of one token, like a decode.
-    CHECK(batches == names["P0"]["prefill"] + names["P0"]["decode"] + names["P0"]["mixed"]);
     for (const char* phase : {"queue", "prefill", "transfer", "decode"}) CHECK(names["requests"][phase] > 0);
     int links = 0;
     for (const auto& [process, events] : names) links += process.find(" -> ") != std::string::npos;

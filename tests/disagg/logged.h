@@ -4,12 +4,10 @@
 #include <fstream>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "disagg/conductor/event_log.h"
-#include "experiments/event_log/read_log.h"
 #include "experiments/event_log/replay.h"
 #include "experiments/event_log/trace_view.h"
 #include "tests/catch.h"
@@ -30,13 +28,6 @@ struct Logged {
   void write(const std::vector<std::string>& all) const {
     std::ofstream file(path);
     for (const std::string& line : all) file << line << "\n";
-  }
-  // All lines, by kind.
-  std::map<std::string, std::vector<nlohmann::json>> events() const {
-    std::map<std::string, std::vector<nlohmann::json>> all;
-    REQUIRE(
-        read_event_logs({&path, 1}, [&](auto&, const nlohmann::json& line) { all[line["e"]].push_back(line); }).ok());
-    return all;
   }
   std::vector<RequestTrace> traces() const {
     auto read = read_traces({&path, 1});

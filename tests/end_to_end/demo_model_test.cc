@@ -1,7 +1,6 @@
 // Greedy text of a real model must equal another program's text. The demo model inside the binary answers from its
 // context alone, so a wrong byte of KV is a wrong answer.
 
-#include <cstring>
 #include <filesystem>
 #include <set>
 
@@ -13,7 +12,6 @@
 #include "tests/catch.h"
 #include "tests/json.h"
 #include "tests/tiny_model.h"
-#include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::demo_model_test {
 namespace {
@@ -22,7 +20,6 @@ constexpr const char* kFacts =
     "The key of box 17 is amber. The owner of house 3 is Grace. The key of box 3 is jade. "
     "The city of train 17 is Oslo. The colour of door 250 is teal. The captain of ship 31 is Hugo. "
     "The drink of table 17 is tea. ";
-constexpr int kContext = 256;
 
 // A model folder, loaded.
 struct Loaded {
@@ -130,70 +127,6 @@ TEST_CASE("demo model: it answers from the context, and says when a fact is not 
   // As plain text without a chat template, the continuation is the answer.
   std::vector<int32_t> plain = demo().tokenizer->encode(kFacts + std::string("What is the key of box 17?"));
   CHECK(ask(plain, "1C", find_transport("local")).text == " The key of box 17 is amber.");
-}
-
-// One row [head_dim] of KV to find among the transferred bytes, and the index of the byte to spoil.
-struct Spoiled {
-  std::vector<std::byte> row;
-  size_t byte = 0;
-  int found = 0;
-} spoiled;
-
-// Sends as `local` does, and then flips bit 6 of one byte of one row at its destination.
-class SpoilingTransport final : public WrappedTransport {
- public:
-  static Result<std::unique_ptr<KvTransport>> make(const TransportOptions& options) {
-    return std::unique_ptr<KvTransport>(std::make_unique<SpoilingTransport>(options));
-  }
-  explicit SpoilingTransport(const TransportOptions& options) : WrappedTransport("local", options) {}
-  TransferId post(const KvTransfer& transfer, const TransferPlan& plan) override {
-    const TransferId id = WrappedTransport::post(transfer, plan);
-    const size_t row = spoiled.row.size();
-    for (const Copy& copy : plan.copies)
-      for (size_t at = 0; at + row <= copy.bytes; at += row) {
-        if (std::memcmp(copy.destination + at, spoiled.row.data(), row) != 0) continue;
-        ++spoiled.found;
-        copy.destination[at + spoiled.byte] ^= std::byte{0x40};
-      }
-    return id;
-  }
-};
-
-TEST_CASE("demo model: one flipped byte between P and D changes the hash and the answer", "[demo]") {
-  std::vector<int32_t> prompt = demo_prompt("What is the key of box 17?");
-  const int32_t amber = demo().tokenizer->token_id("\u0120amber");  // byte-level BPE's spelling of " amber"
-  auto fact = std::find(prompt.begin(), prompt.end(), amber);
-  REQUIRE(fact != prompt.end());
-
-  // The KV of the prompt, computed by a model alone.
-  KvLayout layout{kv_shape(demo().config, Dtype::f32), KvOrder::layer_major, kContext, 1};
-  std::vector<std::byte> pool(layout.pool_bytes());
-  KvView view{pool.data(), &layout, nullptr, 0};
-  auto model = make_llama(demo().weights, demo().team, kContext, 1);
-  const int32_t offsets[] = {0, int32_t(prompt.size())}, lengths[] = {offsets[1]};
-  compute_step(*model, {prompt, offsets, lengths, {&view, 1}, {}}, nullptr);
-
-  Answer whole = ask(prompt, "1P1D", find_transport("local"));
-  REQUIRE(whole.text == "The key of box 17 is amber.");
-  TransportRow transport = *find_transport("local");
-  transport.make = SpoilingTransport::make;
-  spoiled = {std::vector<std::byte>(layout.shape.row_bytes(), std::byte{1}), 0, 0};  // no such row
-  Answer untouched = ask(prompt, "1P1D", &transport);
-  CHECK(untouched.text == whole.text);
-  CHECK(untouched.hash == whole.hash);
-  CHECK(spoiled.found == 0);
-
-  // Layer 1 finds the fact. Layer 0 looks back a few tokens only: far tokens have weight 0 exactly.
-  for (int head = 0; head < demo().config.n_kv_heads; ++head) {
-    INFO("head " << head);
-    const std::byte* row = view.row(1, 1, int(fact - prompt.begin()), head);
-    // The byte with the sign and the high bits of the exponent.
-    spoiled = {std::vector(row, row + layout.shape.row_bytes()), 3, 0};
-    Answer wrong = ask(prompt, "1P1D", &transport);
-    CHECK(spoiled.found == 1);
-    CHECK(wrong.hash != whole.hash);
-    CHECK(wrong.text != whole.text);
-  }
 }
 
 TEST_CASE("demo model: the embedded folder equals model/demo", "[demo]") {
