@@ -10,24 +10,6 @@
 namespace xpyd::testing::vattention_addresses_test {
 namespace {
 
-TEST_CASE("a card's kernels accept the paper's Yi-34B example, because they count rows layer by layer",
-          "[info][vattention]") {
-  KvOptions o;
-  o.shape = {60, 8, 128, Dtype::bf16};
-  o.max_sequence_tokens = 200000;
-  o.vattention.max_sequences = 1000;
-  o.pool_bytes = size_t(512) << 20;
-  o.vattention.page_group_bytes = size_t(2) << 20;
-  o.vattention.on_card = true;
-  const auto plan = plan_pool("vattention", o);
-  INFO((plan ? "" : plan.error().message));
-  CHECK(plan);
-  o.vattention.max_sequences = 2000;
-  const auto more = plan_pool("vattention", o);
-  REQUIRE(!more);
-  CHECK(more.error().message.find(" rows of addresses in a layer; ") != std::string::npos);
-}
-
 TEST_CASE("vattention serves the paper's Yi-34B example: KV in the last of a thousand slots is right",
           "[allocator][vattention]") {
 #if defined(__SANITIZE_THREAD__)

@@ -135,35 +135,11 @@ TEST_CASE("api: a value that asks for nothing is treated like an absent field", 
       }
 }
 
-// ---- honoured fields in detail
-
-ServedModel bytes_model(int max_model_len) {
+TEST_CASE("api: the model folder's sampling defaults apply only to fields that a request leaves out", "[server][api]") {
   ServedModel model{.name = "m", .tokenizer = &byte_tokenizer()};
-  model.max_model_len = max_model_len;
+  model.max_model_len = 100;
   model.vocab_size = byte_tokenizer().vocab_size();
   model.max_prompt_bytes = 1000;
-  return model;
-}
-
-TEST_CASE("api: max_completion_tokens also counts for completions and overrides max_tokens", "[server][api]") {
-  ServedModel model = bytes_model(100);
-  const auto parse = [&](const std::string& more, GenerationCall& call) {
-    return parse_generation(R"({"prompt":"hi",)" + more + "}", false, model, call);
-  };
-  GenerationCall a, b, c, d;
-  REQUIRE(!parse(R"("max_completion_tokens":30)", a));
-  CHECK(a.prompts[0].max_tokens == 30);
-  REQUIRE(!parse(R"("max_completion_tokens":3,"max_tokens":20)", b));
-  CHECK(b.prompts[0].max_tokens == 3);
-  REQUIRE(!parse(R"("max_completion_tokens":0,"echo":true)", c));
-  CHECK(c.prompt_only);
-  const auto error = parse(R"("max_completion_tokens":99)", d);
-  REQUIRE(error);
-  CHECK(error->param == "max_completion_tokens");
-}
-
-TEST_CASE("api: the model folder's sampling defaults apply only to fields that a request leaves out", "[server][api]") {
-  ServedModel model = bytes_model(100);
   model.sampling = {.temperature = 0.5f, .top_k = 20, .top_p = 0.75f, .min_p = 0.25f, .repetition_penalty = 1.25f};
   GenerationCall silent, says;
   REQUIRE(!parse_generation(R"({"prompt":"hi","temperature":null})", false, model, silent));
