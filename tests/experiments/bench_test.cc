@@ -67,14 +67,8 @@ TEST_CASE("bench: metrics follow from time stamps, under vLLM's keys", "[bench]"
   json all = bench_json(r);
   all.update(bench_details(synthetic(), 100));
   CHECK_SAME(rounded(all), parsed_file(data_path("bench.json")));
-  CHECK(r.without_usage == 0);
   CHECK(r.max_output_tokens_per_s == 4);  // [100, 101): 4, [101, 102): 4, [102, 103): 1
-
-  Goodput none;
-  CHECK(summarize_bench(synthetic(), 100, 4, none).request_goodput == Approx(0.75));
-  BenchResult empty = summarize_bench({}, 0, 0, none);
-  CHECK(empty.completed == 0);
-  CHECK(empty.request_throughput == 0);
+  CHECK(summarize_bench({}, 0, 0, Goodput()).request_throughput == 0);
 }
 
 TEST_CASE("bench: a request's TBT is the mean of its longest tenth of gaps", "[bench]") {
@@ -90,26 +84,6 @@ TEST_CASE("bench: a request's TBT is the mean of its longest tenth of gaps", "[b
   CHECK(r.tbt_max_ms.min == Approx(500));
   CHECK(r.tbt_p99_ms.min == Approx(500 - 0.19 * 200));
   CHECK(summarize_bench(records, 100, 4, parse_goodput("tbt:399").value()).request_goodput == Approx(0.25));
-  CHECK(summarize_bench(records, 100, 4, parse_goodput("tbt:450 ttft:150").value()).request_goodput == Approx(0.25));
-}
-
-TEST_CASE("bench: a refused request has not failed, and is not good", "[bench]") {
-  std::vector<RequestRecord> records = {record(100, {100.1, 100.2}, 5, 2), record(100, {}, 5, 0),
-                                        record(100, {}, 5, 0)};
-  records[1].error = records[2].error = "HTTP 429";
-  records[1].refused = records[2].refused = true;
-  records[1].retry_after_s = 3;
-  const BenchResult r = summarize_bench(records, 100, 4, parse_goodput("ttft:1000").value());
-  CHECK(r.completed == 1);
-  CHECK(r.refused == 2);
-  CHECK(r.failed == 0);
-  CHECK(r.slo_attainment == Approx(1 / 3.0));
-  CHECK(r.retry_after_s.count == 1);
-  CHECK(r.ttft_ms.count == 1);
-  const std::string table = bench_table(r, {1, 0, true});
-  CHECK(table.find("Refused requests (429):                  2         \n") != table.npos);
-  CHECK(table.find("Mean Retry-After (s):                    3.00      \n") != table.npos);
-  CHECK(bench_json(r)["refused_with_retry_after"] == 1);
 }
 
 TEST_CASE("bench: goodput limits are parsed, and bad ones refused", "[bench]") {
@@ -119,12 +93,8 @@ TEST_CASE("bench: goodput limits are parsed, and bad ones refused", "[bench]") {
   CHECK(g.value().ttft_ms == 200);
   CHECK(g.value().e2el_ms == 1.5);
   CHECK(std::isinf(g.value().tpot_ms));
-  CHECK(parse_goodput("tbt:7.5").value().tbt_ms == 7.5);
-  g = parse_goodput("");
-  REQUIRE(g);
-  CHECK_FALSE(g.value().given);
-  for (const char* bad : {"ttft", "ttft:", "ttft:x", "ttft:-1", "ttft:0", "ttft:inf", "ttft:nan", "itl:5", "ttft=5",
-                          "ttft:1 ttft:2", ":5", "ttft:5ms"}) {
+  CHECK_FALSE(parse_goodput("").value().given);
+  for (const char* bad : {"ttft", "ttft:x", "ttft:0", "ttft:nan", "itl:5", "ttft=5", "ttft:1 ttft:2", "ttft:5ms"}) {
     INFO(bad);
     CHECK_FALSE(parse_goodput(bad));
   }
@@ -184,7 +154,6 @@ TEST_CASE("bench: chunks, usage and errors in a stream are counted as documented
   CHECK(answer({{1, a}}).error == "the stream ended without [DONE]");
   CHECK(answer({{1, done}}).error == "the stream ended without any chunk");
   CHECK(answer({{1, a}, {2, done}}, 200, "cut").error == "cut");
-  CHECK(answer({}, 0, "connect: refused").error == "connect: refused");
   CHECK(answer({{1, "{\"error\":{\"message\":\"full\"}}"}}, 503).error == "HTTP 503 Reason: full");
   r = answer({{1, "{\"error\":{\"message\":\"ttft\"}}"}}, 429, "", "7");
   CHECK(r.refused);
@@ -192,15 +161,11 @@ TEST_CASE("bench: chunks, usage and errors in a stream are counted as documented
   CHECK(r.retry_after_s == 7);
   for (const char* none : {"", "soon", "-1", "7s"}) CHECK(answer({}, 429, "", none).retry_after_s == -1);
   CHECK_FALSE(answer({}, 503, "", "7").refused);
-  CHECK(answer({{1, "{\"object\":\"error\",\"message\":\"flat\"}"}}, 400).error == "HTTP 400 Reason: flat");
   CHECK(answer({{1, "<html>"}}, 502).error == "HTTP 502 Reason");
-  CHECK(answer({{1, std::string(100000, 'x')}}, 500).error == "HTTP 500 Reason");
   CHECK(answer({{1, a + "data: {\"error\":{\"message\":\"died\"}}\n\n" + done}}).error == "error in the stream: died");
   CHECK(answer({{1, "data: {\"error\":{\"message\":\"ttft\",\"code\":\"objective_missed\"}}\n\n" + done}}).refused);
-  CHECK_FALSE(answer({{1, "data: {\"error\":{\"message\":\"died\",\"code\":null}}\n\n" + done}}).refused);
   CHECK(answer({{1, ": waiting\n\n" + a}, {2, ": waiting\n\n" + done}}).ok());
   CHECK_FALSE(answer({{1, "data: {bad\n\n" + done}}).ok());
-  CHECK_FALSE(answer({{1, "data: [1]\n\n" + done}}).ok());
 }
 
 // --- against a scripted server ---
@@ -301,16 +266,10 @@ TEST_CASE("bench: random prompts against a server give complete results", "[benc
                                     "--detailed", "--goodput", "ttft:60000"});
   CHECK(run.code == 0);
   CHECK(run.out["completed"] == 20);
-  CHECK(run.out["failed"] == 0);
   CHECK(run.out["total_input_tokens"] == 600);
   CHECK(run.out["total_output_tokens"] == 80);
-  CHECK(run.out["model_id"] == "tiny");
-  CHECK(run.out["tokenizer_id"] == "/m");
-  CHECK(run.out["request_rate"] == "inf");
   CHECK(run.out["slo_attainment"] == 1.0);
-  CHECK(run.out["seed"] == 5);
   CHECK(run.out["run"]["options"]["input-len"] == "30");
-  CHECK(run.out["run"]["machine"].get<std::string>().size() > 5);
   CHECK(run.out["generated_texts"][0] == "tttt");
   CHECK(run.out["itls"][0].size() == 3);
   std::vector<json> bodies = script.take_bodies();
@@ -356,8 +315,6 @@ TEST_CASE("bench: --max-concurrency limits open requests, and the rate sets arri
                            {"--requests", "12", "--input-len", "3", "--output-len", "3", "--max-concurrency", "3"});
   CHECK(run.code == 0);
   CHECK(script.most_in_flight == 3);
-  CHECK(run.out["max_concurrent_requests"] == 3);
-  CHECK(run.out["max_concurrency"] == 3);
   script.together = 0;
   run = run_bench(server, {"--requests", "20", "--input-len", "3", "--output-len", "1", "--rate", "100", "--arrival",
                            "fixed", "--detailed"});
@@ -399,11 +356,8 @@ TEST_CASE("bench: a load that the server cannot accept is refused before it star
   CHECK(run_bench(server, {"--input-len", "250", "--output-len", "7"}).code == 2);  // the context is 256
   CHECK(run_bench(server, {"--goodput", "nonsense"}).code == 2);
   CHECK(run_bench(server, {"--dataset", "mooncake", "--dataset-path", "/none"}).code == 1);
-  CHECK(script.take_bodies().empty());
-  testing::TempDir dir;
   for (std::vector<std::string> words : {std::vector<std::string>{"--url", "http://127.0.0.1:1"},
                                          {"--url", server.url(), "--model", "absent"},
-                                         {"--url", server.url(), "--json", dir.path + "/no/such/folder"},
                                          {"--url", server.url()}}) {  // the first model has no vocab_size
     auto options = Options::parse(all_options(), "bench", words, 0);
     REQUIRE(options);

@@ -43,11 +43,8 @@ TEST_CASE("datasets: random lengths fill their range, and tokens follow from the
   CHECK(ids.size() > 20);
   CHECK(prompt_tokens(random_load(1, 100, 10, 0.5, 7).requests[0], 64) == a);  // the seed decides
   CHECK(prompt_tokens(random_load(1, 100, 10, 0.5, 8).requests[0], 64) != a);
-  for (const BenchRequest& request : random_load(50, 1, 1, 0.9, 1).requests) {
-    CHECK(request.input_tokens >= 1);
-    CHECK(request.output_tokens >= 1);
-  }
-  for (const BenchRequest& request : random_load(50, 33, 4, 0, 1).requests) CHECK(request.input_tokens == 33);
+  for (const BenchRequest& request : random_load(50, 1, 1, 0.9, 1).requests)
+    CHECK((request.input_tokens >= 1 && request.output_tokens >= 1));
 }
 
 TEST_CASE("datasets: shared prefixes are shared within a group only", "[datasets]") {
@@ -105,39 +102,15 @@ TEST_CASE("datasets: a mooncake file gives arrivals, lengths, shared blocks and 
   CHECK(std::equal(b.begin(), b.end(), a.begin()));
   CHECK(a[0] != c[0]);
   CHECK(a[512] != c[512]);
-  load = mooncake_load(path, 9, 1, 0);
-  REQUIRE(load);
-  CHECK(load.value().requests.size() == 4);
-  CHECK(load.value().notes == std::vector<std::string>{path + " holds 4 requests"});
 
   write_file(dir, line(0, 1, 1) + "\n{bad\n");
   load = mooncake_load(path, 9, 1, 0);
   REQUIRE_FALSE(load);
   check_error(load.error(), "--dataset-path: " + path + ":3");
-  CHECK(mooncake_load(path, 1, 1, 0));  // the bad line is not reached
-  CHECK_FALSE(mooncake_load(dir.path + "/none", 1, 1, 0));
-
-  // An id can stand for 16 tokens, and a session's row waits for the answer before it.
-  write_file(dir, R"({"session_id": "a", "timestamp": 1000, "input_length": 40, "output_length": 1, "hash_ids": [1,2,3]}
-                     {"timestamp": 3000, "input_length": 6, "output_length": 1, "hash_ids": [2]}
-                     {"session_id": "a", "delay": 250, "input_length": 9, "output_length": 1, "hash_ids": [1]})");
-  CHECK_FALSE(mooncake_load(path, 9, 2, 0));
-  load = mooncake_load(path, 9, 2, 0, 16);
-  REQUIRE(load);
-  CHECK(load.value().sessions);
-  const auto& turns = load.value().requests;
-  REQUIRE(turns.size() == 3);
-  REQUIRE(turns[0].spans.size() == 3);
-  CHECK(turns[0].spans[1].tokens == 16);
-  CHECK(turns[0].spans[2].tokens == 8);
-  CHECK(turns[1].input_tokens == 9);
-  CHECK(turns[1].after == 0);
-  CHECK(turns[1].think_s == 0.25);  // the time scale does not apply
-  CHECK(turns[2].after == -1);
-  CHECK(turns[2].arrival_s == 1);
 }
 
-TEST_CASE("datasets: ShareGPT conversations give their first prompt and reply", "[datasets]") {
+TEST_CASE("datasets: ShareGPT conversations give their first prompt and reply, and odd rows are counted",
+          "[datasets]") {
   testing::TempDir dir;
   std::string path = write_file(dir, R"( [
   {"id": "a", "conversations": [{"from": "human", "value": "q \" ] }"}, {"from": "gpt", "value": "r"},
@@ -145,7 +118,9 @@ TEST_CASE("datasets: ShareGPT conversations give their first prompt and reply", 
   {"id": "b", "conversations": [{"from": "human", "value": "alone"}]},
   {"id": "c", "conversations": []},
   {"id": "d", "conversations": [{"from": "gpt", "value": "x"}, {"from": "human", "value": "y"}]}
-  , {"id": "e", "conversations": [{"from": "user", "value": "q2"}, {"from": "gpt", "value": "r2"}]}
+  , {"id": "e", "conversations": [{"from": "system", "value": "Be kind."}, {"from": "user", "value": "q2"},
+                                  {"from": "gpt", "value": "r2"}]},
+  null, "a, text ]", {"conversations": [{"from": "human", "from": "human", "value": "q"}]}
 ] )");
   auto read = read_sharegpt(path);
   INFO((read ? "" : read.error().message));
@@ -154,8 +129,18 @@ TEST_CASE("datasets: ShareGPT conversations give their first prompt and reply", 
   REQUIRE(talks.size() == 2);
   CHECK(talks[0].prompt == "q \" ] }");
   CHECK(talks[0].reply == "r");
-  CHECK(talks[1].prompt == "q2");
-  CHECK(read.value().notes.empty());
+  CHECK(talks[1].prompt == "Be kind.\nq2");
+  REQUIRE(read.value().notes.size() == 1);
+  CHECK(read.value().notes[0].starts_with("3 rows are not conversations and are skipped; the first: "));
+  // The same as lines.
+  const auto lines = read_sharegpt(
+      write_file(dir,
+                 "\xEF\xBB\xBF"
+                 R"({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "r"}]})"
+                 "\n3.5\n"));
+  REQUIRE(lines);
+  CHECK(lines.value().conversations.size() == 1);
+  CHECK(lines.value().notes.size() == 1);
 
   for (const json& one : parsed_file(data_path("hostile/sharegpt.json"))) {
     path = write_file(dir, one[0]);
@@ -166,42 +151,6 @@ TEST_CASE("datasets: ShareGPT conversations give their first prompt and reply", 
     check_error(bad.error(), one[1]);
   }
   CHECK_FALSE(read_sharegpt(dir.path + "/none"));
-}
-
-TEST_CASE("datasets: odd rows of ShareGPT are skipped and counted, in arrays and in lines", "[datasets]") {
-  testing::TempDir dir;
-  const std::vector<std::string> rows = {
-      "null",
-      R"({"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "r"}]})",
-      "3.5",
-      R"("a, text ]")",
-      "[1, {}]",
-      R"({"id": "no conversations"})",
-      R"({"conversations": [{"from": "human", "from": "human", "value": "q"}, {"from": "gpt", "value": "r"}]})",
-      R"({"conversations": [{"from": "human", "value": "\ud800"}, {"from": "gpt", "value": "r"}]})",
-      R"({"conversations": [{"from": "human", "value": null}, {"from": "gpt", "value": "r"}]})",
-      R"({"conversations": [{"from": "system", "value": "Be kind."}, {"from": "human", "value": "two"},
-          {"from": "gpt", "value": "r2"}]})",
-      "true"};
-  std::string array = "\xEF\xBB\xBF [", lines = "\xEF\xBB\xBF";
-  for (std::string row : rows) {
-    array += (array.size() > 5 ? " ,\n" : "") + row;
-    std::erase(row, '\n');
-    lines += row + "\n";
-  }
-  for (const std::string& text : {array + "\n]", lines}) {
-    const auto read = read_sharegpt(write_file(dir, text));
-    INFO(text << (read ? "" : read.error().message));
-    REQUIRE(read);
-    const auto& talks = read.value().conversations;
-    REQUIRE(talks.size() == 2);
-    CHECK(talks[0].prompt == "one");
-    CHECK(talks[1].prompt == "Be kind.\ntwo");
-    CHECK(talks[1].reply == "r2");
-    REQUIRE(read.value().notes.size() == 1);
-    CHECK(read.value().notes[0].starts_with("9 rows are not conversations and are skipped; the first: "));
-    check_error(invalid(read.value().notes[0]), ":1: expected an object");
-  }
 }
 
 TEST_CASE("datasets: ShareGPT's filter drops prompts and replies that are too short or too long", "[datasets]") {
@@ -228,13 +177,6 @@ TEST_CASE("datasets: ShareGPT's filter drops prompts and replies that are too sh
   CHECK(load.value().requests.size() == 2);
   check_error(invalid(load.value().notes[0]), "2 beyond the server's max_model_len");
   CHECK_FALSE(sharegpt_load(talks, 100, 0, 7, 1, count));
-  load = sharegpt_load(talks, 1, 0, 0, 1, count);
-  REQUIRE(load);
-  CHECK(load.value().requests.size() == 1);
-  auto failing = [](const std::string&) -> Result<int> { return Error{ErrorCode::io, "gone"}; };
-  load = sharegpt_load(talks, 1, 0, 0, 1, failing);
-  REQUIRE_FALSE(load);
-  CHECK(load.error().message == "gone");
 }
 
 TEST_CASE("datasets: arrivals have the given rate and burstiness", "[datasets]") {

@@ -108,37 +108,25 @@ TEST_CASE("prefix-stats: the published figures of the Mooncake traces are reprod
 TEST_CASE("prefix-stats: texts of every format are counted in bytes, tokens and blocks", "[prefix-stats]") {
   testing::TempDir dir;
   const auto read = [&](const std::string& text) { return read_prefix_input(write_file(dir, text)).value(); };
-  const std::vector<std::string> both = {"The key of box 1 is red.\nok", "The key of box 1 is blue.\nok"};
-  CHECK(read("{\"conversation\": [{\"content\": \"The key of box 1 is red.\"}, {\"content\": \"ok\"}]}\n"
-             "{\"conversation\": [{\"content\": \"The key of box 1 is blue.\"}, {\"content\": \"ok\"}]}\n")
-            .prompts == both);
+  CHECK(read(R"({"conversation": [{"content": "The key"}, {"content": "ok"}]})").prompts ==
+        std::vector<std::string>{"The key\nok"});
   const PrefixInput texts = read(
       "{\"instruction\": \"The key of box 1 is red.\", \"context\": \"\", \"response\": \"ok\"}\n"
       "{\"instruction\": \"The key of box 1 is blue.\", \"context\": \"\", \"response\": \"ok\"}\n");
-  CHECK(texts.prompts == both);
   const PrefixStats bytes = prefix_stats(texts, 2, 0);
   REQUIRE(bytes.leaves == 1);
   CHECK(texts.text(texts.prompts[bytes.most[0].prompt].substr(0, bytes.most[0].units)) == "The key of box 1 is ");
 
+  // A word begins with its blank.
   const auto tokenizer = Tokenizer::load(kDemoModel).value();
-  const PrefixInput tokens = in_tokens(texts, *tokenizer, 1);
+  const PrefixInput tokens = in_tokens(texts, *tokenizer, 1), blocks = in_tokens(texts, *tokenizer, 4);
   const PrefixStats by_tokens = prefix_stats(tokens, 2, 0);
   REQUIRE(by_tokens.leaves == 1);
   const std::string shared = tokens.text(
       tokens.prompts[by_tokens.most[0].prompt].substr(0, by_tokens.most[0].units * 4));
-  CHECK(shared == "The key of box 1 is");  // a word begins with its blank
+  CHECK(shared == "The key of box 1 is");
   CHECK(by_tokens.most[0].length == int64_t(tokenizer->encode(shared, {.add_special_tokens = false}).size()));
-  const PrefixInput blocks = in_tokens(texts, *tokenizer, 4);
-  const PrefixStats by_blocks = prefix_stats(blocks, 2, 0);
-  CHECK(by_blocks.most[0].length == by_tokens.most[0].length / 4 * 4);
-  CHECK_FALSE(blocks.text);
-
-  const PrefixInput bailian = read(
-      "{\"chat_id\": 1, \"parent_chat_id\": -1, \"timestamp\": 0, \"input_length\": 20, \"output_length\": 5, "
-      "\"type\": "
-      "\"text\", \"turn\": 1, \"hash_ids\": [7, 8]}\n");
-  CHECK(bailian.unit_length == 16);
-  CHECK(bailian.lengths == std::vector<int64_t>{20});
+  CHECK(prefix_stats(blocks, 2, 0).most[0].length == by_tokens.most[0].length / 4 * 4);
 }
 
 TEST_CASE("prefix-stats: conversations and traces are read, and bad files are named", "[prefix-stats]") {
@@ -162,11 +150,8 @@ TEST_CASE("prefix-stats: conversations and traces are read, and bad files are na
   CHECK(read_prefix_input(dir.path + "/none").error().message.find("No such file") != std::string::npos);
   for (const auto& [text, says] : std::initializer_list<std::pair<const char*, const char*>>{
            {"", "expected a JSON array or JSON lines"},
-           {"words", "expected a JSON array or JSON lines"},
            {"{\"a\": 1}", "expected conversations, conversation, instruction, prompt or hash_ids"},
-           {"{\"prompt\": [1]}", "prompt"},
            {"[]", "no prompts"},
-           {"[{\"conversations\": 3}]", "conversations"},
            {"[{\"conversations\": [{\"from\": \"human\"}]}]", "conversations[0]"},
            {"{\"timestamp\": 0, \"hash_ids\": [1]}\n", "file:1: field \"input_length\""}}) {
     INFO(text);

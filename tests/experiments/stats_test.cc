@@ -1,10 +1,7 @@
 #include "experiments/stats.h"
 
-#include <unistd.h>
-
 #include <vector>
 
-#include "experiments/load/progress.h"
 #include "tests/catch.h"
 
 namespace xpyd::testing::stats_test {
@@ -39,22 +36,6 @@ TEST_CASE("stats: a summary has numpy's mean, deviation and percentiles", "[stat
   CHECK(none.count == 0);
   CHECK(none.mean == 0);
   CHECK(none.p99 == 0);
-}
-
-TEST_CASE("progress: nothing is written where there is no terminal", "[stats]") {
-  int pipe_fds[2];
-  REQUIRE(pipe(pipe_fds) == 0);
-  VirtualClock clock;
-  {
-    Progress progress("bench", 10, clock, true, pipe_fds[1]);
-    progress.update(5);
-    clock.seconds = 1;
-    progress.update(10, "done");
-  }
-  close(pipe_fds[1]);
-  char byte;
-  CHECK(read(pipe_fds[0], &byte, 1) == 0);  // closed and empty
-  close(pipe_fds[0]);
 }
 
 }  // namespace

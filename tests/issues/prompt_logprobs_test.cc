@@ -220,20 +220,5 @@ TEST_CASE("echo with logprobs, echo of nothing more, and vLLM's prompt_logprobs 
   CHECK(parsed(chat.body)["prompt_logprobs"].size() == server.service.seen().back().prompt.size());
 }
 
-TEST_CASE("logprobs of tokens with one text: the reply's dictionary keeps the likeliest", "[server][prompt_logprobs]") {
-  TestServer server;
-  server.service.script = [](const Request& request, int choice) {
-    auto events = FakeService::hello(request, choice);
-    for (TokenEvent& event : events) {
-      event.has_logprobs = true;
-      event.sampled.chosen = {900, -3};  // no token: its id is its text
-      event.sampled.top = {{'!', -0.1f}, {'!', -2}};
-    }
-    return events;
-  };
-  Reply reply = server.post("/v1/completions", R"({"prompt":"a","max_tokens":1,"logprobs":2})");
-  CHECK(reply.body.find(R"("top_logprobs":[{"!":-0.1,"token_id:900":-3}])") != std::string::npos);
-}
-
 }  // namespace
 }  // namespace xpyd::testing::prompt_logprobs_test

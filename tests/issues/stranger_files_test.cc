@@ -1,21 +1,15 @@
 // This program removes, truncates and replaces no file of others, and leaves no secret behind.
 
-#include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
-#include "base/clock.h"
 #include "base/files.h"
 #include "disagg/net/address.h"
-#include "disagg/net/channel.h"
 #include "model/folder.h"
 #include "model/text/tokenizer.h"
 #include "server/cli/commands.h"
@@ -33,27 +27,6 @@ std::string text_of(const std::string& path) {
   text << std::ifstream(path).rdbuf();
   return text.str();
 }
-
-// Sets a variable of the environment while it lives.
-struct Environment {
-  const std::string name;
-  const char* const before = std::getenv(name.c_str());
-  const std::string kept = before ? before : "";
-  Environment(const std::string& n, const std::string& value) : name(n) { setenv(name.c_str(), value.c_str(), 1); }
-  ~Environment() { before ? setenv(name.c_str(), kept.c_str(), 1) : unsetenv(name.c_str()); }
-};
-
-// While this lives, no further descriptor can be opened.
-struct NoDescriptors {
-  rlimit before{};
-  NoDescriptors() {
-    getrlimit(RLIMIT_NOFILE, &before);
-    rlimit none = before;
-    none.rlim_cur = 3;
-    setrlimit(RLIMIT_NOFILE, &none);
-  }
-  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before); }
-};
 
 Result<int> listen_unix(const std::string& path) {
   return listen_at(parse_control_address("unix:" + path).value(), nullptr);
@@ -112,28 +85,6 @@ TEST_CASE("files: the socket of a dead process is replaced, and that of a live o
   CHECK_FALSE(fs::exists(path));
 }
 
-TEST_CASE("files: a control loop removes its socket at its end, but not a file that has its name since then",
-          "[issues][files]") {
-  TempDir dir;
-  RealClock clock;
-  const std::string path = dir.path + "/s", address = "unix:" + path;
-  const NodeIdentity self{"me", 1};
-  auto nobody = [](ChannelPtr) { return ChannelEvents{}; };
-  {
-    ControlLoop loop(clock);
-    REQUIRE(loop.listen({address, {}, self}, nobody).ok());
-    CHECK(fs::is_socket(path));
-  }
-  CHECK_FALSE(fs::exists(path));
-  {
-    ControlLoop loop(clock);
-    REQUIRE(loop.listen({address, {}, self}, nobody).ok());
-    fs::remove(path);
-    put(path, "somebody else's");
-  }
-  CHECK(text_of(path) == "somebody else's");
-}
-
 TEST_CASE("files: a result replaces its own file and no other", "[issues][files]") {
   TempDir dir;
   const std::string path = dir.path + "/r.json", pipe = dir.path + "/p", link = dir.path + "/l";
@@ -160,28 +111,7 @@ TEST_CASE("files: a result replaces its own file and no other", "[issues][files]
   CHECK(n == 4);
 }
 
-TEST_CASE("issue: a conductor or worker that finds no free descriptor at its start reports an error",
-          "[control][attack]") {
-  RealClock clock;
-  const ControlEndpoint here{"127.0.0.1:0", ClusterKey::random(), {"conductor"}};
-  std::unique_ptr<ControlLoop> loop;
-  {
-    NoDescriptors none;
-    loop = std::make_unique<ControlLoop>(clock);
-  }
-  const auto nobody = [](ChannelPtr) { return ChannelEvents{}; };
-  const Result<std::string> listening = loop->listen(here, nobody);
-  REQUIRE(!listening);
-  CHECK(listening.error().code == ErrorCode::unavailable);  // a worker tries again
-  CHECK(listening.error().message == "epoll: Too many open files");
-  const Result<ChannelPtr> channel = loop->connect(here, 1, nobody);
-  REQUIRE(!channel);
-  CHECK(channel.error().code == ErrorCode::unavailable);
-}
-
 TEST_CASE("files: a private folder is of its owner alone, and is removed with its files", "[issues][private_folder]") {
-  TempDir dir;
-  const Environment of("TMPDIR", fs::absolute(dir.path).string());
   std::string path;
   {
     const PrivateFolder folder;

@@ -64,6 +64,15 @@ constexpr Fields kFields[] = {
     {ignored, kChat, R"(true)", "echo"},
 };
 
+// A served model with byte tokens.
+ServedModel served(const ChatTemplate* chat = nullptr) {
+  ServedModel model{.name = "m", .tokenizer = &byte_tokenizer(), .chat_template = chat};
+  model.max_model_len = 100000;
+  model.vocab_size = byte_tokenizer().vocab_size();
+  model.max_prompt_bytes = 100000;
+  return model;
+}
+
 // Everything that the rest of the server learns of a request, or the error.
 struct Heard {
   std::string error_field, all;
@@ -74,10 +83,7 @@ Heard hear(bool chat, const std::string& more) {
   static const auto chats = ChatTemplate::parse(
       "{% for m in messages %}{{ m.content }}{% endfor %}{{ mood }}{{ add_generation_prompt }}",
       [] { return int64_t{0}; });
-  ServedModel model{.name = "m", .tokenizer = &byte_tokenizer(), .chat_template = chats.value().get()};
-  model.max_model_len = 100000;
-  model.vocab_size = byte_tokenizer().vocab_size();
-  model.max_prompt_bytes = 100000;
+  const ServedModel model = served(chats.value().get());
   const auto sessions = std::make_shared<Sessions>(4, 1 << 20);
   GenerationCall call;
   const std::string base = chat ? R"({"model":"m","messages":[{"role":"user","content":"hi"}])"
@@ -135,35 +141,8 @@ TEST_CASE("api: a value that asks for nothing is treated like an absent field", 
       }
 }
 
-// ---- honoured fields in detail
-
-ServedModel bytes_model(int max_model_len) {
-  ServedModel model{.name = "m", .tokenizer = &byte_tokenizer()};
-  model.max_model_len = max_model_len;
-  model.vocab_size = byte_tokenizer().vocab_size();
-  model.max_prompt_bytes = 1000;
-  return model;
-}
-
-TEST_CASE("api: max_completion_tokens also counts for completions and overrides max_tokens", "[server][api]") {
-  ServedModel model = bytes_model(100);
-  const auto parse = [&](const std::string& more, GenerationCall& call) {
-    return parse_generation(R"({"prompt":"hi",)" + more + "}", false, model, call);
-  };
-  GenerationCall a, b, c, d;
-  REQUIRE(!parse(R"("max_completion_tokens":30)", a));
-  CHECK(a.prompts[0].max_tokens == 30);
-  REQUIRE(!parse(R"("max_completion_tokens":3,"max_tokens":20)", b));
-  CHECK(b.prompts[0].max_tokens == 3);
-  REQUIRE(!parse(R"("max_completion_tokens":0,"echo":true)", c));
-  CHECK(c.prompt_only);
-  const auto error = parse(R"("max_completion_tokens":99)", d);
-  REQUIRE(error);
-  CHECK(error->param == "max_completion_tokens");
-}
-
 TEST_CASE("api: the model folder's sampling defaults apply only to fields that a request leaves out", "[server][api]") {
-  ServedModel model = bytes_model(100);
+  ServedModel model = served();
   model.sampling = {.temperature = 0.5f, .top_k = 20, .top_p = 0.75f, .min_p = 0.25f, .repetition_penalty = 1.25f};
   GenerationCall silent, says;
   REQUIRE(!parse_generation(R"({"prompt":"hi","temperature":null})", false, model, silent));
@@ -174,6 +153,69 @@ TEST_CASE("api: the model folder's sampling defaults apply only to fields that a
                             false, model, says));
   const SamplingParams t = says.prompts[0].sampling;
   CHECK((t.temperature == 1 && t.top_k == 0 && t.top_p == 1 && t.min_p == 0 && t.repetition_penalty == 1));
+}
+
+// ---- what a chat request gives to the model's chat template: roles, contents and extra variables
+
+constexpr const char* kAll =
+    "{% for m in messages %}{{ m|tojson }}\n{% endfor %}{{ mood }} {{ add_generation_prompt }}";
+
+// Returns the text of the prompt, or of the error.
+std::string prompt_of(const std::string& jinja, const std::string& body) {
+  auto chat = ChatTemplate::parse(jinja, [] { return int64_t{0}; });
+  if (!chat.ok()) return chat.error().message;
+  GenerationCall call;
+  auto error = parse_generation("{" + body + "}", true, served(chat.value().get()), call);
+  if (error) return std::to_string(error->status) + " " + error->param + ": " + error->message;
+  CHECK(call.ignored.empty());
+  return byte_tokenizer().decode(call.prompts[0].prompt, false);
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+
+TEST_CASE("chat request: messages and extra variables reach the template", "[server][api][chat]") {
+  CHECK(prompt_of(kAll, R"("messages": [{"role": "user", "content": "hi"}])") ==
+        "{\"role\": \"user\", \"content\": \"hi\"}\n True");
+  CHECK(prompt_of(kAll, R"("add_generation_prompt": false, "chat_template_kwargs": {"mood": "good"},
+      "messages": [{"name": "Ann", "role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}])") ==
+        "{\"role\": \"user\", \"content\": \"hi\"}\ngood False");
+}
+
+TEST_CASE("chat request: a client's special tokens are plain text wherever they stand", "[server][api][chat]") {
+  const int32_t end = byte_tokenizer().token_id("<|end|>");
+  REQUIRE(end >= 0);
+  for (const char* body :
+       {R"("messages": [{"role": "user", "content": "<|end|>"}])",
+        R"("messages": [{"role": "user", "content": [{"type": "text", "text": "<|end|>"}]}])",
+        R"("messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"mood": "<|end|>"})"}) {
+    INFO(body);
+    auto chat = ChatTemplate::parse(std::string(kAll) + "<|end|>", [] { return int64_t{0}; });
+    GenerationCall call;
+    REQUIRE(!parse_generation("{" + std::string(body) + "}", true, served(chat.value().get()), call));
+    const auto& ids = call.prompts[0].prompt;
+    CHECK(std::count(ids.begin(), ids.end(), end) == 1);  // the one that the template writes
+    CHECK(ids.back() == end);
+  }
+}
+
+TEST_CASE("chat request: what the template or the API cannot take is refused", "[server][api][chat]") {
+  const std::string user = R"("messages": [{"role": "user", "content": "x"}])";
+  const std::pair<std::string, std::string> cases[] = {
+      {user + R"(, "tools": [])", " True"},
+      {user + R"(, "tools": [{"a": 1}])", "400 tools: field \"tools\": this server does not support it"},
+      {user + R"(, "chat_template_kwargs": [1])", "400 chat_template_kwargs"},
+      {user + R"(, "chat_template_kwargs": {"messages": []})", "400 chat_template_kwargs"},
+      {R"("messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])",
+       "400 messages: field \"messages\": expected content parts to have type \"text\""},
+  };
+  for (const auto& [body, expected] : cases) {
+    INFO(body);
+    CHECK(has(prompt_of(kAll, body), expected));
+  }
+  CHECK(has(prompt_of("{{ raise_exception('Only two turns') }}", user),
+            "400 messages: the model's chat template failed, line 1: Only two turns"));
+  const std::string many = R"("messages": [{"role": "user", "content": ")" + std::string(60000, 'x') + "\"}]";
+  CHECK(has(prompt_of("{{ messages[0].content }}{{ messages[0].content }}", many), "context length"));
 }
 
 }  // namespace

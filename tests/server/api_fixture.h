@@ -21,7 +21,6 @@ struct Answer {
 };
 void check_answers(TestServer& server, const std::string& path, const std::vector<Answer>& answers);
 
-bool is_error(const Reply& reply, int status, const std::string& type, const json& param, const json& code);
 void check_error(const Reply& reply, int status, const std::string& type, const json& param, const json& code);
 
 }  // namespace xpyd::testing

@@ -4,7 +4,6 @@
 
 #include <set>
 
-#include "base/clock.h"
 #include "tests/server/api_fixture.h"
 
 namespace xpyd::testing::api_test {
@@ -102,16 +101,6 @@ TEST_CASE("api: every sampling field reaches the request", "[server][api]") {
   CHECK(r.include_stop_text);
   CHECK_FALSE(r.skip_special_tokens);
   CHECK(r.cache_salt != 0);
-  // Without a field, and with null, the default holds.
-  server.post("/v1/completions", R"({"prompt":"a","top_k":-1,"stop":null,"seed":null,"n":null,
-    "temperature":null,"stream":null,"logprobs":null,"cache_salt":null})");
-  Request d = server.service.seen().at(1);
-  CHECK(d.sampling.temperature == 1);
-  CHECK(d.sampling.top_k == 0);
-  CHECK(d.sampling.top_logprobs == -1);
-  CHECK(d.stop.empty());
-  CHECK(d.cache_salt == 0);
-  CHECK_FALSE(d.ignore_eos);
 }
 
 TEST_CASE("api: equal cache salts map to one value, and requests without a seed get different seeds", "[server][api]") {
@@ -142,7 +131,7 @@ TEST_CASE("api: echo, token ids, usage and logprobs are the same in whole answer
         {{"/choices/0/text", R"("é: he")"}, {"/choices/1/text", R"("bhe")"}}},
        {R"({"prompt":[97,98],"max_tokens":2,"echo":true})", {{"/choices/0/text", R"("abhe")"}}},
        {R"({"prompt":"ab","max_tokens":2,"echo":true,"stream":true})",
-        {{"/0/choices/0/text", R"("abh")"}, {"/1/choices/0/text", R"("e")"}}},
+        {{"/0/choices/0/text", R"("abh")"}, {"/1/choices/0/text", R"("e")"}, {"/1/object", R"("text_completion")"}}},
        {R"({"prompt":"ab","max_tokens":2,"return_token_ids":true})",
         {{"/choices/0/token_ids", "[104,101]"}, {"/choices/0/prompt_token_ids", "[97,98]"}}},
        {R"({"prompt":"a","max_tokens":2,"logprobs":2})",
@@ -188,23 +177,6 @@ TEST_CASE("api: a choice names its finish reason", "[server][api]") {
     CHECK_SAME(events[0]["choices"][0]["finish_reason"], nullptr);
     CHECK_SAME(events[1]["choices"][0]["finish_reason"], cases[which].second);
   }
-}
-
-TEST_CASE("api: a completion stream has one event per token", "[server][api]") {
-  TestServer server;
-  Reply reply = server.post("/v1/completions", R"({"prompt":"a","max_tokens":5,"stream":true})");
-  auto events = chunks(reply);
-  REQUIRE(events.size() == 5);  // a stream has a usage chunk only on request
-  std::string text;
-  for (const json& event : events) {
-    CHECK_SAME(event["object"], "text_completion");
-    CHECK_SAME(event["id"], events[0]["id"]);
-    CHECK_FALSE(event.contains("usage"));
-    REQUIRE(event["choices"].size() == 1);
-    text += event["choices"][0]["text"].get<std::string>();
-  }
-  CHECK(text == "hello");
-  CHECK(reply.body.find("\r") == std::string::npos);
 }
 
 TEST_CASE("api: a chat stream brings the role with the first token", "[server][api]") {
@@ -283,8 +255,11 @@ TEST_CASE("api: a failure is a status, or an event of a stream whose head is alr
   }
   how = FinishReason::timeout;
   check_error(server.post("/v1/completions", R"({"prompt":"a"})"), 504, "server_error", nullptr, "request_timeout");
-  how = FinishReason::error;
   early = false;
+  const Reply late = server.post("/v1/completions", R"({"prompt":"a","stream":true})");
+  REQUIRE(late.events().size() >= 2);
+  CHECK(parsed(late.events()[late.events().size() - 2])["error"]["code"] == "request_timeout");
+  how = FinishReason::error;
   Reply reply = server.post("/v1/completions", R"({"prompt":"a","stream":true,"n":2})");
   CHECK(reply.status == 200);
   CHECK(reply.complete);
@@ -296,116 +271,15 @@ TEST_CASE("api: a failure is a status, or an event of a stream whose head is alr
   CHECK(server.service.wait([](auto& s) { return s.aborted().size() == 1; }));
 }
 
-// ---- events that the test makes
-
-namespace {
-
-// Records what the server sends.
-class Sent final : public HttpExchange {
- public:
-  void respond(HttpResponse response) override { answers.push_back(std::move(response)); }
-  void begin_stream(HttpResponse head) override { answers.push_back(std::move(head)); }
-  void write(std::string bytes) override { stream += bytes; }
-  void end_stream() override { ended = true; }
-  void on_gone(std::function<void()>) override {}
-
-  std::vector<HttpResponse> answers;
-  std::string stream;
-  bool ended = false;
-};
-
-// Emits only the tokens that the test asks for.
-class Silent final : public Service {
- public:
-  Status submit(std::shared_ptr<const Request>, std::shared_ptr<EventSink> its_sink) override {
-    sink = std::move(its_sink);
-    if (refuses) say(-1, FinishReason::refused);
-    return ok();
-  }
-  void abort(uint64_t) override { ++aborted; }
-  ServiceStats stats() const override { return {}; }
-  std::string trouble() const override { return ""; }
-  void say(int32_t token, FinishReason finish) {
-    TokenEvent event;
-    event.token = token;
-    event.text = token < 0 ? "" : "x";
-    event.finish = finish;
-    event.error = token < 0 ? "too late" : "";
-    sink->on_event(std::move(event));
-  }
-  std::shared_ptr<EventSink> sink;
-  bool refuses = false;
-  int aborted = 0;
-};
-
-struct Bed {
-  Bed() {
-    ServerOptions options;
-    options.max_model_len = 100;
-    options.vocab_size = 100;
-    options.log = [](const std::string&) {};
-    api = std::make_unique<Api>(options, service, nullptr, nullptr, clock,
-                                [this](std::function<void()> work) { posted.push_back(std::move(work)); });
-  }
-  std::shared_ptr<Sent> ask(const std::string& body) {
-    auto sent = std::make_shared<Sent>();
-    HttpRequest request{.method = "POST", .path = "/v1/completions"};
-    request.body = body;
-    api->handle(std::move(request), sent);
-    run();
-    return sent;
-  }
-  void run() {
-    for (size_t i = 0; i < posted.size(); ++i) std::exchange(posted[i], nullptr)();
-    posted.clear();
-  }
-  VirtualClock clock;
-  Silent service;
-  std::vector<std::function<void()>> posted;
-  std::unique_ptr<Api> api;
-};
-
-constexpr const char* kStream = R"({"prompt":[1],"stream":true,"max_tokens":5})";
-
-}  // namespace
-
-TEST_CASE("api: a stream's head is sent at once", "[server][api]") {
-  Bed bed;
-  auto sent = bed.ask(kStream);
-  REQUIRE(sent->answers.size() == 1);
-  CHECK(sent->answers[0].status == 200);
-  CHECK(sent->answers[0].content_type == "text/event-stream; charset=utf-8");
-  CHECK(sent->stream == "");
-  bed.service.say(7, FinishReason::stop);
-  bed.run();
-  CHECK(sent->ended);
-  CHECK(sent->answers.size() == 1);
-}
-
 TEST_CASE("api: a request that the cluster refuses at once gets a status, even if it asks for a stream",
           "[server][api]") {
-  Bed bed;
-  bed.service.refuses = true;
-  auto sent = bed.ask(kStream);
-  REQUIRE(sent->answers.size() == 1);
-  CHECK(sent->answers[0].status == 429);
-  CHECK(sent->stream == "");
-}
-
-TEST_CASE("api: a request that the cluster ends after its deadline gets request_timeout", "[server][api]") {
-  Bed bed;
-  auto sent = bed.ask(kStream);
-  bed.service.say(-1, FinishReason::timeout);
-  bed.run();
-  CHECK(sent->ended);
-  CHECK(sent->stream.find("request_timeout") != std::string::npos);
-  CHECK(sent->stream.ends_with("data: [DONE]\n\n"));
-  auto whole = bed.ask(R"({"prompt":[1],"max_tokens":5})");
-  bed.service.say(-1, FinishReason::timeout);
-  bed.run();
-  REQUIRE(whole->answers.size() == 1);
-  CHECK(whole->answers[0].status == 504);
-  CHECK(whole->answers[0].body.find("request_timeout") != std::string::npos);
+  TestServer server;
+  server.service.script = [](const Request&, int) {
+    return std::vector{FakeService::token(-1, "", FinishReason::refused)};
+  };
+  const Reply reply = server.post("/v1/completions", R"({"prompt":"a","stream":true})");
+  CHECK(reply.status == 429);
+  CHECK(reply.events().empty());
 }
 
 }  // namespace xpyd::testing::api_test

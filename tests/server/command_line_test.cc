@@ -1,15 +1,12 @@
 // Runs the program itself and checks exit codes and messages. XPYD_BIN names the program, and `make test` sets it.
 #include "base/cpu.h"
 #include "experiments/subcommands.h"
-#include "model/folder.h"
 #include "server/build.h"
 #include "server/cli/commands.h"
 #include "tests/program.h"
 
 namespace xpyd::testing::command_line_test {
 namespace {
-
-namespace fs = std::filesystem;
 
 struct Case {
   Words words;
@@ -46,8 +43,7 @@ TEST_CASE("command line: --cpu-kernels limits every kernel table, and names the 
     if (row.needs > Isa::avx2) continue;  // a table need not have its own kernel for both of these rows
     size_t chosen = 0;
     for (const char* kind : {"*", "_dot*"})  // gemm has two rows for each instruction set
-      for (size_t at = 0; (at = ran.out.find(std::string(" ") + row.name + kind, at)) != std::string::npos; ++at)
-        ++chosen;
+      chosen += count(ran.out, std::string(" ") + row.name + kind);
     CHECK(chosen == 3);  // one each of gemm, attention and row operations
   }
 }
@@ -70,23 +66,12 @@ TEST_CASE("a worker whose weights have another dtype has another fingerprint", "
 
 TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]") {
   NEEDS_PROGRAM();
-  TempDir dir;
-  std::string ini = dir.path + "/bad.ini";
-  std::ofstream(ini) << "topolgy = 1C\n";
   check_misuse({
       {{}, "usage: xpyd SUBCOMMAND"},
       {{"sevre"}, "unknown subcommand 'sevre'"},
-      {{"--verbose"}, "unknown subcommand"},
       {{"help", "sevre"}, "unknown subcommand 'sevre'"},
-      {{"help", "serve", "x"}, "unexpected argument 'x'"},
-      {{"--version", "x"}, "unexpected argument 'x'"},
       {{"serve", "--prot", "1"}, "unknown option '--prot'"},
-      {{"serve", "--port", "x"}, "expected a whole number from 0 to 65535"},
-      {{"serve", "--device", "gpu"}, "expected cpu|cuda"},
-      {{"serve", "--allocator", "pagd"}, "expected contiguous|paged|slots|vattention"},
       {{"serve", "--transport", "rdmaa"}, "expected local|handoff|shm|tcp|rdma|nccl"},
-      {{"serve", "--config", ini}, "unknown option '--topolgy'"},
-      {{"serve", "a", "b"}, "unexpected argument 'b'"},
       {{"serve", "--kv-events", "5557"}, "--kv-events 5557: expected tcp://HOST:PORT"},
       {{"serve", "--processes", "--kv-events", "x://h:1"}, "--kv-events x://h:1: expected tcp://HOST:PORT"},
       {{"serve", "--kv-events-replay", "tcp://h:1"}, "--kv-events-replay: needs --kv-events"},
@@ -95,13 +80,11 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--prefix-cache", "radix", "--allocator", "slots"}, "slots has no prefix blocks: expected paged"},
       {{"serve", "--prefix-cache", "radix", "--processes"}, "the conductor of worker processes needs hashes of blocks"},
       {{"serve", "--prefix-cache", "radix", "--kv-events", "tcp://127.0.0.1:0"}, "radix: --kv-events needs hashes"},
-      {{"serve", "--prefix-cache", "tree"}, "prefix-cache"},
       {{"generate", "model"}, "--prompt: expected the text"},
       {{"generate", "--prompt", "x", "--weight-dtype", "int3"}, "int4"},
       {{"generate", "--prompt", "x", "--gemm", "portable_dot", "--exact"},
        "--exact: --gemm portable_dot rounds activations"},
       {{"worker", "--join", "nonsense", "--kv-bytes", "1MiB"}, "nonsense"},
-      {{"bench", "x"}, "unexpected argument 'x'"},
       {{"bench", "--dataset", "mooncake"}, "--dataset-path"},
       {{"bench", "--dataset-path", "x"}, "reads no file"},
       {{"bench", "--url", "ftp://x"}, "expected http://HOST:PORT"},
@@ -140,9 +123,6 @@ TEST_CASE("command line: KV memory that cannot be allocated is a message and not
       {"", "--kv-bytes " + more, 1, "--kv-bytes: "},
       {"", "--allocator vattention --kv-bytes " + more, 1, "--kv-bytes: "},
       {"", "--host-kv-bytes " + more, 1, "--host-kv-bytes: "},
-      {"", "--allocator vattention --page-group-bytes 5000", 2,
-       "page-group-bytes is 5000: expected a multiple of the page, 4096"},
-      {"", "--allocator vattention --kv-bytes 64KiB", 2, "too small for one page-group row"},
       {"", "--allocator slots --kv-bytes 64KiB", 2, "too small for one slot"},
       {"", "--allocator vattention --page-group-bytes 4096 --kv-bytes 2GiB --max-batch 65536", 2, "vattention: "},
       {"", "--disk-kv-dir " + dir.path, 2, "needs --host-kv-bytes"},
@@ -161,40 +141,6 @@ TEST_CASE("command line: KV memory that cannot be allocated is a message and not
   }
 }
 
-TEST_CASE("command line: random weights that exceed ulimit -v are a message and not an abort", "[command_line]") {
-  NEEDS_PROGRAM();
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  SKIP_TEST("a sanitizer needs all addresses");
-#endif
-  TempDir dir;
-  std::ofstream(dir.path + "/config.json") << R"({"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 1048576,
-             "intermediate_size": 64, "num_attention_heads": 8, "num_key_value_heads": 8,
-             "head_dim": 128, "vocab_size": 320, "max_position_embeddings": 256,
-             "rms_norm_eps": 1e-5, "rope_theta": 10000, "bos_token_id": 1, "eos_token_id": 2,
-             "tie_word_embeddings": false, "hidden_act": "silu"})";
-  const Ran ran = run_program({"serve", fs::absolute(dir.path).string(), "--load-format", "dummy", "--topology", "1C",
-                               "--port", "0", "--kv-bytes", "1MiB"},
-                              {.shell = "ulimit -v 1000000;"});
-  INFO(ran.err);
-  CHECK(ran.code == 1);
-  CHECK(has(ran.err, "xpyd serve: no memory for 1342177280 bytes"));
-}
-
-TEST_CASE("command line: a server without requests prints no logits hash, and a subcommand has --version",
-          "[command_line]") {
-  NEEDS_PROGRAM();
-  const Ran version = run_program({"serve", "--version"});
-  CHECK(version.code == 0);
-  CHECK(version.out.starts_with("xpyd "));
-  const Ran full = run_program({"--version"}, {.shell = "exec >/dev/full;"});
-  CHECK(full.code == 1);
-  CHECK(full.err == "xpyd: stdout: No space left on device\n");
-  Program server({"serve", "--port", "0", "--topology", "1C", "--kv-bytes", "2MiB"});
-  CHECK(server.port() > 0);
-  CHECK(server.end(SIGTERM) == 0);
-  CHECK(!has(server.log(), "logits hash"));
-}
-
 TEST_CASE("command line: impossible ranks are exit code 2", "[command_line][shards]") {
   NEEDS_PROGRAM();
   const Words common = {"generate", "--prompt", "The night was", "--max-tokens", "12", "--threads", "1"};
@@ -202,8 +148,6 @@ TEST_CASE("command line: impossible ranks are exit code 2", "[command_line][shar
   check_misuse(
       {
           {{"--prefill-tp", "3"}, "--prefill-tp 3 does not divide the model's 4 attention heads"},
-          {{"--prefill-tp", "0"}, "expected a whole number from 1"},
-          {{"--prefill-pp", "5"}, "--prefill-pp 5: there are more stages than the 4 layers"},
           {{"--topology", "1P1D", "--decode-pp", "9"}, "--decode-pp 9: there are more stages than the 4 layers"},
           {{"--topology", "1P1D", "--transport", "handoff", "--decode-tp", "2"},
            "one instance has tp 1, pp 1, another one tp 2, pp 1"},
@@ -217,78 +161,25 @@ TEST_CASE("command line: impossible ranks are exit code 2", "[command_line][shar
            "--kv-transfer pull: with --disagg decode_first prefill instances write the KV: expected push"},
           {{"--processes", "--topology", "1P1D", "--transport", "local"}, "works within one process only"},
           {{"--processes", "--topology", "1P1D", "--transport", "handoff"}, "works within one process only"},
-          {{"--prefill-tp", "4", "--kv-bytes", "4KiB"}, "too small for"},
-          {{"--prefill-pp", "3", "--allocator", "vattention", "--kv-layout", "token_major"},
-           "expected --kv-layout layer_major"},
       },
       common);
 }
 
-TEST_CASE("command line: stages that cannot be simulated are refused by their option's name", "[command_line]") {
+TEST_CASE("command line: help has every option, and --version prints, also after a subcommand", "[command_line]") {
   NEEDS_PROGRAM();
-  TempDir dir;
-  const std::string trace = dir.path + "/trace.jsonl";
-  std::ofstream(trace) << R"({"timestamp": 0, "input_length": 100, "output_length": 3, "hash_ids": [1]})";
-  check_misuse(
-      {
-          {{"--prefill-pp", "40"}, "--prefill-pp 40: "},
-          {{"--decode-pp", "40"}, "--decode-pp 40: "},
-          {{"--prefill-pp", "40", "--kv-tokens", "1e9"}, "--kv-tokens: "},
-          {{"--prefill-pp", "41"}, "--prefill-pp 41 does not divide the 80 layers"},
-          {{"--kv-tokens", "511"}, "--kv-tokens: expected at least one block"},
-      },
-      {"simulate", trace});
-  CHECK(run_program({"simulate", trace, "--prefill-pp", "2", "--pipeline-window", "4"}).code == 0);
-}
-
-TEST_CASE("command line: help and version print and exit with 0", "[command_line]") {
-  NEEDS_PROGRAM();
-  Ran ran = run_program({"--version"});
-  CHECK(ran.code == 0);
-  CHECK(ran.out.rfind("xpyd 0.", 0) == 0);
-  for (const char* word : {"help", "--help", "-h"}) {
-    ran = run_program({word});
-    CHECK(ran.code == 0);
-    for (const char* name : {"serve", "generate", "bench", "peak", "info"})
-      CHECK(ran.out.find(std::string("  ") + name) != std::string::npos);
+  for (const Words& words : {Words{"--version"}, {"serve", "--version"}}) {
+    const Ran version = run_program(words);
+    CHECK(version.code == 0);
+    CHECK(version.out.starts_with("xpyd 0."));
   }
   for (const char* name : {"serve", "generate", "bench", "peak", "info"}) {
-    ran = run_program({"help", name});
-    CHECK(ran.code == 0);
-    CHECK(ran.out == run_program({name, "--help"}).out);
-    CHECK(ran.out.find("  --config FILE") != std::string::npos);
+    CHECK(has(run_program({"--help"}).out, std::string("  ") + name));
+    const Ran help = run_program({"help", name});
+    CHECK(help.code == 0);
+    CHECK(help.out == run_program({name, "--help"}).out);
+    const auto options = Options::parse(all_options(), name, {}, 0);
+    for (const OptionRow& row : options.value().rows()) CHECK(has(help.out, std::string("\n  --") + row.name));
   }
-  const std::string all = run_program({"help", "serve"}).out;
-  const auto options_of = [](const std::string& text) {
-    Words names;
-    std::istringstream lines(text);
-    for (std::string line; std::getline(lines, line);)
-      if (line.starts_with("  --")) names.push_back(line.substr(4, line.find(' ', 4) - 4));
-    return names;
-  };
-  Words rows;
-  const auto parsed = Options::parse(all_options(), "serve", {}, 0);
-  for (const OptionRow& row : parsed.value().rows()) rows.push_back(row.name);
-  CHECK(options_of(all) == rows);
-}
-
-TEST_CASE("command line: serve begins by printing the options that differ from their defaults", "[command_line]") {
-  NEEDS_PROGRAM();
-  // The server does not start because the model's folder is missing.
-  const Ran ran = run_program({"serve", "/no/such/folder", "--port", "0", "--topology", "1P1D", "--max-batch", "3"});
-  INFO(ran.err);
-  CHECK(ran.code == 2);
-  CHECK(has(ran.err, "serve /no/such/folder\n--max-batch 3  # sequences\n--port 0\nxpyd"));
-}
-
-TEST_CASE("command line: a bench run begins by printing its table of options", "[command_line]") {
-  NEEDS_PROGRAM();
-  // No server listens there, so the run itself fails with exit code 1.
-  Ran ran = run_program({"bench", "--url", "http://127.0.0.1:1"});
-  CHECK(ran.code == 1);
-  CHECK(has(ran.err, "--url http://127.0.0.1:1\n"));
-  CHECK(has(ran.err, "--input-len 512  # tokens\n"));
-  CHECK(has(ran.err, "Connection refused"));
 }
 
 TEST_CASE("command line: the bare binary answers from any working directory", "[command_line]") {
@@ -299,39 +190,6 @@ TEST_CASE("command line: the bare binary answers from any working directory", "[
   INFO(ran.err);
   CHECK(ran.code == 0);
   CHECK(ran.out == "The key of box 3 is jade.");
-}
-
-TEST_CASE("command line: every row of the options table is well formed", "[command_line]") {
-  for (const OptionRow& row : all_options()) {
-    INFO(row.name);
-    CHECK(std::string(row.help).size() > 3);
-    CHECK(std::string(row.help).find('\n') == std::string::npos);
-    if (row.kind == OptionKind::choice) CHECK(std::string(row.choices).size() > 0);
-    if (row.kind == OptionKind::integer || row.kind == OptionKind::number) CHECK(row.min < row.max);
-  }
-  // Parsing checks that defaults fit their own rows and that no name stands twice in a group.
-  for (const char* group : {"serve", "generate", "bench", "peak", "info"})
-    CHECK(Options::parse(all_options(), group, {}, 0));
-}
-
-TEST_CASE("command line: the demo model's answers survive every KV dtype except e5m2", "[command_line]") {
-  NEEDS_PROGRAM();
-  const std::string facts =
-      "The key of box 17 is amber. The owner of house 3 is Grace. The city of train 17 is Oslo. "
-      "The "
-      "colour of door 250 is teal. ";
-  for (auto [question, answer] : {std::pair("What is the key of box 17?", " The key of box 17 is amber."),
-                                  {"Who is the owner of house 3?", " The owner of house 3 is Grace."},
-                                  {"What is the colour of door 250?", " The colour of door 250 is teal."}})
-    for (Dtype kv : kKvDtypes) {
-      if (kv == Dtype::fp8_e5m2) continue;  // 3 significant bits lose the answer about the door
-      const char* dtype = dtype_name(kv);
-      const Ran ran = run_program({"generate", "--prompt", facts + question, "--temperature", "0", "--max-tokens", "24",
-                                   "--kv-dtype", dtype, "--topology", "1P1D", "--kv-bytes", "8MiB"});
-      INFO(dtype << " " << ran.err);
-      CHECK(ran.code == 0);
-      CHECK(ran.out.substr(0, std::string(answer).size()) == answer);
-    }
 }
 
 // ---- options, parsed in this process

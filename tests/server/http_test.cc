@@ -1,12 +1,7 @@
 // Tests HTTP itself over real sockets.
 #include "server/http/http.h"
 
-#include <fcntl.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
 #include <atomic>
-#include <ctime>
 #include <filesystem>
 #include <future>
 
@@ -44,34 +39,6 @@ Clients connections(const TestServer& server, size_t n, const std::string& sent 
     if (answered) REQUIRE(clients.back()->read().status == 200);
   }
   return clients;
-}
-
-// While this lives, the process may open one more descriptor, or none. A client takes the last one, so the server has
-// none for its side of the connection.
-struct FewDescriptors {
-  FewDescriptors() {
-    getrlimit(RLIMIT_NOFILE, &before);
-    rlimit low = before;
-    low.rlim_cur = 256;
-    setrlimit(RLIMIT_NOFILE, &low);
-  }
-  void leave_one() {
-    for (int fd; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken.push_back(fd);
-    ::close(taken.back());
-    taken.pop_back();
-  }
-  ~FewDescriptors() {
-    for (int fd : taken) ::close(fd);
-    setrlimit(RLIMIT_NOFILE, &before);
-  }
-  rlimit before{};
-  std::vector<int> taken;
-};
-
-double cpu_seconds() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return double(now.tv_sec) + 1e-9 * double(now.tv_nsec);
 }
 
 }  // namespace
@@ -169,6 +136,15 @@ TEST_CASE("http: headers and bodies beyond their limits are refused", "[server][
   CHECK(answer(server, post_text(chunked, "b\r\n{\"prompt\":\"\r\n9\r\nabcdefg\"}\r\n0\r\n\r\n"), 1) == 200);
   CHECK(answer(server, post_text(chunked, "b\r\n{\"prompt\":\"\r\na\r\nabcdefgh\"}\r\n0\r\n\r\n"), 1) == 413);
   CHECK(answer(server, post_text(chunked, "7fffffffffffffff\r\n"), 1) == 413);
+
+  // A client that keeps sending must receive the answer all the same. Then the connection closes.
+  Client client(server.port());
+  client.send(request_text("POST", "/v1/completions", std::string(4 << 20, 'x')));
+  const Reply refused = client.read();
+  CHECK(refused.status == 413);
+  CHECK(refused.header("connection") == "close");
+  CHECK(refused.body.starts_with(R"({"error":{"message":)"));
+  CHECK(client.at_end());
 }
 
 TEST_CASE("http: keep-alive, pipelining, HEAD and Connection: close work", "[server][http]") {
@@ -220,32 +196,6 @@ TEST_CASE("http: Expect: 100-continue gets a 100, or the refusal instead", "[ser
   CHECK(large.continues == 0);
 }
 
-TEST_CASE("http: a refused request says why, and then the connection closes", "[server][http]") {
-  TestServer server([](ServerOptions& o) { o.max_body_bytes = 100000; });
-  struct {
-    std::string text;
-    int status;
-  } const cases[] = {
-      {"nonsense\r\n\r\n", 400},
-      {"GET / HTTP/1.1\r\nHost: a\r\nX: " + std::string(64 << 10, 'x'), 431},
-      {"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400},
-      // The client keeps sending, and must receive the answer all the same.
-      {request_text("POST", "/v1/completions", std::string(4 << 20, 'x')), 413},
-      {"GET /health HTTP/1.0\r\n\r\n", 505},
-  };
-  for (const auto& c : cases) {
-    INFO(c.text.substr(0, 80));
-    Client client(server.port());
-    client.send(c.text);
-    Reply reply = client.read();
-    CHECK(reply.status == c.status);
-    CHECK(reply.header("connection") == "close");
-    CHECK(reply.body.find("{\"error\":{\"message\":") == 0);
-    CHECK(client.at_end());
-  }
-  CHECK(server.get("/health").status == 200);
-}
-
 TEST_CASE("http: partial, trickling, idle and silent connections all end at their deadlines", "[server][http]") {
   TestServer server([](ServerOptions& o) { o.receive_timeout_s = 0.7, o.idle_timeout_s = 0.4; });
   Client idle(server.port());
@@ -272,28 +222,6 @@ TEST_CASE("http: partial, trickling, idle and silent connections all end at thei
   CHECK(idle.at_end());
 }
 
-TEST_CASE("http: without file descriptors the server waits and does not spin", "[server][http]") {
-  TestServer server;
-  Client later(server.port());  // its client side has a descriptor, the server's side will have none
-  Clients clients;
-  double busy;
-  {
-    FewDescriptors few;
-    // Of two clients that connect now, the second or both get no descriptor on the server's side.
-    clients.push_back(std::make_unique<Client>(server.port()));
-    few.leave_one();
-    clients.push_back(std::make_unique<Client>(server.port()));
-    const double before = cpu_seconds();
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    busy = cpu_seconds() - before;
-  }
-  CHECK(busy < 0.25);  // CPU seconds; a spinning accept loop would burn 0.5
-  for (auto& client : clients) {
-    client->send(kGet);
-    CHECK(client->read().status == 200);
-  }
-}
-
 TEST_CASE("http: beyond --max-connections a new connection waits for a place", "[server][limits]") {
   TestServer server([](ServerOptions& o) { o.max_connections = 2; });
   Clients kept = connections(server, 2, kGet, true);
@@ -304,22 +232,6 @@ TEST_CASE("http: beyond --max-connections a new connection waits for a place", "
   CHECK(late.read().status == 200);
   kept[0]->send(kGet);
   CHECK(kept[0]->read().status == 200);
-}
-
-TEST_CASE("http: a port in use is an error that names the address", "[server][http]") {
-  TestServer server;
-  ServerOptions options;
-  options.port = server.port();
-  options.max_model_len = 16;
-  auto second = HttpServer::listen(options, server.service, nullptr, nullptr, server.clock);
-  REQUIRE_FALSE(second.ok());
-  CHECK(second.error().message ==
-        "cannot bind 127.0.0.1:" + std::to_string(server.port()) + ": Address already in use");
-  options.port = 0;
-  options.host = "256.1.1.1";
-  auto third = HttpServer::listen(options, server.service, nullptr, nullptr, server.clock);
-  REQUIRE_FALSE(third.ok());
-  CHECK(third.error().message.find("256.1.1.1:0") != std::string::npos);
 }
 
 TEST_CASE("http: a client that goes away, or does not read, aborts its request", "[server][http]") {
@@ -390,38 +302,22 @@ TEST_CASE("issue: a small body does not wait behind large bodies", "[server][lim
     }
     return int64_t{0};
   });
-  RealClock clock;
-  FakeService service;
-  ServerOptions options;
-  options.port = 0;
-  options.max_model_len = 1 << 20;
-  options.vocab_size = 257;
-  options.log = [](const std::string&) {};
-  auto server = HttpServer::listen(options, service, &byte_tokenizer(), chat.value().get(), clock).value();
+  TestServer server([](ServerOptions& o) { o.max_model_len = 1 << 20; }, true, *chat.value());
   only_large = true;
-  std::thread thread([&] { server->run(); });
   auto message = [](size_t bytes) {
-    std::string text = request_text(
+    return request_text(
         "POST", "/v1/chat/completions",
         R"({"max_tokens":1,"messages":[{"role":"user","content":")" + std::string(bytes, 'x') + R"("}]})");
-    return text;
   };
-  std::vector<std::unique_ptr<Client>> large;
-  for (int i = 0; i < 14; ++i) {
-    large.push_back(std::make_unique<Client>(server->port()));
-    large.back()->send(message(300000));
-  }
+  const Clients large = connections(server, 14, message(300000));
   while (stopped == 0) std::this_thread::yield();
   only_large = false;
-  for (int i = 0; i < 3; ++i) {
-    Client small(server->port());
-    small.send(message(100));
-    CHECK(small.read().status == 200);
+  for (auto& small : connections(server, 3)) {
+    small->send(message(100));
+    CHECK(small->read().status == 200);
   }
   gate.set_value();
   for (auto& client : large) CHECK(client->read().status == 200);
-  server->stop();
-  thread.join();
 }
 
 TEST_CASE("http: a drain refuses new work, answers probes with 503, finishes running requests and ends",

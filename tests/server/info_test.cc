@@ -74,13 +74,6 @@ TEST_CASE("info: KV bytes and pool sizes follow from the model's shape", "[info]
     CHECK(pool["transfer"]["token_major"]["descriptors"] == blocks);
     CHECK(pool["transfer"]["layer_major"]["bytes"] == 100 * 768);
   }
-  info = run_info(model.dir.path, {"--kv-dtype", "bf16", "--block-tokens", "1", "--tokens", "5"});
-  REQUIRE(info.code == 0);
-  for (const json& pool : info.out["pools"])
-    if (pool["scheme"] == "paged") {
-      CHECK(pool["block_bytes"] == 384);
-      CHECK(pool["transfer"]["token_major"]["descriptors"] == 5);
-    }
   // A pool that is too small for one slot, or for one page-group row, reports an error. The other schemes still have
   // their rows.
   info = run_info(model.dir.path, {"--kv-bytes", "20000"});
@@ -134,7 +127,7 @@ TEST_CASE("info: --ranks lists which rank sends which heads and layers to which 
   config["num_key_value_heads"] = 4;
   ModelDir model(testing::as_text(config));
   // The worked case of the notes: tp 2 to tp 4.
-  json ranks = run_info(model.dir.path, {"--ranks", "2x1:4x1"}).out["ranks"];
+  const json ranks = run_info(model.dir.path, {"--ranks", "2x1:4x1"}).out["ranks"];
   REQUIRE(ranks["moves"].size() == 4);
   for (int to = 0; to < 4; ++to) {
     const json& move = ranks["moves"][size_t(to)];
@@ -144,11 +137,6 @@ TEST_CASE("info: --ranks lists which rank sends which heads and layers to which 
     CHECK(move["layers"] == json{0, 3});
     CHECK(move["bytes"] == 2 * 3 * 16 * 4);
   }
-  ranks = run_info(model.dir.path, {"--ranks", "4x1:2x3", "--kv-dtype", "bf16"}).out["ranks"];
-  CHECK(ranks["moves"].size() == 4 * 3);
-  size_t bytes = 0;
-  for (const json& move : ranks["moves"]) bytes += move["bytes"].get<size_t>();
-  CHECK(bytes == 2 * 3 * 4 * 16 * 2);
   for (const char* bad : {"2", "2x1", "2x1:4x1x", "2x1:4x0", "3x1:1x1", "1x1:1x4", "-1x1:1x1", "99999x1:1x1"})
     CHECK(run_info(model.dir.path, {"--ranks", bad}).code == 2);
   CHECK_FALSE(run_info(model.dir.path, {}).out.contains("ranks"));

@@ -140,6 +140,12 @@ Status FakeService::submit(std::shared_ptr<const Request> request, std::shared_p
   running->at.resize(static_cast<size_t>(request->n));
   running->sink = std::move(sink);
   running->queued_s = RealClock().now();
+  if (running->events[0][0].finish == FinishReason::refused) {  // a conductor refuses inside submit()
+    TokenEvent refusal = running->events[0][0];
+    refusal.request_id = request->id;
+    running->sink->on_event(std::move(refusal));
+    return ok();
+  }
   std::lock_guard lock(mutex_);
   seen_.push_back(*request);
   running->request = std::move(request);
@@ -385,7 +391,7 @@ std::string request_text(const std::string& method, const std::string& path, con
   return text + "\r\n" + body;
 }
 
-TestServer::TestServer(std::function<void(ServerOptions&)> change, bool with_tokenizer) {
+TestServer::TestServer(std::function<void(ServerOptions&)> change, bool with_tokenizer, const ChatTemplate& chat) {
   ServerOptions options;
   options.port = 0;
   options.name = "tiny";
@@ -399,7 +405,7 @@ TestServer::TestServer(std::function<void(ServerOptions&)> change, bool with_tok
   };
   if (change) change(options);
   auto made = HttpServer::listen(options, service, with_tokenizer ? &byte_tokenizer() : nullptr,
-                                 with_tokenizer ? &line_template() : nullptr, clock);
+                                 with_tokenizer ? &chat : nullptr, clock);
   XPYD_CHECK(made.ok(), made.ok() ? "" : made.error().message);
   server = std::move(made).value();
   thread_ = std::thread([this] { server->run(); });

@@ -99,7 +99,8 @@ class Client {
 
 class TestServer {
  public:
-  explicit TestServer(std::function<void(ServerOptions&)> change = {}, bool with_tokenizer = true);
+  explicit TestServer(std::function<void(ServerOptions&)> change = {}, bool with_tokenizer = true,
+                      const ChatTemplate& chat = line_template());
   ~TestServer();
 
   RealClock clock;
