@@ -6,6 +6,7 @@
 
 #include "base/cuda/cuda_kernel_sm90.h"
 #include "tests/catch.h"
+#include "tests/cuda_arrays.h"
 #include "tests/cute/oracle.h"
 
 namespace xpyd::cuda {
@@ -42,6 +43,7 @@ namespace {
 
 namespace cute = cute_oracle;
 using cute::At, cute::Matrix;
+using testing::to_card;
 
 enum class Plant {
   none,
@@ -144,16 +146,6 @@ struct Outcome {
   std::string faults;                 // of the interpreter: a planted descriptor may point anywhere
 };
 
-template <class T>
-Memory on_device(const std::vector<T>& x, Stream& stream) {
-  Memory to = std::move(Memory::device(x.size() * sizeof(T)).value());
-  Memory from = Memory::pinned(x.size() * sizeof(T));
-  std::memcpy(from.data(), x.data(), from.size());
-  copy(to.data(), from.data(), from.size(), stream);
-  stream.wait();
-  return to;
-}
-
 int wrong(const Memory& out, const std::vector<float>& want, int n, int threads, auto place) {
   int n_wrong = 0, each = int(want.size()) / threads;
   for (int t = 0; t < threads; ++t)
@@ -171,8 +163,8 @@ Outcome scores(Plant plant) {
   Outcome outcome;
   Matrix q{P::kRows, kDim, true}, k{kTile, kDim, true};
   std::vector<float> x = numbers(size_t(q.rows * kDim), 1), y = numbers(size_t(kTile * kDim), 2);
-  Memory queries = on_device(image(q, x, Plant::none), stream);
-  Memory keys = on_device(image(k, y, plant), stream);
+  Memory queries = to_card(image(q, x, Plant::none), stream);
+  Memory keys = to_card(image(k, y, plant), stream);
   Memory out = std::move(Memory::device(kGroupRows * kTile * 4).value());
   for (int group = 0; group < P::kGroups; ++group) {
     asked = {};
@@ -210,7 +202,7 @@ Outcome values(Plant plant) {
       }
       p[size_t(t * (kTile / 4) + j)] = pack(pair[0], pair[1]);
     }
-  Memory weights = on_device(p, stream), tile = on_device(image(v, y, plant), stream);
+  Memory weights = to_card(p, stream), tile = to_card(image(v, y, plant), stream);
   Memory out = std::move(Memory::device(kGroupRows * kDim * 4).value());
   asked = {};
   simt::FaultCatcher catcher;
@@ -319,7 +311,7 @@ int warp_products(bool of_values, Plant plant) {
       a.push_back(of_values ? std::bit_cast<uint32_t>(value(planted(block_at(lane, i), plant)))
                             : pack(half(0), half(1)));
     }
-  Memory words = on_device(a, stream), rows = on_device(tile, stream);
+  Memory words = to_card(a, stream), rows = to_card(tile, stream);
   Memory out = std::move(Memory::device(size_t(16 * n) * 4).value());
   launch(warp_kernel<kDim>, "warp", {.block = 32, .shared_bytes = kTokens * kDim * 2}, stream, of_values,
          words.template as<const uint32_t>(), rows.template as<const bf16>(), out.template as<float>());
@@ -357,7 +349,7 @@ TEST_CASE("cute: mma's fragments and ldmatrix's rows are CuTe's", "[cute]") {
     for (int j = 0; j < 2; ++j) b.push_back(pack(of(y, cute::mma_b(lane, 2 * j)), of(y, cute::mma_b(lane, 2 * j + 1))));
   }
   Memory out = std::move(Memory::device(128 * 4).value()), loaded = std::move(Memory::device(256 * 4).value());
-  Memory a_device = on_device(a, stream), b_device = on_device(b, stream), matrices = on_device(ids, stream);
+  Memory a_device = to_card(a, stream), b_device = to_card(b, stream), matrices = to_card(ids, stream);
   launch(instructions_kernel, "instructions", {.block = 32, .shared_bytes = 512}, stream, a_device.as<const uint32_t>(),
          b_device.as<const uint32_t>(), out.as<float>(), matrices.as<const bf16>(), loaded.as<uint32_t>());
   stream.wait();

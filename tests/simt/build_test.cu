@@ -1,5 +1,4 @@
 // Tests --device cuda from the options to the tokens, and its error messages.
-#include <algorithm>
 #include <fstream>
 
 #include "device_memory.h"
@@ -23,8 +22,7 @@ struct ModelDir {
 };
 
 Result<std::unique_ptr<Build>> build(const ModelDir& model, std::vector<std::string> words) {
-  for (const char* word : {"--load-format", "dummy", "--kv-bytes", "1MiB"}) words.insert(words.begin() + 0, word);
-  std::reverse(words.begin(), words.begin() + 4);
+  words.insert(words.begin(), {"--load-format", "dummy", "--kv-bytes", "1MiB"});
   words.push_back(model.dir.path);
   auto options = Options::parse(option_table(), "generate", words, 1);
   INFO((options ? "" : options.error().message));
@@ -61,6 +59,8 @@ TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", 
       {"--topology", "1P1D"},
       {"--topology", "1P1D", "--transport", "handoff", "--gpu-split", "off"},
       {"--topology", "1P1D", "--allocator", "contiguous"},
+      {"--allocator", "slots"},  // a slot is the whole context
+      {"--topology", "1P1D", "--allocator", "slots", "--kv-layout", "token_major"},
       {"--topology", "1P1D", "--gpu-split", "priority"},
       {"--speculate", "ngram", "--speculate-tokens", "3"},
       {"--topology", "1P1D", "--speculate", "ngram"},
@@ -146,23 +146,6 @@ TEST_CASE("--device cuda: planning ahead changes no token, on late streams too",
       CHECK(run("on") == expected);
     }
   }
-}
-
-// A slot is the whole context.
-TEST_CASE("--device cuda: every allocator works with its own block size", "[simt][server]") {
-  ModelDir model;
-  std::vector<int32_t> prompt;
-  for (int i = 0; i < 100; ++i) prompt.push_back((i * 7 + 3) % 128);
-  const std::vector<int32_t> expected = tokens(model, {}, prompt);
-  REQUIRE(expected.size() > 1);
-  for (const char* allocator : {"paged", "contiguous", "slots"})
-    for (const char* topology : {"1C", "1P1D"})
-      for (const char* layout : {"layer_major", "token_major"}) {
-        INFO(allocator << " " << topology << " " << layout);
-        CHECK(tokens(model,
-                     {"--device", "cuda", "--topology", topology, "--kv-layout", layout, "--allocator", allocator},
-                     prompt) == expected);
-      }
 }
 
 TEST_CASE("--device cuda: impossible options are errors, and nothing aborts", "[simt][server]") {

@@ -377,8 +377,10 @@ void sm90_access(Machine& m, size_t begin, size_t bytes, Access kind, Where wher
   Fibre& me = running();
   uint32_t warp = warp_of(me);
   for (size_t at = begin / 16 * 16; at < begin + bytes; at += 16) {
-    if (kind != Access::write) s.read(at, warp, 1, false, where);
-    if (kind != Access::read) s.write(at, s.warps[warp], warp, s.warps[warp].at[warp], &me, where);
+    if (kind == Access::read)
+      s.read(at, warp, 1, false, where);
+    else
+      s.write(at, s.warps[warp], warp, s.warps[warp].at[warp], &me, where);
   }
 }
 void sm90_block_barrier(Machine& m) {
