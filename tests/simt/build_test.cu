@@ -52,7 +52,9 @@ struct Limit {
 
 TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", "[simt][server]") {
   ModelDir model;
-  const std::vector<int32_t> expected = tokens(model, {});
+  std::vector<int32_t> prompt;  // of several blocks
+  for (int i = 0; i < 100; ++i) prompt.push_back((i * 7 + 3) % 128);
+  const std::vector<int32_t> expected = tokens(model, {}, prompt);
   REQUIRE(expected.size() > 1);
   const std::vector<std::vector<std::string>> ways = {
       {},
@@ -67,19 +69,22 @@ TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", 
       {"--topology", "1P1D", "--kv-layout", "token_major", "--cuda-decode-attention", "split_kv"}};
   for (std::vector<std::string> words : ways) {
     words.insert(words.end(), {"--device", "cuda"});
-    CHECK(tokens(model, words) == expected);
+    CHECK(tokens(model, words, prompt) == expected);
   }
   // A page group holds 256 tokens of a layer's K or V, or 64 of all layers.
   for (const char* layout : {"layer_major", "token_major"})
     for (const char* ahead : {"on", "off"})
-      CHECK(tokens(model, {"--device", "cuda", "--topology", "1P1D", "--allocator", "vattention", "--kv-layout", layout,
-                           "--page-group-bytes", "64KiB", "--max-batch", "4", "--async-scheduling", ahead}) ==
-            expected);
-  CHECK(tokens(model, {"--device", "cuda", "--allocator", "vattention", "--kv-layout", "token_major", "--kv-bytes",
-                       "4MiB", "--host-kv-bytes", "4MiB"}) == expected);
+      CHECK(tokens(model,
+                   {"--device", "cuda", "--topology", "1P1D", "--allocator", "vattention", "--kv-layout", layout,
+                    "--page-group-bytes", "64KiB", "--max-batch", "4", "--async-scheduling", ahead},
+                   prompt) == expected);
+  CHECK(tokens(model,
+               {"--device", "cuda", "--allocator", "vattention", "--kv-layout", "token_major", "--kv-bytes", "4MiB",
+                "--host-kv-bytes", "4MiB"},
+               prompt) == expected);
   CHECK(tokens(model, {"--device", "cuda", "--dtype", "bf16", "--kv-dtype", "bf16", "--cuda-prefill-attention",
                        "flash_mma", "--cuda-decode-attention", "split_mma"})
-            .size() == expected.size());
+            .size() == tokens(model, {}).size());
 }
 
 TEST_CASE("--device cuda: the CPU applies penalties, beside requests that are sampled on the GPU",

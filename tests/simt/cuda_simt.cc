@@ -117,10 +117,7 @@ bool is_memory(const void* at, size_t bytes, const char* what) {
 
 struct Late {
   std::recursive_mutex mutex;
-  std::atomic<bool> on = [] {
-    const char* value = std::getenv("XPYD_SIMT_LATE");
-    return value && *value == '1';
-  }();
+  std::atomic<bool> on = false;
   std::vector<std::weak_ptr<Queue>> queues;  // all that ever kept work
 
   void push(const std::shared_ptr<Queue>& queue, Work work) {

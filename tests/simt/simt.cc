@@ -217,8 +217,8 @@ void sync_threads(Where where) {
 // --- Warp collectives.
 
 const char* collective_name(Collective kind) {
-  static const char* const names[] = {"__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_xor_sync",
-                                      "a vote",     "ldmatrix",    "mma"};
+  static const char* const names[] = {"__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_xor_sync", "a vote",
+                                      "ldmatrix",   "mma"};
   return names[int(kind)];
 }
 
@@ -232,10 +232,10 @@ void collective(Collective kind, unsigned mask, void* arguments, void (*complete
   me.where = where;
   if (mask != all_lanes || warp.lanes != all_lanes || warp.done != 0) [[unlikely]]
     m.fault(me,
-            std::string(collective_name(kind)) +
-                (mask != all_lanes         ? ": only the mask of all lanes is interpreted"
-                 : warp.lanes != all_lanes ? ": the mask names lanes that the block does not have"
-                                           : ": the mask names lanes that have finished"),
+            std::string(collective_name(kind)) + (mask != all_lanes ? ": only the mask of all lanes is interpreted"
+                                                  : warp.lanes != all_lanes
+                                                      ? ": the mask names lanes that the block does not have"
+                                                      : ": the mask names lanes that have finished"),
             where);
   warp.waiting |= bit;
   if (warp.waiting != all_lanes) return m.wait(me, State::at_collective, where);

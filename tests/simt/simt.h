@@ -66,7 +66,7 @@ void keep(cudaStream_t stream, std::function<void()> work);
 
 // On late streams, work runs only when something waits for it, at the last moment that CUDA allows. So a missing wait
 // or a missing order between streams shows as wrong data. By default work runs at once. Switching late streams off runs
-// what is left. XPYD_SIMT_LATE=1 in the environment switches them on from the start.
+// what is left.
 void set_late_streams(bool late);
 
 template <class F>
