@@ -73,8 +73,6 @@ struct Machine {
   // Called by fibres.
   void wait(Fibre& fibre, State state, Where where);
   void wake(Fibre& fibre);
-  void wait_out_of_line(Fibre& fibre, State state, Where where);
-  void wake_out_of_line(Fibre& fibre);
   [[noreturn]] void fault(const Fibre& fibre, const std::string& what, Where where);
 
   const char* kernel = nullptr;

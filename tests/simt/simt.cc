@@ -108,7 +108,7 @@ inline Fibre& Machine::next() {
   return *fibre;
 }
 
-inline void Machine::wake(Fibre& fibre) {
+void Machine::wake(Fibre& fibre) {
   fibre.state = State::ready;
   ready_.push_back(&fibre);
 }
@@ -131,7 +131,7 @@ void Machine::enter(boost::context::detail::transfer_t from) {
   }
 }
 
-[[gnu::always_inline]] inline void Machine::wait(Fibre& fibre, State state, Where where) {
+void Machine::wait(Fibre& fibre, State state, Where where) {
   fibre.state = state;
   fibre.where = where;
   if (ready_.empty()) stuck();
@@ -139,9 +139,6 @@ void Machine::enter(boost::context::detail::transfer_t from) {
   if (&to != &fibre) switch_to(fibre, to);
   if (abandoned_) throw Abandon{};
 }
-
-void Machine::wait_out_of_line(Fibre& fibre, State state, Where where) { wait(fibre, state, where); }
-void Machine::wake_out_of_line(Fibre& fibre) { wake(fibre); }
 
 // --- Faults.
 
