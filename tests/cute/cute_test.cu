@@ -1,11 +1,12 @@
 // CuTe's layouts are the oracle for what attention kernels take from the PTX ISA: fragments of mma and wgmma, rows of
 // ldmatrix, the 128-byte swizzle, and matrix descriptors. The kernels' own code runs on the interpreter over operands
 // in CuTe's layout, and its results are read in CuTe's layout. This checks the interpreter, too. A wrong constant makes
-// a wrong product (`Plant` has one for each).
+// a wrong product.
 #include <random>
 
 #include "base/cuda/cuda_kernel_sm90.h"
 #include "tests/catch.h"
+#include "tests/cuda_arrays.h"
 #include "tests/cute/oracle.h"
 
 namespace xpyd::cuda {
@@ -42,16 +43,7 @@ namespace {
 
 namespace cute = cute_oracle;
 using cute::At, cute::Matrix;
-
-enum class Plant {
-  none,
-  group_stride,     // 512 bytes between groups of 8 rows
-  leading_stride,   // columns 64 and after, 1,024 bytes too early
-  start,            // 16 bytes off
-  no_swizzle,       // the matrix in shared memory is not swizzled
-  fragment_rows,    // rows l / 4 and l / 4 + 8 of a fragment swapped
-  fragment_columns  // the two halves of a register swapped
-};
+using testing::to_card;
 
 std::vector<float> numbers(size_t n, unsigned seed) {  // small integers, so that sums are exact
   std::mt19937 random(seed);
@@ -69,27 +61,13 @@ std::vector<float> product(const std::vector<float>& a, const std::vector<float>
   return c;
 }
 uint32_t pack(float low, float high) { return uint32_t(to_bf16(low).bits) | uint32_t(to_bf16(high).bits) << 16; }
-At planted(At at, Plant plant) {
-  if (plant == Plant::fragment_rows) at.row ^= 8;
-  if (plant == Plant::fragment_columns) at.column ^= 1;
-  return at;
-}
+
 // A matrix as it lies in shared memory.
-std::vector<bf16> image(const Matrix& m, const std::vector<float>& x, Plant plant) {
+std::vector<bf16> image(const Matrix& m, const std::vector<float>& x) {
   std::vector<bf16> to(size_t(m.rows * m.columns));
   for (int r = 0; r < m.rows; ++r)
-    for (int c = 0; c < m.columns; ++c) {
-      int at = cute::element(m, r, c);
-      if (plant == Plant::no_swizzle) at = (c / 64 * m.rows + r) * 64 + c % 64;
-      to[size_t(at)] = to_bf16(x[size_t(r * m.columns + c)]);
-    }
+    for (int c = 0; c < m.columns; ++c) to[size_t(cute::element(m, r, c))] = to_bf16(x[size_t(r * m.columns + c)]);
   return to;
-}
-uint64_t planted(uint64_t descriptor, Plant plant) {
-  if (plant == Plant::group_stride) return descriptor ^ uint64_t(64 ^ 32) << 32;
-  if (plant == Plant::leading_stride) return descriptor - (uint64_t(64) << 16);
-  if (plant == Plant::start) return descriptor + 1;
-  return descriptor;
 }
 
 // The interpreter requires an mbarrier before any other sm_90a operation.
@@ -111,7 +89,7 @@ __device__ void fill(const Shared<bf16>& to, const bf16* from, int n) {
 // --- Scores and values of flash_wgmma, for one warpgroup.
 
 template <int kDim>
-__global__ void scores_kernel(const bf16* queries, const bf16* keys, int group, Plant plant, float* out) {
+__global__ void scores_kernel(const bf16* queries, const bf16* keys, int group, float* out) {
   Carver carver;
   Shared<bf16> q = carver.take<bf16>(Plan<kDim>::kRows * kDim);
   Shared<bf16> tile = carver.take<bf16>(kTile * kDim);
@@ -121,12 +99,12 @@ __global__ void scores_kernel(const bf16* queries, const bf16* keys, int group, 
   Computing<kDim> rows;
   rows.clear();
   rows.start_scores(matrix_descriptor(shared_address(q, group * kGroupRows * kBoxColumns)),
-                    planted(matrix_descriptor(shared_address(tile, 0)), plant));
+                    matrix_descriptor(shared_address(tile, 0)));
   wgmma_wait<0>();
   for (int i = 0; i < kTile / 2; ++i) out[int(threadIdx.x) * (kTile / 2) + i] = rows.s[i / 4][i % 4];
 }
 template <int kDim>
-__global__ void values_kernel(const uint32_t* weights, const bf16* values, Plant plant, float* out) {
+__global__ void values_kernel(const uint32_t* weights, const bf16* values, float* out) {
   Carver carver;
   Shared<bf16> tile = carver.take<bf16>(kTile * kDim);
   begin(carver);
@@ -134,25 +112,15 @@ __global__ void values_kernel(const uint32_t* weights, const bf16* values, Plant
   Computing<kDim> rows;
   rows.clear();
   for (int i = 0; i < kTile / 4; ++i) rows.p[i / 4][i % 4] = weights[int(threadIdx.x) * (kTile / 4) + i];
-  rows.start_values(planted(matrix_descriptor(shared_address(tile, 0), kTile * 128), plant));
+  rows.start_values(matrix_descriptor(shared_address(tile, 0), kTile * 128));
   wgmma_wait<0>();
   for (int i = 0; i < kDim / 2; ++i) out[int(threadIdx.x) * (kDim / 2) + i] = rows.acc[i / 4][i % 4];
 }
 
 struct Outcome {
   int products = 0, descriptors = 0;  // wrong ones
-  std::string faults;                 // of the interpreter: a planted descriptor may point anywhere
+  std::string faults;                 // of the interpreter
 };
-
-template <class T>
-Memory on_device(const std::vector<T>& x, Stream& stream) {
-  Memory to = std::move(Memory::device(x.size() * sizeof(T)).value());
-  Memory from = Memory::pinned(x.size() * sizeof(T));
-  std::memcpy(from.data(), x.data(), from.size());
-  copy(to.data(), from.data(), from.size(), stream);
-  stream.wait();
-  return to;
-}
 
 int wrong(const Memory& out, const std::vector<float>& want, int n, int threads, auto place) {
   int n_wrong = 0, each = int(want.size()) / threads;
@@ -165,26 +133,26 @@ int wrong(const Memory& out, const std::vector<float>& want, int n, int threads,
 }
 
 template <int kDim>
-Outcome scores(Plant plant) {
+Outcome scores() {
   using P = Plan<kDim>;
   Stream stream;
   Outcome outcome;
   Matrix q{P::kRows, kDim, true}, k{kTile, kDim, true};
   std::vector<float> x = numbers(size_t(q.rows * kDim), 1), y = numbers(size_t(kTile * kDim), 2);
-  Memory queries = on_device(image(q, x, Plant::none), stream);
-  Memory keys = on_device(image(k, y, plant), stream);
+  Memory queries = to_card(image(q, x), stream);
+  Memory keys = to_card(image(k, y), stream);
   Memory out = std::move(Memory::device(kGroupRows * kTile * 4).value());
   for (int group = 0; group < P::kGroups; ++group) {
     asked = {};
     simt::FaultCatcher catcher;
     launch(scores_kernel<kDim>, "scores",
            {.block = kGroupThreads, .shared_bytes = size_t(q.rows + kTile) * kDim * 2 + 16}, stream,
-           queries.template as<const bf16>(), keys.template as<const bf16>(), group, plant, out.template as<float>());
+           queries.template as<const bf16>(), keys.template as<const bf16>(), group, out.template as<float>());
     stream.wait();
     for (const std::string& fault : catcher.faults()) outcome.faults += fault + "\n";
     std::vector<float> mine(x.begin() + group * kGroupRows * kDim, x.begin() + (group + 1) * kGroupRows * kDim);
     outcome.products += wrong(out, product(mine, y, kGroupRows, kTile, kDim, false), kTile, kGroupThreads,
-                              [&](int t, int i) { return planted(cute::wgmma_c(kTile, t, i), plant); });
+                              [](int t, int i) { return cute::wgmma_c(kTile, t, i); });
     outcome.descriptors += asked.a.size() != kDim / 16;
     for (int step = 0; step < int(asked.a.size()); ++step) {
       outcome.descriptors += asked.a[size_t(step)] != cute::descriptor(q, 0, group * kGroupRows, kGroupRows, step);
@@ -195,7 +163,7 @@ Outcome scores(Plant plant) {
 }
 
 template <int kDim>
-Outcome values(Plant plant) {
+Outcome values() {
   Stream stream;
   Outcome outcome;
   Matrix v{kTile, kDim, false};
@@ -205,17 +173,17 @@ Outcome values(Plant plant) {
     for (int j = 0; j < kTile / 4; ++j) {
       float pair[2];
       for (int e = 0; e < 2; ++e) {
-        At at = planted(cute::wgmma_a(t, 2 * (j % 4) + e), plant);
+        At at = cute::wgmma_a(t, 2 * (j % 4) + e);
         pair[e] = x[size_t(at.row * kTile + j / 4 * 16 + at.column)];
       }
       p[size_t(t * (kTile / 4) + j)] = pack(pair[0], pair[1]);
     }
-  Memory weights = on_device(p, stream), tile = on_device(image(v, y, plant), stream);
+  Memory weights = to_card(p, stream), tile = to_card(image(v, y), stream);
   Memory out = std::move(Memory::device(kGroupRows * kDim * 4).value());
   asked = {};
   simt::FaultCatcher catcher;
   launch(values_kernel<kDim>, "values", {.block = kGroupThreads, .shared_bytes = size_t(kTile) * kDim * 2 + 16}, stream,
-         weights.template as<const uint32_t>(), tile.template as<const bf16>(), plant, out.template as<float>());
+         weights.template as<const uint32_t>(), tile.template as<const bf16>(), out.template as<float>());
   stream.wait();
   for (const std::string& fault : catcher.faults()) outcome.faults += fault + "\n";
   outcome.products = wrong(out, product(x, y, kGroupRows, kDim, kTile, true), kDim, kGroupThreads,
@@ -231,26 +199,10 @@ Outcome values(Plant plant) {
 }
 
 TEST_CASE("cute: flash_wgmma's descriptors, swizzle and fragments are CuTe's", "[cute]") {
-  for (Outcome o :
-       {scores<64>(Plant::none), scores<128>(Plant::none), values<64>(Plant::none), values<128>(Plant::none)}) {
+  for (Outcome o : {scores<64>(), scores<128>(), values<64>(), values<128>()}) {
     CHECK(o.faults == "");
     CHECK(o.products == 0);
     CHECK(o.descriptors == 0);
-  }
-  for (Plant plant : {Plant::group_stride, Plant::start, Plant::leading_stride}) {
-    INFO(int(plant));
-    CHECK(scores<128>(plant).descriptors > 0);
-    CHECK(values<128>(plant).descriptors > 0);
-    CHECK((plant == Plant::leading_stride || scores<128>(plant).products > 0));  // K has no leading stride
-    CHECK(values<128>(plant).products > 0);
-  }
-  CHECK(values<64>(Plant::group_stride).descriptors > 0);
-  for (Plant plant : {Plant::no_swizzle, Plant::fragment_rows, Plant::fragment_columns}) {
-    INFO(int(plant));
-    CHECK(scores<64>(plant).products > 0);
-    CHECK(scores<128>(plant).products > 0);
-    CHECK(values<64>(plant).products > 0);
-    CHECK(values<128>(plant).products > 0);
   }
 }
 
@@ -301,7 +253,7 @@ At block_at(int lane, int i) {
 }
 
 template <int kDim>
-int warp_products(bool of_values, Plant plant) {
+int warp_products(bool of_values) {
   constexpr int kTokens = 32;
   Stream stream;
   int k = of_values ? kTokens : kDim, n = of_values ? kDim : kTokens;
@@ -313,13 +265,12 @@ int warp_products(bool of_values, Plant plant) {
     for (int i = 0; i < (of_values ? k / 2 : k / 4); ++i) {
       auto value = [&](At at) { return x[size_t(at.row * k + at.column)]; };
       auto half = [&](int e) {
-        At at = planted(cute::mma_a(lane, 2 * (i % 4) + e), plant);
+        At at = cute::mma_a(lane, 2 * (i % 4) + e);
         return value({at.row, at.column + i / 4 * 16});
       };
-      a.push_back(of_values ? std::bit_cast<uint32_t>(value(planted(block_at(lane, i), plant)))
-                            : pack(half(0), half(1)));
+      a.push_back(of_values ? std::bit_cast<uint32_t>(value(block_at(lane, i))) : pack(half(0), half(1)));
     }
-  Memory words = on_device(a, stream), rows = on_device(tile, stream);
+  Memory words = to_card(a, stream), rows = to_card(tile, stream);
   Memory out = std::move(Memory::device(size_t(16 * n) * 4).value());
   launch(warp_kernel<kDim>, "warp", {.block = 32, .shared_bytes = kTokens * kDim * 2}, stream, of_values,
          words.template as<const uint32_t>(), rows.template as<const bf16>(), out.template as<float>());
@@ -357,28 +308,21 @@ TEST_CASE("cute: mma's fragments and ldmatrix's rows are CuTe's", "[cute]") {
     for (int j = 0; j < 2; ++j) b.push_back(pack(of(y, cute::mma_b(lane, 2 * j)), of(y, cute::mma_b(lane, 2 * j + 1))));
   }
   Memory out = std::move(Memory::device(128 * 4).value()), loaded = std::move(Memory::device(256 * 4).value());
-  Memory a_device = on_device(a, stream), b_device = on_device(b, stream), matrices = on_device(ids, stream);
+  Memory a_device = to_card(a, stream), b_device = to_card(b, stream), matrices = to_card(ids, stream);
   launch(instructions_kernel, "instructions", {.block = 32, .shared_bytes = 512}, stream, a_device.as<const uint32_t>(),
          b_device.as<const uint32_t>(), out.as<float>(), matrices.as<const bf16>(), loaded.as<uint32_t>());
   stream.wait();
   CHECK(wrong(out, product(x, y, 16, 8, 16, false), 8, 32, cute::mma_c) == 0);
-  int differ[2][2] = {};  // as it is, and against the other kind
-  for (int kind = 0; kind < 2; ++kind)
-    for (int as = 0; as < 2; ++as)
-      for (int lane = 0; lane < 32; ++lane)
-        for (int i = 0; i < 8; ++i) {
-          uint32_t word = loaded.as<uint32_t>()[128 * kind + 4 * lane + i / 2];
-          differ[kind][as] += int(word >> i % 2 * 16 & 0xffff) != cute::ldmatrix(as == 1, lane, i);
-        }
-  CHECK(differ[0][0] == 0);
-  CHECK(differ[1][1] == 0);
-  CHECK(differ[0][1] > 0);
-  CHECK(differ[1][0] > 0);
+  for (bool transposed : {false, true})
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 8; ++i) {
+        uint32_t word = loaded.as<uint32_t>()[128 * transposed + 4 * lane + i / 2];
+        REQUIRE(int(word >> i % 2 * 16 & 0xffff) == cute::ldmatrix(transposed, lane, i));
+      }
   for (bool of_values : {false, true}) {
     INFO(of_values);
-    CHECK(warp_products<64>(of_values, Plant::none) == 0);
-    CHECK(warp_products<128>(of_values, Plant::none) == 0);
-    for (Plant plant : {Plant::fragment_rows, Plant::fragment_columns}) CHECK(warp_products<64>(of_values, plant) > 0);
+    CHECK(warp_products<64>(of_values) == 0);
+    CHECK(warp_products<128>(of_values) == 0);
   }
 }
 

@@ -46,32 +46,6 @@ void fuzz_frames(std::string_view input, size_t step) {
   XPYD_CHECK(reader.buffered_bytes() <= kMaxFramePayloadBytes + kFrameOverheadBytes);
 }
 
-// Cuts frames of the writer, and changes one byte of them. Those before it arrive, and no other.
-void fuzz_changed_frame(std::string_view input, size_t step) {
-  if (input.size() < 8) return;
-  const SipKey key{1, 2};
-  FrameWriter writer(key);
-  std::string bytes;
-  const std::string_view payload = input.substr(4);
-  for (int i = 0; i < 3; ++i) writer.append(bytes, uint16_t(16 + i), payload);
-  size_t at = (uint8_t(input[0]) | size_t(uint8_t(input[1])) << 8) % bytes.size();
-  bytes[at] = char(bytes[at] ^ input[2]);
-  const int intact = input[2] == 0 ? 3 : int(at / (bytes.size() / 3));
-  FrameReader reader(key);
-  int seen = 0;
-  Status status = ok();
-  for (std::string_view rest = bytes; !rest.empty() && status;) {
-    size_t n = std::min(step, rest.size());
-    status = reader.feed(rest.substr(0, n), [&](uint16_t type, std::string_view got) {
-      XPYD_CHECK(type == 16 + seen && got == payload);
-      ++seen;
-      return true;
-    });
-    rest.remove_prefix(n);
-  }
-  XPYD_CHECK(seen == intact, std::to_string(seen));
-}
-
 void fuzz_handshake(Handshake::Side side, std::string_view input, size_t step) {
   static const ClusterKey key = ClusterKey::random();
   Handshake handshake(side, key, {"P0", 1});
@@ -102,7 +76,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t step = data[1] == 0 ? size : data[1];
   switch (data[0]) {
     case 0: fuzz_frames(input, step); break;
-    case 1: fuzz_changed_frame(input, step); break;
     case 2: fuzz_handshake(Handshake::Side::initiator, input, step); break;
     case 3: fuzz_handshake(Handshake::Side::acceptor, input, step); break;
     default: fuzz_message(uint16_t(12 + data[0] % 24), input);

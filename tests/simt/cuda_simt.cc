@@ -29,12 +29,11 @@ struct Moment {  // recorded by an event
   std::chrono::steady_clock::time_point time{};
 };
 struct CUstream_st {
-  Recording* recording = nullptr;  // the capture that this stream is part of
+  Recording* recording = nullptr;  // the capture of this stream that is under way
   std::shared_ptr<Queue> queue = std::make_shared<Queue>();
 };
 struct CUevent_st {
   bool timing = false;
-  Recording* recording = nullptr;  // the capture inside which it was recorded
   std::shared_ptr<Moment> moment;
 };
 
@@ -104,9 +103,8 @@ Registry& registry() {
   return instance;
 }
 
-constexpr size_t graph_bytes = 64 << 10;        // device memory that a graph takes
-thread_local CUstream_st* captured = nullptr;   // the stream that this thread captures
-thread_local std::vector<CUstream_st*> joined;  // streams that an event of the capture drew in
+constexpr size_t graph_bytes = 64 << 10;       // device memory that a graph takes
+thread_local CUstream_st* captured = nullptr;  // the stream that this thread captures
 
 void refuse_in_capture(const char* what) {
   if (captured) host_fault(std::string(what) + " inside a capture");
@@ -119,10 +117,7 @@ bool is_memory(const void* at, size_t bytes, const char* what) {
 
 struct Late {
   std::recursive_mutex mutex;
-  std::atomic<bool> on = [] {
-    const char* value = std::getenv("XPYD_SIMT_LATE");
-    return value && *value == '1';
-  }();
+  std::atomic<bool> on = false;
   std::vector<std::weak_ptr<Queue>> queues;  // all that ever kept work
 
   void push(const std::shared_ptr<Queue>& queue, Work work) {
@@ -183,10 +178,6 @@ void set_device_memory_limit(size_t bytes) {
   std::lock_guard lock(registry().mutex);
   registry().limit = bytes ? bytes : Registry::default_limit;
 }
-size_t device_memory_used() {
-  std::lock_guard lock(registry().mutex);
-  return registry().used;
-}
 bool take_device_memory(size_t bytes) { return registry().take(bytes); }
 void give_device_memory(size_t bytes) { registry().give(bytes); }
 void add_device_range(const std::byte* begin, size_t bytes) { registry().add(begin, bytes, Registry::mapped); }
@@ -220,8 +211,7 @@ Result<Card> open() {
   return card;
 }
 
-cudaStream_t simt::make_stream() { return new CUstream_st; }
-Stream::Stream(bool) : handle_(simt::make_stream()) {}
+Stream::Stream(bool) : handle_(new CUstream_st) {}
 Stream::~Stream() {
   late().drain(*handle_->queue);
   delete handle_;
@@ -233,8 +223,7 @@ void Stream::wait() {
 Event::Event(bool timing) : handle_(new CUevent_st{.timing = timing}) {}
 Event::~Event() { delete handle_; }
 void Event::record(Stream& stream) {
-  handle_->recording = stream.handle()->recording;
-  if (handle_->recording) return;
+  if (stream.handle()->recording) return host_fault("an event recorded inside a capture");
   auto moment = handle_->moment = std::make_shared<Moment>();
   enqueue(stream.handle(), [moment] { moment->time = std::chrono::steady_clock::now(); });
   std::lock_guard lock(late().mutex);
@@ -243,26 +232,16 @@ void Event::record(Stream& stream) {
 }
 bool Event::done() const {
   refuse_in_capture("asking an event");
-  if (handle_->recording) host_fault("asking an event that a capture recorded");
   return !handle_->moment || late().drain(*handle_->moment->queue, handle_->moment->end);
 }
 void Event::wait() const {
   refuse_in_capture("waiting for an event");
-  if (handle_->recording) host_fault("waiting for an event that a capture recorded");
   if (handle_->moment) late().drain(*handle_->moment->queue, handle_->moment->end);
 }
 void Event::hold(Stream& stream) const {
-  Recording*& other = stream.handle()->recording;
-  if (!handle_->recording) {
-    if (other) return host_fault("an event from outside held by a stream inside a capture");
-    if (!handle_->moment || !late().on) return;
-    return late().push(stream.handle()->queue,
-                       {[moment = handle_->moment] { late().drain(*moment->queue, moment->end); }});
-  }
-  if (other == handle_->recording) return;
-  if (other) return host_fault("an event of one capture held by a stream of another");
-  other = handle_->recording;
-  joined.push_back(stream.handle());
+  if (stream.handle()->recording) return host_fault("an event held by a stream inside a capture");
+  if (!handle_->moment || !late().on) return;
+  late().push(stream.handle()->queue, [moment = handle_->moment] { late().drain(*moment->queue, moment->end); });
 }
 double Event::seconds(const Event& begin, const Event& end) {
   XPYD_CHECK(begin.handle_->timing && end.handle_->timing);
@@ -286,8 +265,6 @@ Graph Graph::end_capture(Stream& stream) {
   const std::shared_ptr<Recording> recording(captured->recording);
   if (registry().take(graph_bytes)) graph.handle_ = new std::shared_ptr<Recording>(recording);
   captured->recording = nullptr;
-  for (CUstream_st* other : joined) other->recording = nullptr;
-  joined.clear();
   captured = nullptr;
   capturing().unlock();
   return graph;

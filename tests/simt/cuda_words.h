@@ -16,7 +16,6 @@
 #define __global__
 #define __device__
 #define __host__
-#define __constant__
 #define __grid_constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
@@ -69,7 +68,6 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 constexpr float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 constexpr int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }
-constexpr unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
 
 template <class T>
 inline T __ldcg(const T* p) {
@@ -77,7 +75,7 @@ inline T __ldcg(const T* p) {
 }
 
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-// Atomics on global memory. Two host threads may run kernels at once. simt.h has atomics on shared memory.
+// Atomics on global memory. Two host threads may run kernels at once. There are none on shared memory.
 #define XPYD_SIMT_ATOMIC(name, expression)                          \
   template <class T>                                                \
   inline T name(T* p, std::type_identity_t<T> value) {              \

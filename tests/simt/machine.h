@@ -30,7 +30,7 @@ enum class State : uint8_t { ready, at_barrier, at_collective, at_mbarrier, at_n
 struct Fibre;
 struct Machine;
 struct Warp {
-  unsigned lanes = 0, waiting = 0, done = 0;  // masks
+  unsigned lanes = 0, waiting = 0, done = 0;  // a bit for each lane
   uint32_t epoch = 0;                         // number of __syncwarps so far
   Fibre* lane[32];
 };
@@ -49,7 +49,6 @@ struct Fibre : Thread {
   State state = State::done;
   Where where;  // source line at which it waits
   Collective kind{};
-  unsigned mask = 0;
   void* arguments = nullptr;  // of the collective at which it waits
   std::vector<AsyncCopy> copies;
   int group = 0;  // the open group of cp.async
@@ -63,7 +62,7 @@ struct Sm90;
 struct Sm90Deleter {
   void operator()(Sm90* state) const;
 };
-enum class Access { read, write, atomic };
+enum class Access { read, write };
 
 struct Machine {
   Machine();
@@ -74,8 +73,6 @@ struct Machine {
   // Called by fibres.
   void wait(Fibre& fibre, State state, Where where);
   void wake(Fibre& fibre);
-  void wait_out_of_line(Fibre& fibre, State state, Where where);
-  void wake_out_of_line(Fibre& fibre);
   [[noreturn]] void fault(const Fibre& fibre, const std::string& what, Where where);
 
   const char* kernel = nullptr;
@@ -89,8 +86,6 @@ struct Machine {
   // The state of the barrier under way.
   size_t n_at_barrier = 0;
   Where barrier_where;
-  Vote barrier_vote{};
-  int n_true = 0, barrier_result = 0;
 
   bool sm90_on = false;  // since the block's first mbarrier: races are tracked there instead of in `cells`
   std::unique_ptr<Sm90, Sm90Deleter> sm90;
@@ -131,8 +126,8 @@ std::string place_name(Where where);  // file:line
 std::string thread_name(const uint3& index);
 const char* collective_name(Collective kind);
 
-// Waits until all lanes of `mask` are at the same collective. The last to arrive runs `complete`.
-void collective(Collective kind, unsigned mask, void* arguments, void (*complete)(Machine&, Warp&, unsigned mask),
-                Where where);
+inline constexpr unsigned all_lanes = ~0u;
+// Waits until all 32 lanes of the warp are at the same collective. The last to arrive runs `complete`.
+void collective(Collective kind, unsigned mask, void* arguments, void (*complete)(Warp&), Where where);
 
 }  // namespace xpyd::cuda::simt

@@ -7,7 +7,7 @@ namespace xpyd::cuda::simt {
 
 namespace {
 
-constexpr uint32_t many = 0xff, many_atomic = 0xfe;  // stands for several lanes or warps
+constexpr uint32_t many = 0xff;  // stands for several lanes or warps
 
 uint32_t warp_of(uint32_t who) { return who >> 24; }
 uint32_t lane_of(uint32_t who) { return who >> 16 & 0xff; }
@@ -21,9 +21,9 @@ bool unordered(uint32_t earlier, uint32_t now) {
 }
 
 std::string name_of(uint32_t who) {
-  if (warp_of(who) >= many_atomic) return "threads of several warps";
+  if (warp_of(who) == many) return "threads of several warps";
   std::string warp = "warp " + std::to_string(warp_of(who));
-  if (lane_of(who) >= many_atomic) return "lanes of " + warp;
+  if (lane_of(who) == many) return "lanes of " + warp;
   return "lane " + std::to_string(lane_of(who)) + " of " + warp;
 }
 
@@ -53,15 +53,14 @@ Range range(const void* place, size_t bytes, Where where) {
   return r;
 }
 
-void check_initialised(const Range& r, const Cell& cell, const char* what) {
-  if (cell.write_epoch == under_way) r.fault(std::string(what) + " of what cp.async has not delivered", &cell);
-  if (cell.write_epoch < r.m.block_epoch)
-    r.fault(std::string(what) + " of shared memory that nothing has written yet", &cell);
+void check_initialised(const Range& r, const Cell& cell) {
+  if (cell.write_epoch == under_way) r.fault("read of what cp.async has not delivered", &cell);
+  if (cell.write_epoch < r.m.block_epoch) r.fault("read of shared memory that nothing has written yet", &cell);
 }
 
-void check_readers(const Range& r, const Cell& cell, uint32_t who, const char* what) {
+void check_readers(const Range& r, const Cell& cell, uint32_t who) {
   if (cell.read_epoch == r.m.epoch && unordered(cell.reader, who))
-    r.fault(std::string("race: ") + what + " what " + name_of(cell.reader) + " read, no barrier between", &cell);
+    r.fault("race: writes what " + name_of(cell.reader) + " read, no barrier between", &cell);
 }
 
 void check_writer(const Range& r, const Cell& cell, uint32_t who, const char* what) {
@@ -99,7 +98,7 @@ void check_read(const void* place, size_t bytes, Where where) {
     if (cell->write_epoch == epoch) {
       if (cell->writer != who) check_writer(r, *cell, who, "reads");
     } else if (cell->write_epoch - block_epoch > epoch - block_epoch) {
-      check_initialised(r, *cell, "read");
+      check_initialised(r, *cell);
     }
     if (cell->read_epoch != epoch) {
       cell->read_epoch = epoch;
@@ -120,28 +119,10 @@ void check_write(const void* place, size_t bytes, Where where) {
   if (r.m.sm90_on) return sm90_access(r.m, r.begin, bytes, Access::write, where);
   uint32_t who = r.me.who(), epoch = r.m.epoch;
   for (Cell *cell = r.first(), *end = r.last(); cell != end; ++cell) {
-    check_readers(r, *cell, who, "writes");
+    check_readers(r, *cell, who);
     check_writer(r, *cell, who, "writes");
     cell->write_epoch = epoch;
     cell->writer = who;
-  }
-}
-
-void check_atomic(const void* place, size_t bytes, Where where) {
-  Range r = range(place, bytes, where);
-  if (r.m.sm90_on) return sm90_access(r.m, r.begin, bytes, Access::atomic, where);
-  uint32_t who = r.me.who(), epoch = r.m.epoch;
-  for (Cell *cell = r.first(), *end = r.last(); cell != end; ++cell) {
-    check_initialised(r, *cell, "atomic");
-    check_readers(r, *cell, who, "atomic on");
-    uint32_t warp = warp_of(who);
-    if (cell->write_epoch == epoch && lane_of(cell->writer) == many_atomic) {
-      if (warp_of(cell->writer) != warp) warp = many_atomic;  // atomics do not race with each other
-    } else {
-      check_writer(r, *cell, who, "atomic on");
-    }
-    cell->write_epoch = epoch;
-    cell->writer = join(warp, many_atomic, syncs_of(who));
   }
 }
 

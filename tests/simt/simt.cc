@@ -3,7 +3,6 @@
 
 #include <sys/mman.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -109,7 +108,7 @@ inline Fibre& Machine::next() {
   return *fibre;
 }
 
-inline void Machine::wake(Fibre& fibre) {
+void Machine::wake(Fibre& fibre) {
   fibre.state = State::ready;
   ready_.push_back(&fibre);
 }
@@ -132,7 +131,7 @@ void Machine::enter(boost::context::detail::transfer_t from) {
   }
 }
 
-[[gnu::always_inline]] inline void Machine::wait(Fibre& fibre, State state, Where where) {
+void Machine::wait(Fibre& fibre, State state, Where where) {
   fibre.state = state;
   fibre.where = where;
   if (ready_.empty()) stuck();
@@ -140,9 +139,6 @@ void Machine::enter(boost::context::detail::transfer_t from) {
   if (&to != &fibre) switch_to(fibre, to);
   if (abandoned_) throw Abandon{};
 }
-
-void Machine::wait_out_of_line(Fibre& fibre, State state, Where where) { wait(fibre, state, where); }
-void Machine::wake_out_of_line(Fibre& fibre) { wake(fibre); }
 
 // --- Faults.
 
@@ -174,9 +170,7 @@ void Machine::stuck() {
     if (f.state == State::at_barrier) {
       at = "wait at __syncthreads, " + place_name(f.where);
     } else if (f.state == State::at_collective) {
-      char mask[16];
-      std::snprintf(mask, sizeof mask, "0x%x", f.mask);
-      at = std::string("wait at ") + collective_name(f.kind) + ", mask " + mask + ", " + place_name(f.where);
+      at = std::string("wait at ") + collective_name(f.kind) + ", " + place_name(f.where);
       only_barrier = false;
     } else if (f.state != State::done) {
       at = std::string("wait at ") +
@@ -198,22 +192,15 @@ void Machine::stuck() {
 
 // --- The barrier.
 
-int sync_threads(Vote vote, bool predicate, Where where) {
+void sync_threads(Where where) {
   Fibre& me = running();
   Machine& m = *me.machine;
   if (m.n_at_barrier == 0) {
     m.barrier_where = where;
-    m.barrier_vote = vote;
-    m.n_true = 0;
-  } else if (vote != m.barrier_vote || !same_place(where, m.barrier_where)) {
+  } else if (!same_place(where, m.barrier_where)) {
     m.fault(me, "barrier divergence: others wait at the barrier of " + place_name(m.barrier_where), where);
   }
-  m.n_true += predicate;
-  if (++m.n_at_barrier < m.n_threads) {
-    m.wait(me, State::at_barrier, where);
-    return m.barrier_result;
-  }
-  m.barrier_result = vote == Vote::all ? m.n_true == int(m.n_threads) : vote == Vote::any ? m.n_true > 0 : m.n_true;
+  if (++m.n_at_barrier < m.n_threads) return m.wait(me, State::at_barrier, where);
   m.n_at_barrier = 0;
   ++m.epoch;
   if (m.sm90_on) sm90_block_barrier(m);
@@ -222,54 +209,46 @@ int sync_threads(Vote vote, bool predicate, Where where) {
     Fibre& other = *m.fibres[size_t(m.forward ? n - 1 - i : i)];  // the last woken runs first
     if (&other != &me) m.wake(other);
   }
-  return m.barrier_result;
 }
 
 // --- Warp collectives.
 
 const char* collective_name(Collective kind) {
-  static const char* const names[] = {"__syncwarp",       "__shfl_sync",     "__shfl_up_sync",
-                                      "__shfl_down_sync", "__shfl_xor_sync", "a vote",
-                                      "a reduction",      "ldmatrix",        "mma"};
+  static const char* const names[] = {"__syncwarp", "__shfl_sync", "__shfl_up_sync", "__shfl_xor_sync", "a vote",
+                                      "ldmatrix",   "mma"};
   return names[int(kind)];
 }
 
-void collective(Collective kind, unsigned mask, void* arguments, void (*complete)(Machine&, Warp&, unsigned),
-                Where where) {
+void collective(Collective kind, unsigned mask, void* arguments, void (*complete)(Warp&), Where where) {
   Fibre& me = running();
   Machine& m = *me.machine;
   Warp& warp = *me.warp;
   unsigned bit = 1u << me.lane;
   me.kind = kind;
-  me.mask = mask;
   me.arguments = arguments;
   me.where = where;
-  if (!(mask & bit) || (mask & ~warp.lanes) || (mask & warp.done)) [[unlikely]]
+  if (mask != all_lanes || warp.lanes != all_lanes || warp.done != 0) [[unlikely]]
     m.fault(me,
-            std::string(collective_name(kind)) + (!(mask & bit) ? ": the mask leaves out the calling lane"
-                                                  : (mask & ~warp.lanes)
+            std::string(collective_name(kind)) + (mask != all_lanes ? ": only the mask of all lanes is interpreted"
+                                                  : warp.lanes != all_lanes
                                                       ? ": the mask names lanes that the block does not have"
                                                       : ": the mask names lanes that have finished"),
             where);
   warp.waiting |= bit;
-  if ((warp.waiting & mask) != mask) {
-    m.wait(me, State::at_collective, where);
-    return;
-  }
+  if (warp.waiting != all_lanes) return m.wait(me, State::at_collective, where);
   for (int l = 0; l < 32; ++l) {
-    if (!(mask >> l & 1)) continue;
     const Fibre& other = *warp.lane[l];
-    if (other.kind != kind || other.mask != mask || !same_place(other.where, where)) [[unlikely]]
+    if (other.kind != kind || !same_place(other.where, where)) [[unlikely]]
       m.fault(me,
               std::string("warp divergence: this lane is at ") + collective_name(kind) + ", lane " + std::to_string(l) +
                   " at " + collective_name(other.kind) + " of " + place_name(other.where),
               where);
   }
-  complete(m, warp, mask);
-  warp.waiting &= ~mask;
+  complete(warp);
+  warp.waiting = 0;
   for (int i = 0; i < 32; ++i) {
     int l = m.forward ? 31 - i : i;
-    if ((mask & ~bit) >> l & 1) m.wake(*warp.lane[l]);
+    if (l != me.lane) m.wake(*warp.lane[l]);
   }
 }
 

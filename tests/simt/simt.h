@@ -66,7 +66,7 @@ void keep(cudaStream_t stream, std::function<void()> work);
 
 // On late streams, work runs only when something waits for it, at the last moment that CUDA allows. So a missing wait
 // or a missing order between streams shows as wrong data. By default work runs at once. Switching late streams off runs
-// what is left. XPYD_SIMT_LATE=1 in the environment switches them on from the start.
+// what is left.
 void set_late_streams(bool late);
 
 template <class F>
@@ -83,8 +83,6 @@ void launch(const char* name, dim3 grid, dim3 block, size_t shared_bytes, cudaSt
 
 // Device memory (cuda_simt.cc).
 void set_device_memory_limit(size_t bytes);  // of all live Memory::device together; 0: the default again
-cudaStream_t make_stream();
-size_t device_memory_used();
 bool is_device_memory(const void* begin, size_t bytes);
 
 // --- The running thread.
@@ -106,22 +104,19 @@ inline constinit thread_local Thread* self = nullptr;
 
 // --- Barriers and warp collectives.
 
-enum class Vote { none, count, all, any };
-int sync_threads(Vote vote, bool predicate, Where where);
+void sync_threads(Where where);
 
-enum class Collective { syncwarp, shuffle, shuffle_up, shuffle_down, shuffle_xor, ballot, reduce, ldmatrix, mma };
+enum class Collective { syncwarp, shuffle, shuffle_up, shuffle_xor, ballot, ldmatrix, mma };
 void sync_warp(unsigned mask, Where where);
-uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, int width, Where where);
+uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, Where where);
 unsigned ballot(unsigned mask, bool predicate, Where where);
-// Gives every lane the `sum` over the mask's lanes, in lane order.
-uint32_t reduce(unsigned mask, uint32_t bits, uint32_t (*sum)(uint32_t, uint32_t), Where where);
 
 template <class T>
-T shuffle_value(Collective kind, unsigned mask, T value, int argument, int width, Where where) {
+T shuffle_value(Collective kind, unsigned mask, T value, int argument, Where where) {
   static_assert(std::is_arithmetic_v<T>, "CUDA shuffles scalars of 4 or 8 bytes");
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof value);
-  bits = shuffle(kind, mask, bits, argument, width, where);
+  bits = shuffle(kind, mask, bits, argument, where);
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
@@ -132,7 +127,6 @@ std::byte* shared_base();
 // Each checks bounds, initialisation and races of the bytes that the running thread touches.
 void check_read(const void* place, size_t bytes, Where where);
 void check_write(const void* place, size_t bytes, Where where);
-void check_atomic(const void* place, size_t bytes, Where where);
 [[noreturn]] void index_fault(long long index, long long count, long long n, size_t element_bytes, Where where);
 
 // An index that remembers its source line.
@@ -141,12 +135,6 @@ struct Index {
   Where where;
   template <std::integral I>
   Index(I i, Where w = Where::current()) : value((long long)(i)), where(w) {}
-};
-
-template <class T>
-struct Address {  // &array[i], for atomics
-  T* place;
-  Where where;
 };
 
 // array[i]: conversion reads it and assignment writes it. It is usable once, so that `auto x = array[i]` cannot quietly
@@ -158,15 +146,6 @@ class Element {
   operator T() const&& { return load(); }
   T operator=(T value) && { return store(value); }
   T operator=(Element&& other) && { return store(other.load()); }
-  Address<T> operator&() const&& { return {place_, where_}; }
-  template <class U>
-  T operator+=(const U& value) && {
-    return store(T(load() + value));
-  }
-  template <class U>
-  T operator+=(Element<U>&& value) && {
-    return store(T(load() + U(static_cast<Element<U>&&>(value))));
-  }
 
  private:
   T load() const {
@@ -254,28 +233,15 @@ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 
 #define XPYD_SIMT_WHERE ::xpyd::cuda::simt::Where where = ::xpyd::cuda::simt::Where::current()
 
-inline void __syncthreads(XPYD_SIMT_WHERE) {
-  ::xpyd::cuda::simt::sync_threads(::xpyd::cuda::simt::Vote::none, false, where);
-}
-inline int __syncthreads_count(int predicate, XPYD_SIMT_WHERE) {
-  return ::xpyd::cuda::simt::sync_threads(::xpyd::cuda::simt::Vote::count, predicate, where);
-}
-inline int __syncthreads_and(int predicate, XPYD_SIMT_WHERE) {
-  return ::xpyd::cuda::simt::sync_threads(::xpyd::cuda::simt::Vote::all, predicate, where);
-}
-inline int __syncthreads_or(int predicate, XPYD_SIMT_WHERE) {
-  return ::xpyd::cuda::simt::sync_threads(::xpyd::cuda::simt::Vote::any, predicate, where);
-}
+inline void __syncthreads(XPYD_SIMT_WHERE) { ::xpyd::cuda::simt::sync_threads(where); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, XPYD_SIMT_WHERE) { ::xpyd::cuda::simt::sync_warp(mask, where); }
-#define XPYD_SIMT_SHUFFLE(name, kind)                                                                            \
-  template <class T>                                                                                             \
-  inline T name(unsigned mask, T value, int argument, int width = 32, XPYD_SIMT_WHERE) {                         \
-    return ::xpyd::cuda::simt::shuffle_value(::xpyd::cuda::simt::Collective::kind, mask, value, argument, width, \
-                                             where);                                                             \
+#define XPYD_SIMT_SHUFFLE(name, kind)                                                                             \
+  template <class T>                                                                                              \
+  inline T name(unsigned mask, T value, int argument, XPYD_SIMT_WHERE) {                                          \
+    return ::xpyd::cuda::simt::shuffle_value(::xpyd::cuda::simt::Collective::kind, mask, value, argument, where); \
   }
 XPYD_SIMT_SHUFFLE(__shfl_sync, shuffle)
 XPYD_SIMT_SHUFFLE(__shfl_up_sync, shuffle_up)
-XPYD_SIMT_SHUFFLE(__shfl_down_sync, shuffle_down)
 XPYD_SIMT_SHUFFLE(__shfl_xor_sync, shuffle_xor)
 #undef XPYD_SIMT_SHUFFLE
 inline unsigned __ballot_sync(unsigned mask, int predicate, XPYD_SIMT_WHERE) {
@@ -287,22 +253,4 @@ inline int __any_sync(unsigned mask, int predicate, XPYD_SIMT_WHERE) {
 inline int __all_sync(unsigned mask, int predicate, XPYD_SIMT_WHERE) {
   return ::xpyd::cuda::simt::ballot(mask, predicate, where) == mask;
 }
-template <class T>
-inline T __reduce_add_sync(unsigned mask, T value, XPYD_SIMT_WHERE) {
-  const auto sum = [](uint32_t a, uint32_t b) { return a + b; };
-  return T(::xpyd::cuda::simt::reduce(mask, uint32_t(value), sum, where));
-}
 #undef XPYD_SIMT_WHERE
-
-// Atomics on shared memory. Fibres switch only where they wait, so a plain operation is atomic.
-#define XPYD_SIMT_ATOMIC(name, expression)                                          \
-  template <class T>                                                                \
-  inline T name(::xpyd::cuda::simt::Address<T> at, std::type_identity_t<T> value) { \
-    ::xpyd::cuda::simt::check_atomic(at.place, sizeof(T), at.where);                \
-    T old = *at.place;                                                              \
-    *at.place = T(expression);                                                      \
-    return old;                                                                     \
-  }
-XPYD_SIMT_ATOMIC(atomicAdd, old + value)
-XPYD_SIMT_ATOMIC(atomicMax, old < value ? value : old)
-#undef XPYD_SIMT_ATOMIC

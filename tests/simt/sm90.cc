@@ -207,7 +207,7 @@ struct Sm90 {
     b.completed.at[b.agent] = b.phase;
     b.arriving = {};
     b.pending = b.arrivals;
-    for (Fibre* fibre : b.waiting) m.wake_out_of_line(*fibre);
+    for (Fibre* fibre : b.waiting) m.wake(*fibre);
     b.waiting.clear();
   }
   void deliver(Mbarrier& b) {
@@ -251,11 +251,11 @@ struct Sm90 {
     }
     g.arguments[lane_of_group] = argument;
     g.threads[lane_of_group] = &me;
-    if (++g.arrived < 128) return m.wait_out_of_line(me, State::at_warpgroup, where);
+    if (++g.arrived < 128) return m.wait(me, State::at_warpgroup, where);
     g.arrived = 0;
     run(g, warp / 4 * 4);
     for (Fibre* other : g.threads)
-      if (other != &me) m.wake_out_of_line(*other);
+      if (other != &me) m.wake(*other);
   }
 
   void start(Warpgroup& g, Where where) {
@@ -377,8 +377,10 @@ void sm90_access(Machine& m, size_t begin, size_t bytes, Access kind, Where wher
   Fibre& me = running();
   uint32_t warp = warp_of(me);
   for (size_t at = begin / 16 * 16; at < begin + bytes; at += 16) {
-    if (kind != Access::write) s.read(at, warp, 1, false, where);
-    if (kind != Access::read) s.write(at, s.warps[warp], warp, s.warps[warp].at[warp], &me, where);
+    if (kind == Access::read)
+      s.read(at, warp, 1, false, where);
+    else
+      s.write(at, s.warps[warp], warp, s.warps[warp].at[warp], &me, where);
   }
 }
 void sm90_block_barrier(Machine& m) {
@@ -400,6 +402,12 @@ std::string sm90_left_over(const Machine& m) {
 }
 
 // --- Called by kernels.
+
+static Sm90& state_of(Where where) {
+  Machine& m = *running().machine;
+  if (!m.sm90) m.fault(running(), "no mbarrier was initialised here", where);
+  return *m.sm90;
+}
 
 void mbarrier_init_at(const uint64_t* place, int arrivals, Where where) {
   Fibre& me = running();
@@ -423,29 +431,27 @@ void mbarrier_init_done() {
 
 void mbarrier_arrive_at(const uint64_t* place, int bytes, Where where) {
   Fibre& me = running();
-  Sm90* s = me.machine->sm90.get();
-  if (!s) me.machine->fault(me, "no mbarrier was initialised here", where);
-  Mbarrier& b = s->find(place, where);
+  Sm90& s = state_of(where);
+  Mbarrier& b = s.find(place, where);
   if (b.pending == 0) me.machine->fault(me, "mbarrier: more arrivals than it was made for", where);
   constexpr long long most_bytes = (1 << 20) - 1;  // PTX ISA, "tx-count"
   if (bytes < 0 || b.bytes + bytes > most_bytes)
     me.machine->fault(me, "mbarrier: a phase can wait for 1048575 bytes at most", where);
   b.bytes += bytes;
   --b.pending;
-  b.arriving.join(s->release(me));
-  s->complete(b);
+  b.arriving.join(s.release(me));
+  s.complete(b);
 }
 
 void mbarrier_wait_at(const uint64_t* place, int parity, Where where) {
   Fibre& me = running();
   Machine& m = *me.machine;
-  if (!m.sm90) m.fault(me, "no mbarrier was initialised here", where);
-  Mbarrier& b = m.sm90->find(place, where);
+  Mbarrier& b = state_of(where).find(place, where);
   if (parity != 0 && parity != 1) m.fault(me, "mbarrier: a parity is 0 or 1", where);
   if (b.phase % 2 == uint32_t(parity)) m.sm90->deliver(b);
   while (b.phase % 2 == uint32_t(parity)) {
     b.waiting.push_back(&me);
-    m.wait_out_of_line(me, State::at_mbarrier, where);
+    m.wait(me, State::at_mbarrier, where);
   }
   m.sm90->clock_of(me).join(b.completed);
 }
@@ -453,8 +459,7 @@ void mbarrier_wait_at(const uint64_t* place, int parity, Where where) {
 void copy_box_to(bf16* to, const TensorMap& map, int column, int row, const uint64_t* barrier, Where where) {
   Fibre& me = running();
   Machine& m = *me.machine;
-  if (!m.sm90) m.fault(me, "no mbarrier was initialised here", where);
-  Mbarrier& b = m.sm90->find(barrier, where);
+  Mbarrier& b = state_of(where).find(barrier, where);
   Boxes boxes;
   std::memcpy(&boxes, &map, sizeof boxes);
   size_t begin = size_t(reinterpret_cast<std::byte*>(to) - m.shared);
@@ -497,30 +502,25 @@ void barrier_of_some(int id, int threads, bool waits, Where where) {
   if (++b.arrived == threads) {
     for (Fibre* fibre : b.waiting) {
       m.sm90->clock_of(*fibre).join(b.clock);
-      if (fibre != &me) m.wake_out_of_line(*fibre);
+      if (fibre != &me) m.wake(*fibre);
     }
     b = {};
   } else if (waits) {
-    m.wait_out_of_line(me, State::at_named_barrier, where);
+    m.wait(me, State::at_named_barrier, where);
   }
 }
 
 void wgmma(const Product& mine, Where where) {
-  Machine& m = *running().machine;
-  if (!m.sm90) m.fault(running(), "wgmma before any mbarrier", where);
-  m.sm90->together(
-      Step::product, &mine, [&](Warpgroup& g, uint32_t) { m.sm90->start(g, where); }, where);
+  Sm90& s = state_of(where);
+  s.together(
+      Step::product, &mine, [&](Warpgroup& g, uint32_t) { s.start(g, where); }, where);
 }
 void wgmma_fence(Where where) {
-  Machine& m = *running().machine;
-  if (!m.sm90) m.fault(running(), "wgmma before any mbarrier", where);
-  m.sm90->together(
+  state_of(where).together(
       Step::fence, nullptr, [](Warpgroup& g, uint32_t) { g.fenced = true; }, where);
 }
 void wgmma_commit(Where where) {
-  Machine& m = *running().machine;
-  if (!m.sm90) m.fault(running(), "wgmma before any mbarrier", where);
-  m.sm90->together(
+  state_of(where).together(
       Step::commit, nullptr,
       [](Warpgroup& g, uint32_t) {
         ++g.committed;
@@ -529,10 +529,9 @@ void wgmma_commit(Where where) {
       where);
 }
 void wgmma_wait_for(int pending, Where where) {
-  Machine& m = *running().machine;
-  if (!m.sm90) m.fault(running(), "wgmma before any mbarrier", where);
-  m.sm90->together(
-      Step::wait, nullptr, [&](Warpgroup& g, uint32_t first_warp) { m.sm90->finish(g, first_warp, pending); }, where);
+  Sm90& s = state_of(where);
+  s.together(
+      Step::wait, nullptr, [&](Warpgroup& g, uint32_t first_warp) { s.finish(g, first_warp, pending); }, where);
 }
 
 }  // namespace simt

@@ -3,6 +3,7 @@
 
 #include "base/cuda/cuda_kernel_sm90.h"
 #include "tests/catch.h"
+#include "tests/cuda_arrays.h"
 
 namespace xpyd::testing {
 namespace {
@@ -119,17 +120,9 @@ const Planted plants[] = {
 // Returns the faults of four launches (both orders of blocks and of threads), and whether results were right.
 std::pair<std::string, bool> run(int planted, const char* name) {
   Stream stream;
-  auto device = [](size_t bytes) { return std::move(Memory::device(bytes).value()); };
-  auto a = Memory::pinned(kRows * kDim * 2), b = Memory::pinned(kRounds * kTile * kDim * 2);
   std::vector<float> x(kRows * kDim), y(kRounds * kTile * kDim);
-  for (size_t i = 0; i < x.size(); ++i) {
-    x[i] = float(int(i * 7 % 11) % 3 - 1);
-    a.as<bf16>()[i] = to_bf16(x[i]);
-  }
-  for (size_t i = 0; i < y.size(); ++i) {
-    y[i] = float(int(i * 5 % 13 + i / 64 % 3) % 3 - 1);
-    b.as<bf16>()[i] = to_bf16(y[i]);
-  }
+  for (size_t i = 0; i < x.size(); ++i) x[i] = float(int(i * 7 % 11) % 3 - 1);
+  for (size_t i = 0; i < y.size(); ++i) y[i] = float(int(i * 5 % 13 + i / 64 % 3) % 3 - 1);
   // Integers of at most 64 are exact in bf16.
   std::vector<float> want(kRows * kDim, 0.0f);
   for (size_t r = 0; r < kRows; ++r)
@@ -139,19 +132,16 @@ std::pair<std::string, bool> run(int planted, const char* name) {
       for (size_t d = 0; d < kDim; ++d) want[r * kDim + d] += s * y[t * kDim + d];
     }
 
-  Memory a_device = device(a.size()), b_device = device(b.size()), out_device = device(want.size() * 4),
-         out = Memory::pinned(want.size() * 4);
-  copy(a_device.data(), a.data(), a.size(), stream);
-  copy(b_device.data(), b.data(), b.size(), stream);
+  Memory a = floats_to_card(x, Dtype::bf16, stream), b = floats_to_card(y, Dtype::bf16, stream),
+         out = Memory::device(want.size() * 4).value();
   TensorMap map = make_tensor_map(
-      {.data = b_device.data(), .rows = kRounds * kTile, .columns = kDim, .row_stride = kDim * 2, .box_rows = kTile});
+      {.data = b.data(), .rows = kRounds * kTile, .columns = kDim, .row_stride = kDim * 2, .box_rows = kTile});
   simt::FaultCatcher catcher;
   bool right = true;
   for (int i = 0; i < 4; ++i) {
     launch(products, name, {.grid = 2, .block = 160, .shared_bytes = (kRows + kTile) * kDim * 2 + 32}, stream, planted,
-           map, a_device.as<const bf16>(), out_device.as<float>());
-    copy(out.data(), out_device.data(), out.size(), stream);
-    right = right && std::memcmp(out.data(), want.data(), out.size()) == 0;
+           map, a.as<const bf16>(), out.as<float>());
+    right = right && from_card<float>(out.data(), want.size(), stream) == want;
   }
   std::string all;
   for (const std::string& fault : catcher.faults()) all += fault + "\n";

@@ -3,12 +3,10 @@
 // unmap, is a segmentation fault here, as it is an illegal access on a GPU. Copies and cp.async report it before
 // (cuda_simt.cc).
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -16,7 +14,6 @@
 #include "base/cuda/cuda.h"
 #include "base/cuda/cuda_vmm.h"
 #include "device_memory.h"
-#include "machine.h"
 
 namespace xpyd::cuda {
 namespace {
@@ -106,30 +103,6 @@ void protect(Address address, size_t bytes) {
   XPYD_CHECK(at != MAP_FAILED);
 }
 
-// No caller can catch a kernel's access to unmapped memory. So this prints the place, and the program ends. It takes no
-// lock.
-struct sigaction before;
-void name_fault(int signal, siginfo_t* info, void*) {
-  if (simt::self) {
-    char text[256];
-    const int n = std::snprintf(text, sizeof text, "simt: kernel %s touches address %p, where nothing is mapped\n",
-                                simt::running().machine->kernel, info->si_addr);
-    if (n > 0) (void)!::write(2, text, size_t(n));
-  }
-  ::sigaction(signal, &before, nullptr);  // the access repeats
-}
-// Repeated with every reservation, because test frameworks install and remove their own handlers.
-void watch_faults() {
-  struct sigaction now {};
-  ::sigaction(SIGSEGV, nullptr, &now);
-  if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == name_fault) return;
-  struct sigaction action {};
-  action.sa_sigaction = name_fault;
-  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  before = now;
-  XPYD_CHECK(::sigaction(SIGSEGV, &action, nullptr) == 0);
-}
-
 }  // namespace
 
 namespace simt {
@@ -167,7 +140,6 @@ size_t granularity() {
 int address_reserve(Address* address, size_t bytes) {
   Vmm& v = state();
   std::lock_guard lock(v.mutex);
-  watch_faults();
   if (!v.whole(0, bytes)) return kInvalidValue;
   const size_t room = bytes + v.granularity;
   void* at = ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

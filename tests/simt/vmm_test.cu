@@ -1,11 +1,6 @@
 // Tests the rules of the driver's virtual memory calls in vmm_simt.cc: each rule is broken once beside a clean twin.
 // Also tests page groups when the driver refuses a call.
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <thread>
+#include <tuple>
 
 #include "base/cuda/cuda_vmm.h"
 #include "base/device/device_cuda.h"
@@ -55,26 +50,6 @@ TEST_CASE("simt vmm: an access before set_access, or after an early unmap, is a 
   }
   REQUIRE(vmm::release(handle) == 0);
   REQUIRE(vmm::address_free(at, 2 * kPage) == 0);
-}
-
-TEST_CASE("simt vmm: waiting for the whole device waits for another thread's capture", "[simt]") {
-  Stream stream;
-  Memory memory = Memory::device(64).value();
-  std::atomic<bool> begun = false, done = false;
-  std::thread waiting;
-  Graph graph = Graph::capture(stream, [&] {
-    fill(memory.data(), 1, 64, stream);
-    waiting = std::thread([&] {
-      begun = true;
-      vmm::wait_for_card();
-      done = true;
-    });
-    while (!begun) std::this_thread::yield();
-    for (int i = 0; i < 1000; ++i) std::this_thread::yield();
-    CHECK_FALSE(done);
-  });
-  waiting.join();
-  CHECK(done);
 }
 
 TEST_CASE("simt vmm: page groups undo what the driver began and then refused", "[simt]") {

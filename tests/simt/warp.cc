@@ -1,6 +1,5 @@
 // Operations of a warp's lanes together. Each lane leaves the address of its arguments, which lie on its fibre's stack.
 // The last lane to arrive works for all.
-#include <algorithm>
 #include <bit>
 
 #include "machine.h"
@@ -13,51 +12,36 @@ template <class Arguments>
 Arguments& arguments_of(const Warp& warp, int lane) {
   return *static_cast<Arguments*>(warp.lane[lane]->arguments);
 }
-template <class F>
-void for_lanes(unsigned mask, F&& f) {
-  for (; mask; mask &= mask - 1) f(std::countr_zero(mask));
-}
-
 }  // namespace
 
 void sync_warp(unsigned mask, Where where) {
-  // Here only a barrier of the whole warp orders its memory accesses (README.md).
   collective(
-      Collective::syncwarp, mask, nullptr, [](Machine&, Warp& warp, unsigned m) { warp.epoch += m == warp.lanes; },
-      where);
+      Collective::syncwarp, mask, nullptr, [](Warp& warp) { ++warp.epoch; }, where);
 }
 
 namespace {
 struct Shuffle {
   uint64_t bits, result;
-  int argument, width;
+  int argument;
 };
 }  // namespace
 
-uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, int width, Where where) {
-  Shuffle mine{bits, 0, argument, width};
+uint64_t shuffle(Collective kind, unsigned mask, uint64_t bits, int argument, Where where) {
+  Shuffle mine{bits, 0, argument};
   collective(
       kind, mask, &mine,
-      [](Machine& m, Warp& warp, unsigned lanes) {
-        for_lanes(lanes, [&](int l) {
+      [](Warp& warp) {
+        for (int l = 0; l < 32; ++l) {
           auto& s = arguments_of<Shuffle>(warp, l);
-          const Fibre& fibre = *warp.lane[l];
-          if (!std::has_single_bit(unsigned(s.width)) || s.width > 32)
-            m.fault(fibre, "shuffle of width " + std::to_string(s.width), fibre.where);
-          int first = l & ~(s.width - 1), end = first + s.width, from = l;
-          switch (fibre.kind) {
-            case Collective::shuffle: from = first + (s.argument & (s.width - 1)); break;
+          int from = l;
+          switch (warp.lane[l]->kind) {
+            case Collective::shuffle: from = s.argument & 31; break;
             case Collective::shuffle_up: from = l - s.argument; break;
-            case Collective::shuffle_down: from = l + s.argument; break;
             default: from = l ^ s.argument; break;
           }
-          // A lane whose source is outside its part of the warp keeps its own value. xor may read the parts before it.
-          bool outside = fibre.kind == Collective::shuffle_xor ? from < 0 || from >= end : from < first || from >= end;
-          if (outside) from = l;
-          if (!(lanes >> from & 1))
-            m.fault(fibre, "shuffle from lane " + std::to_string(from) + ", which is not in the mask", fibre.where);
+          if (from < 0 || from >= 32) from = l;  // a lane without a source keeps its own value
           s.result = arguments_of<Shuffle>(warp, from).bits;
-        });
+        }
       },
       where);
   return mine.result;
@@ -68,36 +52,16 @@ struct Ballot {
   bool predicate;
   unsigned result;
 };
-struct Reduce {
-  uint32_t value, result;
-  uint32_t (*sum)(uint32_t, uint32_t);
-};
 }  // namespace
 
 unsigned ballot(unsigned mask, bool predicate, Where where) {
   Ballot mine{predicate, 0};
   collective(
       Collective::ballot, mask, &mine,
-      [](Machine&, Warp& warp, unsigned lanes) {
+      [](Warp& warp) {
         unsigned votes = 0;
-        for_lanes(lanes, [&](int l) { votes |= unsigned(arguments_of<Ballot>(warp, l).predicate) << l; });
-        for_lanes(lanes, [&](int l) { arguments_of<Ballot>(warp, l).result = votes; });
-      },
-      where);
-  return mine.result;
-}
-
-uint32_t reduce(unsigned mask, uint32_t bits, uint32_t (*sum)(uint32_t, uint32_t), Where where) {
-  Reduce mine{bits, 0, sum};
-  collective(
-      Collective::reduce, mask, &mine,
-      [](Machine&, Warp& warp, unsigned lanes) {
-        int first = std::countr_zero(lanes);
-        uint32_t total = arguments_of<Reduce>(warp, first).value;
-        for_lanes(lanes & (lanes - 1), [&](int l) {
-          total = arguments_of<Reduce>(warp, l).sum(total, arguments_of<Reduce>(warp, l).value);
-        });
-        for_lanes(lanes, [&](int l) { arguments_of<Reduce>(warp, l).result = total; });
+        for (int l = 0; l < 32; ++l) votes |= unsigned(arguments_of<Ballot>(warp, l).predicate) << l;
+        for (int l = 0; l < 32; ++l) arguments_of<Ballot>(warp, l).result = votes;
       },
       where);
   return mine.result;
@@ -117,8 +81,8 @@ void load_matrices(uint32_t (&r)[4], const void* row, bool transposed, Where whe
   check_read(row, 16, where);  // checked here, so that the fault names the lane that gave the address
   LoadMatrices mine{row, transposed, r};
   collective(
-      Collective::ldmatrix, ~0u, &mine,
-      [](Machine&, Warp& warp, unsigned) {
+      Collective::ldmatrix, all_lanes, &mine,
+      [](Warp& warp) {
         uint16_t matrix[4][8][8];
         for (int l = 0; l < 32; ++l) std::memcpy(matrix[l / 8][l % 8], arguments_of<LoadMatrices>(warp, l).row, 16);
         for (int l = 0; l < 32; ++l) {
@@ -151,8 +115,8 @@ float high(uint32_t word) { return std::bit_cast<float>(word & 0xffff0000u); }
 void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, Where where) {
   Mma mine{d, a, {b0, b1}};
   collective(
-      Collective::mma, ~0u, &mine,
-      [](Machine&, Warp& warp, unsigned) {
+      Collective::mma, all_lanes, &mine,
+      [](Warp& warp) {
         double a_tile[16][16], b_tile[16][8], d_tile[16][8];
         for (int l = 0; l < 32; ++l) {
           auto& lane = arguments_of<Mma>(warp, l);
