@@ -4,7 +4,7 @@
 // the instructions are interpreted lane by lane.
 //
 // Otherwise kernels are plain CUDA: __global__, __device__, threadIdx, blockIdx, blockDim, gridDim, __syncthreads,
-// __syncwarp, __shfl_sync, __shfl_xor_sync, __shfl_down_sync, __ballot_sync, __any_sync, atomicAdd, __expf, rsqrtf.
+// __syncwarp, __shfl_sync, __shfl_xor_sync, __ballot_sync, __any_sync, atomicAdd, __expf, rsqrtf.
 // They have no __shared__ variables. Carver cuts arrays out of the block's dynamic shared memory.
 #pragma once
 
