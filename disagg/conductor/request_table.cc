@@ -45,6 +45,8 @@ void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEven
   if (choice.cached_tokens < 0) {
     choice.cached_tokens = event.cached_tokens;
     choice.scheduled_s = event.scheduled_s;
+    // The message that a prompt begins may arrive with its first token (HeldMessages).
+    if (entry.trace.started > 0 && event.scheduled_s > 0) entry.trace.started = event.scheduled_s;
   }
   event.cached_tokens = choice.cached_tokens;
   event.scheduled_s = choice.scheduled_s;

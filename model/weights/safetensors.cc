@@ -59,6 +59,9 @@ TensorEntry parse_entry(const json& value, uint64_t data_bytes, const std::strin
   TensorEntry entry;
   try {
     entry.dtype = value.at("dtype").get<std::string>();
+    for (const char* list : {"shape", "data_offsets"})
+      for (const json& n : value.at(list))
+        if (!n.is_number_integer()) throw wrong(std::string(list) + ": expected integers of 64 bits");
     entry.shape = value.at("shape").get<std::vector<int64_t>>();
     entry.begin = value.at("data_offsets").at(0).get<uint64_t>();
     entry.end = value.at("data_offsets").at(1).get<uint64_t>();

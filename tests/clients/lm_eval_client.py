@@ -34,7 +34,7 @@ def post(url, body):
 
 def tokenizer(binary, folder):
     from transformers import AutoTokenizer
-    demo = os.path.join(folder, "demo")
+    demo = os.path.join(folder, "tokenizer")
     subprocess.run([binary, "export", demo], check=True, stderr=subprocess.DEVNULL)
     with kv_points.Server(binary, demo, "--kv-bytes", "16MiB") as server:
         connection = http.client.HTTPConnection(server.url.removeprefix("http://"))

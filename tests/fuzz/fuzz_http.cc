@@ -155,6 +155,12 @@ void send(int port, std::string_view input, size_t step) {
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  // A closed connection keeps its port for a minute, so the ports of one address are used up.
+  static uint32_t sent = 0;
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  own.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1 + sent++ / 10'000);
+  XPYD_CHECK(bind(fd, reinterpret_cast<const sockaddr*>(&own), sizeof own) == 0);
   const timeval limit{20, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   XPYD_CHECK(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
