@@ -159,6 +159,8 @@ Result<json> parse_json(std::string_view text, const std::string& what, const Js
   if (text.size() > limits.max_bytes)
     return invalid(what + ": " + std::to_string(text.size()) + " bytes of JSON; expected at most " +
                    std::to_string(limits.max_bytes));
+  if (const size_t nul = text.find('\0'); nul != text.npos)  // nlohmann would end there
+    return invalid(what + ": byte " + std::to_string(nul + 1) + ": a NUL byte");
   const char* begin = text.data();
   const char* seen = begin;
   Builder builder(limits, begin, &seen);

@@ -155,6 +155,7 @@ int Scheduler::choose_chunks(int block_tokens, const UnderWay& under_way) {
 void Scheduler::make_plan(double now, const UnderWay& under_way) {
   look_at_running(under_way);
   look_at_waiting(now);
+  if (refused_) views_.waiting.clear();
   const KvStats kv = memory_.stats();
   const int step_tokens = choose_chunks(kv.block_tokens, under_way);
   const BatchView view = {.running = views_.running,
@@ -232,8 +233,9 @@ bool Scheduler::apply(double now, const UnderWay& under_way, std::vector<StepEnt
     running_.push_back(std::move(s));
   }
   std::erase(waiting_, nullptr);
-  if (entries.empty() && plan_.preempts.empty()) return !under_way.any && loading_ == 0 && make_room();
-  return true;
+  const bool nothing = entries.empty() && plan_.preempts.empty();
+  refused_ = nothing && !plan_.admits.empty() && !running_.empty() && !under_way.any;
+  return !nothing || refused_ || (!under_way.any && loading_ == 0 && make_room());
 }
 
 // ---- Memory.

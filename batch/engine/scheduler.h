@@ -112,6 +112,9 @@ class Scheduler {
   // is preempted, as long as two hold KV. A sequence alone always fits, because larger requests are refused. So a
   // sequence that keeps KV never waits behind one without: the head would wait for memory that nobody asks for.
   std::deque<SequencePtr> waiting_;
+  // The last plan only admitted, and there was no memory: it had counted cached blocks twice (fits_whole()). The next
+  // plan sees only the running sequences.
+  bool refused_ = false;
   std::vector<SequencePtr> arrived_;  // new choices of this step; they join running_ at its end
   int loading_ = 0;                   // waiting sequences whose KV is being loaded from offload
   EngineChunks chunks_;

@@ -20,7 +20,8 @@ constexpr size_t kMaxMessages = 4096, kMaxShortText = 256, kMaxSaltBytes = 1024;
 constexpr const char* kRefusedFields[] = {
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "tools",
     "functions", "documents", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "use_beam_search", "suffix",
-    "prompt_embeds", "truncate_prompt_tokens"};
+    "prompt_embeds", "truncate_prompt_tokens", "chat_template", "continue_final_message",
+    "logits_processors", "structural_tag", "regex", "json_schema", "ebnf", "min_new_tokens", "lora_path", "audio"};
 // clang-format on
 
 ApiError bad(std::string param, std::string message) {
@@ -258,8 +259,7 @@ void read_sampling(Fields& fields, bool chat, const ServedModel& model, Request&
   int64_t top_k = fields.integer("top_k", -1, kIntMax, s.top_k);
   s.top_k = top_k < 0 ? 0 : static_cast<int>(top_k);
   s.min_p = static_cast<float>(fields.number("min_p", 0, 1, s.min_p));
-  s.repetition_penalty = static_cast<float>(fields.number("repetition_penalty", 0, 100, s.repetition_penalty));
-  if (s.repetition_penalty <= 0) throw field_error("repetition_penalty", "a number above 0, at most 100");
+  s.repetition_penalty = static_cast<float>(fields.number("repetition_penalty", 1e-6, 100, s.repetition_penalty));
   s.presence_penalty = static_cast<float>(fields.number("presence_penalty", -2, 2, 0));
   s.frequency_penalty = static_cast<float>(fields.number("frequency_penalty", -2, 2, 0));
   has_seed = fields.find("seed") != nullptr;

@@ -63,6 +63,7 @@ TEST_CASE("json: text that is not strict JSON is refused, with the byte of the e
       {"[1] [2]", "byte 5: "},
       {"// c\n1", "byte 1: "},
       {"NaN", "byte 1: "},
+      {std::string("{}\0x", 4), "byte 3: a NUL byte"},
       {"01", "byte 2: "},
       {"1e999", "byte 5: "},
       {"\"\\ud800\"", "surrogate"},

@@ -93,6 +93,29 @@ void compare(const Results& all, const Results& others, Counts& counts) {
   }
 }
 
+TEST_CASE("prompts run first, and sequences decode where an admitted prompt finds no memory", "[engine]") {
+  for (const char* batching : {"prefill_first", "static", "chunked"}) {
+    INFO(batching);
+    TinySetup setup{.topology = "1C", .batching = batching, .block_tokens = 64};
+    setup.pool_bytes = 4 * 64 * 256;
+    TinyCluster tiny(setup);
+    std::vector<int32_t> longest(202);
+    for (size_t i = 0; i < longest.size(); ++i) longest[i] = int32_t(i % 96);
+    const auto ask = [&](uint64_t id, const std::vector<int32_t>& prompt, int max_tokens, int turns) {
+      auto request = tiny_request(id, prompt, max_tokens);
+      request->ignore_eos = true;
+      REQUIRE(tiny.submit(request).ok());
+      for (int i = 0; i < turns; ++i) tiny.cluster->turn();
+      return id;
+    };
+    ask(1, longest, 1, 20);  // leaves three cached blocks
+    ask(2, {5, 6, 7}, 100, 3);
+    ask(3, longest, 24, 1000);
+    CHECK(tiny.cluster->wait_idle(0));
+    for (uint64_t id : {1, 2, 3}) CHECK(tiny.recorder->choice(id).ends == 1);
+  }
+}
+
 // On a model that computes as late as it may, against one that is waited for.
 TEST_CASE("planning ahead of the model, waves and chunk policies change no token, end or hash",
           "[engine][waves][chunks]") {
