@@ -174,7 +174,7 @@ TEST_CASE("json: JsonFields throws the first error", "[base]") {
 TEST_CASE("json: a text in quotes is that text again when it is parsed", "[base]") {
   std::string ascii;
   for (int c = 0; c < 0x80; ++c) ascii += char(c);
-  for (const std::string& text : {std::string(), ascii, std::string("\u00e9\u20ac\U0001d11e")})
+  for (const std::string& text : {std::string(), ascii, std::string("a\\b"), std::string("\u00e9\u20ac\U0001d11e")})
     CHECK(json::parse(json_quote(text)) == text);
   CHECK(json_quote("\xc1\x80x") == "\"\ufffd\ufffdx\"");
 }
