@@ -1855,7 +1855,7 @@ CLAIMS = [
         "routers",
         "How do all placement rules, over the same view, compare in TTFT, tails, hits and regret, for five loads and three pools of eight "
         "instances?",
-        "Mooncake, LMetric, Dynamo, SGLang, llm-d, AIBrix, production-stack, PolyServe, ELDR (rows of --placement; compared by nobody)",
+        "Mooncake, LMetric, Dynamo, SGLang, llm-d, AIBrix, production-stack, PolyServe, ELDR (rows of xpyd simulate --placement; compared by nobody)",
         [
             Expect("conversation, 4P4D: mean TTFT, random / best row", lambda t: routed(t, "ttft_mean_s", "random") / best_routed(t, "ttft_mean_s"), 4, 60, "x"),
             Expect("conversation, 4P4D: mean TTFT, mooncake / best row", lambda t: routed(t, "ttft_mean_s", "mooncake") / best_routed(t, "ttft_mean_s"), 1, 1.1, "x"),

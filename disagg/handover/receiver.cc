@@ -31,7 +31,6 @@ void Receiver::on(Incoming& in, Event event, With with) {
       if (!samples_first()) break;
       parts_.tell(kConductor, AttemptFailed{in.attempt, std::move(with.why)});
       break;
-    case Action::expire:
     case Action::fail: parts_.tell(kConductor, AttemptFailed{in.attempt, std::move(with.why)}); break;
   }
   // All remaining actions give up the room.

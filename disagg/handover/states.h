@@ -112,7 +112,6 @@ enum class ReceiverAction : uint8_t {
   drop,       // gives up its room
   fail,       // sends AttemptFailed, then drop
   give_up,    // drop; decode_first: also AttemptFailed
-  expire,     // counts it, then fail
   end,        // ends its choices, tells P, then drop
   adopt,      // gives its sequences to the engine, with the KV
   recompute,  // … without
@@ -270,7 +269,7 @@ constexpr ReceiverMachine receiver_table() {
       {reading, E::read_done, finished_transfers, A::nothing},
       {reading, E::read_failed, incomplete, A::nothing},
 
-      {kWaiting | Any{granted, reading}, E::silent, gone, A::expire},
+      {kWaiting | Any{granted, reading}, E::silent, gone, A::fail},
       {{finished_prefills, closing}, E::late, incomplete, A::nothing},
       {kWaiting | Any{unclaimed, granted}, E::request_over, gone, A::end},
       {finished_transfers, E::adopted, gone, A::adopt},
