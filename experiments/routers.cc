@@ -1,4 +1,5 @@
-// routers: all placement rules, the published routers among them, over one view, the cost of stale views, and the gain of perfect knowledge.
+// routers: all placement rules, the published routers among them, over one view; the cost of stale views, and the gain
+// of perfect knowledge.
 #include <algorithm>
 #include <map>
 #include <string>
