@@ -163,6 +163,7 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
   bool reserve_blocks = false;
   for (const bool stages : {false, true})
     for (const std::string& transport : transport_names()) {
+      if (stages && transport == "rdma") continue;  // it cannot carry activations
       reserve_blocks = !reserve_blocks;
       const double lease = stages ? kLongLease : patient ? std::atof(patient) : kLease;
       Words words = {"--transport", transport, "--reservation", reserve_blocks ? "escrow" : "off"};
@@ -203,9 +204,8 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
       bed.check_memory();
       const ConductorStats totals = bed.cluster().conductor().totals();
       std::printf(
-          "chaos of %s over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices placed anew; 0 "
-          "lost, "
-          "0 wrong\n",
+          "chaos of %s over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices placed anew; "
+          "0 lost, 0 wrong\n",
           stages ? "stages" : "processes", transport.c_str(), asked, kills, stops, int(totals.failed_attempts),
           int(totals.replaced_choices));
       if (stages) continue;
