@@ -2158,3 +2158,27 @@ def known(experiment, label):
             if claim.name == experiment and e.label.startswith(label) and e.paper:
                 return e.paper.known()
     raise KeyError(f"{experiment}: no claim '{label}...' with a published figure")
+
+# The claim of each idea in the table of the root README: {experiment: (label of an expectation, the same in words for strangers)}.
+FRONT_PAGE = {
+    "waste": ("useful, blocks of 16", "share of a full pool that holds KV, blocks of 16"),
+    "vattention_speed": ("offline, requests/min, vattention / paged", "requests a minute over those with a block table"),
+    "slots": ("TTFT of later turns after 1,024 tokens, slots, kept / contiguous", "TTFT of a later turn over that without its slot"),
+    "prefix": ("TTFT, 94 % shared / nothing shared", "TTFT with 94 % of the prompt shared, over that with nothing"),
+    "offload_virtual": ("tier alone / none", "requests/s of documents asked again, with a host tier over none"),
+    "paged_attention-cuda": ("decode 32 x 16K, blocks of 16 / contiguous", "decode attention, time over blocks of 16 over contiguous"),
+    "kv_dtype": ("tokens, int8 / f16, scales counted", "tokens in the same bytes, int8 over f16"),
+    "batching-sarathi_capacity": ("Mistral-7B: chunked / prefill first, the most of two data sets and two objectives",
+                                  "requests/s within an objective, chunks over whole prompts"),
+    "cpp_chunks": ("one prompt: fixed / equal_time, TTFT", "TTFT in a pipeline of 8, equal chunks over equal time"),
+    "speculate": ("llama-1b alone, the same: turbo / off", "tokens/s on text that repeats itself, over none"),
+    "pd": ("P99 ITL at load 0.4, 1P1D / 1C", "P99 gap between tokens, 1P1D over 1C"),
+    "transfer_exposed": ("100 Gb/s, request / layer", "wait for KV, sent at the end over layer by layer"),
+    "disagg_orders": ("median first gap at load 0.6, decode_first / push", "median gap after the first token, `decode_first` over `push`"),
+    "cpp_vs_tp-bubble": ("90 % of 131K reused, one at a time: below TP, equal parts", "PP8's tokens/s below TP8's, one prompt, 90 % of it reused"),
+    "fetch_or_compute-pool": ("conversation: hits, global / longest prefix", "cache hits, with fetches over by longest prefix"),
+    "mooncake_serving": ("schedulers, conversation: mean TTFT, global / local", "mean TTFT, with fetches over without them"),
+    "rejection": ("12P1D: correlation of P's and D's load, early", "correlation of P's and D's load"),
+    "rejection-reservation": ("reuse 131K, c=8, P holds 0.9 of the prompts: tokens/s, escrow / off", "tokens/s where room is short, over none"),
+    "failure_timeline": ("requests lost", "requests lost when workers are killed"),
+}

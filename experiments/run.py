@@ -5,8 +5,8 @@
     run.py check              the same, then print the evidence for every claim (--no-run: only that). Without names it also prints
                               the state of every table of the notes and papers (tables.py). It fails if a result differs and
                               no reason is given.
-    run.py readme             rewrite CLAIMS.md, ranges.csv and the tables in README.md (--check: only say whether they are up
-                              to date). It refuses a range that was changed after a run without an amendment.
+    run.py readme             rewrite CLAIMS.md, ranges.csv, the table in experiments/README.md and the last column of the table of
+                              ideas in README.md (--check: only say whether they are up to date). It refuses a range that was changed after a run without an amendment.
     run.py log                print the spans of offload_cost/trace as an event log (disagg/request_trace.h) for `xpyd trace FILE`: steps
                               as steps, copies as transfers
     run.py list               print names, devices, the minutes that each last run took, and their sum
@@ -39,7 +39,7 @@ ROOT = os.path.dirname(HERE)
 SHOWN = 20  # rows of a result that are printed when it is measured
 sys.path.insert(0, HERE)
 
-from claims import CLAIMS  # noqa: E402
+from claims import CLAIMS, FRONT_PAGE  # noqa: E402
 from evidence import VERDICTS, Evidence, decide  # noqa: E402
 from sources import Sources, changed  # noqa: E402
 from table import Table, TableError, point_hash  # noqa: E402
@@ -497,6 +497,26 @@ def readme_table(runner):
     return "\n".join(rows)
 
 
+def front_page(runner, text):
+    """The text of the root README with the last column of its table of ideas: our value of FRONT_PAGE's claim, and the paper's."""
+    found = {key: of for claim, _, evidence_ in results(runner) for key, of in keyed(claim, evidence_).items()}
+    shown = []
+
+    def row(match):
+        anchor = match[2]
+        label, words = FRONT_PAGE[anchor]
+        claim, e, one = found[f"{anchor}: {label}"]
+        shown.append(anchor)
+        paper = {"agrees": "", "differs": " (differs)", "undecided": " (undecided)", "": ""}[one.paper]
+        ours = e.show(one.middle) if one.n else "not run"
+        return f"{match[1]}{words}, {claim.how_of(e)}: **{ours}**" + (f"; {cell(e.paper.text + e.paper.known())}{paper}" if e.paper else "") + " |"
+
+    text = re.sub(r"^(\|(?:[^|\n]*\|){4} \[[^]]*\]\(experiments/CLAIMS\.md#([^)]*)\) \| ).*\|$", row, text, flags=re.M)
+    if sorted(shown) != sorted(FRONT_PAGE):
+        raise SystemExit(f"run.py: README.md: expected one row for each experiment of FRONT_PAGE; rows are {', '.join(shown)}")
+    return text
+
+
 def ranges_of(claims):
     """{(experiment, label): (low, high, amended)}, the content of ranges.csv."""
     return {(c.anchor, e.label): (str(e.low), str(e.high), e.amended) for c in claims for e in c.expect}
@@ -540,7 +560,10 @@ def readme(runner, only_check):
     new = io.StringIO()
     csv.writer(new, lineterminator="\n").writerows([("experiment", "label", "low", "high", "amended"),
                                                    *(key + value for key, value in ranges_of(CLAIMS).items())])
-    pages = {path: f"{head}{BEGIN}\n\n{readme_table(runner)}\n\n{END}{tail}",
+    front = os.path.join(HERE, "..", "README.md")
+    with open(front, encoding="utf-8") as file:
+        front_text = front_page(runner, file.read())
+    pages = {front: front_text, path: f"{head}{BEGIN}\n\n{readme_table(runner)}\n\n{END}{tail}",
              os.path.join(HERE, "CLAIMS.md"): claims_page(runner), kept: new.getvalue()}
     for path, new in pages.items():
         name = os.path.relpath(path, ROOT)

@@ -1,6 +1,6 @@
 # Compiles and links the rooms (top-level folders), their tests and experiments: flags, sources, units, rules. Makefile includes it.
 
-# The compiler keeps one order of additions (README, Decisions): no contraction, no reassociation.
+# The compiler keeps one order of additions (CONTRIBUTING.md, decision D1): no contraction, no reassociation.
 # Warnings are errors only if CI is set. A compiler newer than these sources must not stop anybody else.
 WERROR    := $(if $(CI),-Werror)
 WARN      := -Wall -Wextra -Wshadow -Wno-missing-field-initializers $(WERROR)

@@ -171,7 +171,7 @@ int tour_main(const Options& options) {
     std::printf("D decodes \"%s\" and, in the same batch, \"%s\"\n", output->text.c_str(), other->text.c_str());
 
   // A single engine must produce the same bits in all logits. No batch, block, transport or chunk changes an order of
-  // additions (README.md, decision D1).
+  // additions (CONTRIBUTING.md, decision D1).
   const auto expected = std::make_shared<Output>();
   alone.engine.submit(make_sequence(request, {}, expected, nullptr, nullptr));
   while (alone.engine.step()) continue;

@@ -1,5 +1,5 @@
-// handoff: zero copy (README, Decisions: D8). P and D draw from one pool. KvDelivered carries a sequence's block ids
-// (paged) or slot (contiguous) to D.
+// handoff: zero copy (CONTRIBUTING.md, decision D8). P and D draw from one pool. KvDelivered carries a sequence's
+// block ids (paged) or slot (contiguous) to D.
 
 #include "disagg/transport/transports.h"
 
