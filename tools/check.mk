@@ -26,6 +26,9 @@ check-points: build  ## 3 | - | every point of every experiment at a small size;
 	@$(TESTS_OF) $(BUILD)/xpyd_tests '[experiments][slow]'
 	@tools/readme-lines --check
 
+check-pages: build  ## 3 | - | the links of every Markdown page; its commands, run or looked up
+	@tools/check-pages $(BIN)
+
 check-slow: build  ## 3 | - | tests that wait: supervision, kept services, killed workers, soak, measured peaks
 	@$(TESTS_OF) $(BUILD)/xpyd_tests '[slow]~[experiments]'
 
