@@ -5,7 +5,9 @@ script writes. Every check prints a line. The exit code is 0 only if all held.
 """
 
 import asyncio
+import contextlib
 import http.client
+import io
 import json
 import pathlib
 import re
@@ -45,9 +47,9 @@ def write_dummy_model(folder: pathlib.Path) -> None:
 
 
 class Server:
-    def __init__(self, binary: str, folder: pathlib.Path, *options: str):
+    def __init__(self, binary: str, *words: str | pathlib.Path):
         self.process = subprocess.Popen(
-            [binary, "serve", str(folder), "--port", "0", "--kv-bytes", "16MiB", "--chat-template", "plain", *options],
+            [binary, "serve", *words, "--port", "0", "--kv-bytes", "16MiB"],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.log = []
         for line in self.process.stderr:
@@ -277,13 +279,23 @@ def disconnect(client, model, server):
     check("... and is counted as an abort, or had been served", server.metric(aborted) - before in (0, 1))
 
 
+def page(binary):
+    """Runs the Python of server/openai/README.md with the demo model."""
+    text = pathlib.Path("server/openai/README.md").read_text()
+    code = "".join(re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)).replace("\nturn(", "\nprint(turn(").rstrip() + ")"
+    with Server(binary) as server, contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code.replace("http://127.0.0.1:8000", server.url), {})
+    check("the page's Python prints what the page says", printed.getvalue().startswith(" The key of box 17 is amber.\n"))
+    check("... and its second turn knows the first", printed.getvalue().count("amber") >= 2)
+
+
 def main() -> int:
     binary = sys.argv[1]
     with tempfile.TemporaryDirectory() as scratch:
         if STORIES.exists():
-            folder, options = STORIES, ()
+            folder, options = STORIES, ("--chat-template", "plain")
         else:
-            folder, options = pathlib.Path(scratch) / "tiny", ("--load-format", "dummy")
+            folder, options = pathlib.Path(scratch) / "tiny", ("--chat-template", "plain", "--load-format", "dummy")
             folder.mkdir()
             write_dummy_model(folder)
         print(f"openai {openai.__version__}, model {folder}")
@@ -312,6 +324,7 @@ def main() -> int:
             check("right key", len(right.models.list().data) == 1)
             check("health needs no key", server.request("GET", "/health")[0].status == 200)
             check("SIGTERM again", server.terminate()[0] == 0)
+    page(binary)
     print(f"{checks - failures} passed, {failures} failed")
     return 1 if failures else 0
 
