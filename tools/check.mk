@@ -27,6 +27,7 @@ check-points: build  ## 3 | - | every point of every experiment at a small size;
 	@tools/readme-lines --check
 
 check-pages: build  ## 3 | - | the links of every Markdown page; its commands, run or looked up
+	@tools/install-packages curl procps
 	@tools/check-pages $(BIN)
 
 check-slow: build  ## 3 | - | tests that wait: supervision, kept services, killed workers, soak, measured peaks
