@@ -30,8 +30,10 @@ class PrivateFolder {
     if (mkdtemp(path.data())) path_ = path;  // its mode is 0700
   }
   ~PrivateFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+    if (path_.empty()) return;
+    std::error_code failed;
+    std::filesystem::remove_all(path_, failed);
+    if (failed) std::filesystem::remove_all(path_, failed);  // all descriptors may have been in use for a moment
   }
   PrivateFolder(const PrivateFolder&) = delete;
   PrivateFolder& operator=(const PrivateFolder&) = delete;

@@ -140,11 +140,29 @@ int run(const std::vector<std::string>& words) {
   }
 }
 
+// Ends the process with a message when a thread other than main's runs out of memory. A bug still dumps core.
+[[noreturn]] void end_of_thread() {
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "xpyd: %s\n", error.message.c_str());
+    std::_Exit(1);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "xpyd: the process is out of memory\n");
+    std::_Exit(1);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "xpyd: %s\n", error.what());
+  } catch (...) {
+  }
+  std::abort();
+}
+
 }  // namespace
 }  // namespace xpyd::server
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file beyond ulimit -f becomes a failed write with a message
+  std::set_terminate(xpyd::server::end_of_thread);
   try {
     const std::vector<std::string> words(argv + 1, argv + argc);
     int code = xpyd::server::run(words);

@@ -30,8 +30,10 @@ LDLIBS_TEST = $(shell pkg-config --libs catch2-with-main 2>/dev/null | sed 's/-l
 ROOM_SRC  := $(sort $(shell find $(ROOMS) -name '*.cc' -o -name '*.cu'))
 AVX512_SRC := %_avx512.cc %_avx512vnni.cc %_avx512bf16.cc
 # Subcommands that read logs of a cluster, simulate it or load it. They include the rooms and are linked into the same binary.
+# Tests of single rooms need two of their files.
 SUBCOMMANDS := $(if $(filter disagg,$(ROOMS)),$(filter-out $(if $(filter server,$(ROOMS)),,%_command.cc %_commands.cc),\
-               $(wildcard experiments/stats.cc experiments/published_routers.cc experiments/simulate/*.cc experiments/event_log/*.cc $(if $(filter server,$(ROOMS)),experiments/load/*.cc experiments/subcommands.cc))))
+               $(wildcard experiments/stats.cc experiments/published_routers.cc experiments/simulate/*.cc experiments/event_log/*.cc $(if $(filter server,$(ROOMS)),experiments/load/*.cc experiments/subcommands.cc))),\
+               experiments/stats.cc experiments/pipeline_time.cc)
 LIB_SRC   := $(filter-out $(if $(filter x86_64,$(ARCH)),,%_avx2.cc $(AVX512_SRC)),$(filter-out server/main.cc,$(filter %.cc,$(ROOM_SRC)))) $(SUBCOMMANDS)
 TEST_SRC  := $(filter-out $(if $(filter disagg,$(ROOMS)),,tests/tiny_model.cc),$(wildcard tests/*.cc)) $(foreach r,$(ROOMS) $(if $(filter server,$(ROOMS)),end_to_end experiments issues),$(wildcard tests/$(r)/*.cc))
 BENCH_SRC := $(wildcard experiments/bench/*.cc)

@@ -76,7 +76,7 @@ nlohmann::json row_json(const PeakRow& row) {
 }
 
 using InRegisters = double (*)(long iterations, float* sink);
-InRegisters dot(Isa isa) {  // null if this processor has none
+InRegisters dot([[maybe_unused]] Isa isa) {  // null if this processor has none
 #if defined(__x86_64__)
   if (cpu_has(isa)) return isa == Isa::avx512_bf16 ? bf16_dot_peak : int8_dot_peak;
 #endif
