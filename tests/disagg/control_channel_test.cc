@@ -1,5 +1,6 @@
 // Channels over real sockets of this host.
 #include <atomic>
+#include <filesystem>
 #include <future>
 #include <limits>
 #include <thread>
@@ -106,6 +107,7 @@ TEST_CASE("a channel carries frames both ways, in order", "[disagg][control]") {
     rig.near_loop.reset();
     CHECK(rig.near.closes == 1);
     CHECK(rig.far.closes == 1);
+    CHECK_FALSE(std::filesystem::exists(dir.path + "/socket"));
   }
 }
 

@@ -3,7 +3,9 @@
 // behind.
 
 #include <algorithm>
+#include <fstream>
 #include <map>
+#include <optional>
 
 #include "base/random.h"
 #include "disagg/handover/kv_room.h"
@@ -20,6 +22,41 @@ namespace xpyd::testing::handover_test {
 namespace {
 
 using namespace handover;
+
+// By any number of events.
+bool leads_to(const auto& machine, auto from, auto to) {
+  std::vector<decltype(from)> seen{from};
+  for (size_t i = 0; i < seen.size(); ++i)
+    for (size_t e = 0; size_t(seen[i]) < machine.kStates && e < machine.kEvents; ++e) {
+      const auto& step = machine.steps[size_t(seen[i])][e];
+      if (!step.can_be || std::ranges::count(seen, step.next) > 0) continue;
+      if (step.next == to) return true;
+      seen.push_back(step.next);
+    }
+  return false;
+}
+
+TEST_CASE("handover: the README's drawing is that of the tables", "[disagg][handover]") {
+  std::ifstream file("disagg/handover/README.md");
+  const std::string readme{std::istreambuf_iterator<char>(file), {}};
+  const size_t begin = readme.find("```\n            conductor"), end = readme.find("```", begin + 3);
+  REQUIRE(end != readme.npos);
+  const std::string drawing = readme.substr(begin, end - begin);
+  // The states stand one under another, and each is reached from the one before.
+  size_t at = 0;
+  std::optional<ReceiverState> before;
+  for (ReceiverState state : {ReceiverState::remote_prefilling, ReceiverState::granted,
+                              ReceiverState::finished_prefills, ReceiverState::finished_transfers}) {
+    at = drawing.find(name(state), at);
+    REQUIRE(at != drawing.npos);
+    if (before) CHECK(leads_to(kReceiverTable, *before, state));
+    if (before) CHECK_FALSE(leads_to(kReceiverTable, state, *before));
+    before = state;
+  }
+  CHECK(drawing.find(name(SenderState::prefill_sending)) != drawing.npos);
+  CHECK(leads_to(kSenderTable, SenderState::writing, SenderState::prefill_sending));
+  CHECK_FALSE(leads_to(kSenderTable, SenderState::prefill_sending, SenderState::writing));
+}
 
 constexpr double kLease = 0.4;
 constexpr InstanceId kP = 0, kD = 1;

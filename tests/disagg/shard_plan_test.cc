@@ -1,4 +1,6 @@
+#include <cmath>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <set>
 #include <tuple>
@@ -240,6 +242,29 @@ TEST_CASE("a full block crosses in as few copies as its order and the ranks' hea
         to(whole, shards(5, 4, 1), order, kBlock, kBlock * kBlocks, random);
     CHECK(move_and_check(whole, from, to, kBlock * kBlocks, {0, kBlock * kBlocks, 0, 5}) == size_t(copies * kBlocks));
   }
+}
+
+TEST_CASE("the numbers in the arithmetic of the hand-over's README are those of a 1B Llama", "[shards]") {
+  Random random(7);
+  const KvShape llama{.n_layers = 16, .n_kv_heads = 8, .head_dim = 64, .dtype = Dtype::bf16};
+  constexpr int kTokens = 2048, kBlock = 16;
+  const auto pieces = [&](int from_tp, int to_tp, KvOrder order = KvOrder::layer_major) {
+    KvShape whole = llama;
+    whole.head_dim = 2;  // the number of pieces does not depend on it
+    const Side from(whole, shards(16, 8, from_tp), order, kBlock, kTokens, random),
+        to(whole, shards(16, 8, to_tp), order, kBlock, kTokens, random);
+    TransferPlan plan;
+    plan_sharded_transfer(map_shards(from.shards, to.shards), from.views, to.views, {0, kTokens, 0, 16}, plan);
+    return plan.copies.size();
+  };
+  std::ifstream file("disagg/handover/README.md");
+  const std::string readme{std::istreambuf_iterator<char>(file), {}};
+  const auto has = [&](const std::string& text) { return readme.find(text) != readme.npos; };
+  CHECK(has("bytes: " + std::to_string(llama.token_bytes() >> 10) + " KiB for a 1B Llama (16 layers, 8 · 64) in bf16"));
+  CHECK(has("2,048 tokens are " + std::to_string(std::lround(kTokens * double(llama.token_bytes()) * 1e-6)) + " MB"));
+  CHECK((pieces(1, 1) == 4096 && has("layer_major (4,096)")));
+  CHECK((pieces(1, 1, KvOrder::token_major) == 128 && has("token_major (128)")));
+  CHECK((pieces(2, 4) == 16 * pieces(4, 4) && has("sends 16 times the pieces of tp 4 to tp 4")));
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -7,7 +8,9 @@
 #include "experiments/event_log/replay.h"
 #include "experiments/pipeline_time.h"
 #include "experiments/simulate/cluster.h"
+#include "experiments/simulate/routers.h"
 #include "tests/catch.h"
+#include "tests/tiny_model.h"
 
 namespace xpyd::testing::simulated_cluster_test {
 namespace {
@@ -50,12 +53,14 @@ nlohmann::json numbers(const SimulationOptions& o, const Trace& trace) {
   return nlohmann::json::parse(result_json(run.value(), kNoObjectives, 0));
 }
 
-TEST_CASE("simulation: every request is served, whatever the topology, stages and window", "[simulate][waves]") {
+TEST_CASE("simulation: every request is served, whatever the topology, stages, window and routers",
+          "[simulate][waves]") {
   const Trace trace = some_load(7, 300, 8);
   for (const char* topology : {"1C", "3C", "1P1D", "2P3D", "1C1P1D"})
     for (const auto& [prefill, decode, window] : {std::tuple(1, 1, 0), {4, 2, 0}, {4, 2, 1}, {4, 2, 3}}) {
       SimulationOptions o = options(topology);
       o.prefill_pp = prefill, o.decode_pp = decode, o.pipeline_window = window;
+      o.routers.routers = 1 + window;
       INFO(topology << " " << prefill << " " << window);
       const Result<Simulation> run = simulate(o, trace);
       REQUIRE(run.ok());
@@ -140,6 +145,28 @@ TEST_CASE("simulation: waves end as the pipeline's recurrence predicts, and a pr
       }
 }
 
+TEST_CASE("simulation: KV leaves a pipeline stage by stage", "[simulate][waves]") {
+  // One prompt of 16 chunks. Its KV takes as long on the link as the whole pipeline computes it, so KV that waits for
+  // the last stage is sent late.
+  double gaps[3] = {};
+  for (StreamKv stream : {StreamKv::layer, StreamKv::chunk, StreamKv::request}) {
+    SimulationOptions o = options("1P1D");
+    o.prefill_pp = 4;
+    o.conductor.stream_kv = stream;
+    o.hardware.link_bytes_per_s = 25e9;
+    o.conductor.max_model_len = 16384;
+    Trace trace = whole_chunks({16});
+    trace.requests[0].output_tokens = 2;
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    CHECK(run.value().kv_gb == Approx(16 * 512 * o.model.kv_token_bytes() * 1e-9));
+    gaps[int(stream)] = run.value().records[0].times.gaps.at(0);
+  }
+  CHECK(gaps[int(StreamKv::layer)] < gaps[int(StreamKv::chunk)]);
+  CHECK(4 * (gaps[int(StreamKv::chunk)] - gaps[int(StreamKv::layer)]) <
+        gaps[int(StreamKv::request)] - gaps[int(StreamKv::layer)]);
+}
+
 TEST_CASE("simulation: one request alone takes the sum of its steps", "[simulate]") {
   Trace trace{.block_tokens = 64};
   trace.requests.push_back({.prompt_tokens = 1000, .output_tokens = 3});
@@ -201,6 +228,36 @@ TEST_CASE("simulation: a prefix is fetched from the instance that has it", "[sim
     CHECK(last.first_s - 10.001 > alone);
     CHECK(last.first_s - 10.001 < alone + moved);
   }
+}
+
+// The fetch times that the policy was given when it chose to fetch.
+std::vector<double> said_fetches;
+Placement told(const ClusterView& view, const PlacementOptions& options) {
+  const Placement placed = find_placement_policy("mooncake")->place(view, options);
+  if (placed.source >= 0) said_fetches.push_back(view.instances[size_t(placed.prefill)].fetch_s);
+  return placed;
+}
+
+// Half of P0's prompt comes again three times. P0 computes the first, and sends to P1 and P2 at once.
+TEST_CASE("simulation: the predicted time of a fetch includes the load of the links", "[simulate]") {
+  Trace trace{.block_tokens = 64};
+  for (int i = 0; i < 4; ++i) {
+    trace.requests.push_back({.arrival_s = i == 0 ? 0 : 10 + 0.001 * i, .prompt_tokens = 6400, .output_tokens = 2});
+    for (uint64_t b = 0; b < 100; ++b) trace.requests.back().blocks.push_back(b < 50 ? b : uint64_t(i) * 1000 + b);
+  }
+  SimulationOptions o = options("3P1D");
+  PlacementPolicy policy = *find_placement_policy("mooncake");
+  policy.place = told;
+  o.conductor.placement = &policy;
+  const double alone = 50 * 64 * o.model.kv_token_bytes() / o.hardware.link_bytes_per_s;
+  said_fetches.clear();
+  const Result<Simulation> run = simulate(o, trace);
+  REQUIRE(run.ok());
+  REQUIRE(said_fetches.size() == 2);
+  REQUIRE(run.value().fetches_s.size() == 2);
+  CHECK(said_fetches[0] == Approx(alone));
+  CHECK(said_fetches[1] == Approx(2 * alone));
+  CHECK(said_fetches[1] == Approx(run.value().fetches_s[1]).epsilon(0.1));
 }
 
 // The pool holds three prompts, and four come in turn. Without an offload tier, the first has been evicted when it
@@ -265,6 +322,70 @@ TEST_CASE("simulation: refused requests are counted, and keep the others within 
     CHECK(some["rejected_early"] > 0);
     CHECK(some["completed"].get<int>() + some["rejected_early"].get<int>() + some["rejected_late"].get<int>() == 400);
     CHECK(some["ttft_p90_s"] < 6);
+  }
+}
+
+// Records where each request starts and decodes, and the number of its attempt.
+struct Said final : MessageBus {
+  void send(InstanceId, InstanceId to, Message message) override {
+    if (auto* start = std::get_if<StartRequest>(&message))
+      starts.push_back({uint64_t(to), start->attempt, uint64_t(start->decode)});
+  }
+  std::vector<std::array<uint64_t, 3>> starts;
+};
+
+struct SilentProbe final : InstanceProbe {
+  InstanceStats stats() const override { return {}; }
+  std::optional<int> matched_tokens(std::span<const int32_t>, uint64_t) const override { return {}; }
+};
+
+// Requests with eight different prefixes come, and every second one ends. Its KV enters the cache of the instance that
+// computed it.
+template <class C>
+void play(C& conductor, Timeline& timeline, Said& said) {
+  for (int i = 0; i < 6; ++i)
+    conductor.joined({.id = conductor.new_id(),
+                      .name = "C" + std::to_string(i),
+                      .role = i < 4 ? Role::prefill : Role::decode,
+                      .capacity_blocks = 1000,
+                      .block_tokens = 16,
+                      .max_batch = 64},
+                     std::make_shared<SilentProbe>());
+  Random random(3);
+  for (size_t i = 0; i < 400; ++i) {
+    timeline.clock.seconds += random.uniform();
+    const auto request = tiny_request(i, std::vector(160 + random.below(100), int32_t(random.below(8))), 2);
+    REQUIRE(conductor.submit(request, std::make_shared<Recorder>()).ok());
+    REQUIRE(said.starts.size() == i + 1);
+    if (random.below(2) == 0) continue;  // it stays and counts as load
+    const auto [to, attempt, decode] = said.starts.back();
+    conductor.receive(InstanceId(to), AttemptProgress{attempt, AttemptProgress::started});
+    conductor.receive(InstanceId(to), AttemptProgress{attempt, AttemptProgress::prompt_done});
+    const std::vector<uint64_t> hashes = prefix_hashes(std::span<const int32_t>(request->prompt), 16, 0);
+    conductor.receive(InstanceId(to), CacheReport{.stored = hashes, .removed = {}});
+    TokenEvent end;
+    end.request_id = i;
+    end.finish = FinishReason::stop;
+    conductor.receive(InstanceId(decode), TokenOf{attempt, 0, end});
+  }
+}
+
+TEST_CASE("simulation: one router that hears everything at once decides like the conductor alone", "[simulate]") {
+  for (const char* placement : {"random", "prefix_aware", "lmetric"}) {
+    INFO(placement);
+    ConductorOptions o = options("").conductor;
+    o.placement = find_placement_policy(placement);
+    Timeline timeline, same, late;
+    Said alone, one, other;
+    Conductor conductor(o, timeline.clock, alone);
+    play(conductor, timeline, alone);
+    Routers routers({}, o, same, one);
+    play(routers, same, one);
+    CHECK((alone.starts == one.starts));
+    CHECK(same.run() == 0);  // nothing was delayed
+    Routers deaf({.event_loss = 1}, o, late, other);
+    play(deaf, late, other);
+    CHECK((alone.starts == other.starts) == (std::string_view(placement) == "random"));
   }
 }
 

@@ -219,6 +219,17 @@ TEST_CASE("traces: a weka session includes its sub-agents", "[traces]") {
   CHECK(twice.requests[12].session == twice.requests[0].session + 6);
 }
 
+TEST_CASE("traces: the published sessions of WEKA have the published shape", "[traces]") {
+  const std::string path = testing::shared_path("traces/weka");
+  if (path.empty()) SKIP_TEST("no ../shared/traces");
+  const Trace trace = loaded("weka", path);
+  CHECK(trace.requests.size() == 1426);
+  CHECK(means(trace).prompt == Approx(104828).margin(1));
+  CHECK(means(trace).output == Approx(502).margin(1));
+  CHECK(hit_share(trace).blocks == Approx(.946).margin(.0006));
+  CHECK(hit_share(trace).tokens == Approx(.946).margin(.0006));
+}
+
 TEST_CASE("traces: each format gives its times, lengths, prefix blocks and sessions", "[traces]") {
   const std::string question(130, 'q'), answer(9, 'a');
   const struct {

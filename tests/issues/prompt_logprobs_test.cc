@@ -172,6 +172,7 @@ std::vector<TokenEvent> judged_hello(const Request& request, int choice) {
   for (TokenEvent& event : events) {
     event.has_logprobs = request.sampling.top_logprobs >= 0;
     event.sampled = say(event.token);
+    event.sampled.top.push_back({'!', -2});  // another token with the same text
   }
   return events;
 }
@@ -190,6 +191,7 @@ TEST_CASE("echo with logprobs, echo of nothing more, and vLLM's prompt_logprobs 
                    {"/choices/1/logprobs/token_logprobs/2", "-9.8"},
                    {"/choices/1/logprobs/top_logprobs/2", R"({"b":-9.8,"!":-0.5})"},
                    {"/choices/1/logprobs/token_logprobs/4", "-10.1"},
+                   {"/choices/1/logprobs/top_logprobs/4", R"({"!":-0.5,"e":-10.1})"},
                    {"/choices/1/logprobs/text_offset", "[0,0,1,2,3]"}}},
                  // As lm-eval asks: ids, and one token more, which it drops.
                  {R"({"prompt":[[97,98,99]],"echo":true,"logprobs":1,"max_tokens":1})",

@@ -61,7 +61,8 @@ TEST_CASE("files: a control address that names a file, a link, a pipe or a folde
   CHECK_FALSE(fs::exists(dir.path + "/nowhere"));
 }
 
-TEST_CASE("files: the socket of a dead process is replaced, and that of a live one is not", "[issues][files]") {
+TEST_CASE("files: the socket of a dead process is replaced; a live one and a file that has its name since stay",
+          "[issues][files]") {
   TempDir dir;
   const std::string path = dir.path + "/s";
   Result<int> first = listen_unix(path);
@@ -83,6 +84,12 @@ TEST_CASE("files: the socket of a dead process is replaced, and that of a live o
   CHECK(answers(path));
   close_listener(second.value(), "unix:" + path);
   CHECK_FALSE(fs::exists(path));
+  Result<int> third = listen_unix(path);
+  REQUIRE(third.ok());
+  fs::remove(path);
+  put(path, "somebody else's");
+  close_listener(third.value(), "unix:" + path);
+  CHECK(text_of(path) == "somebody else's");
 }
 
 TEST_CASE("files: a result replaces its own file and no other", "[issues][files]") {

@@ -48,6 +48,18 @@ TEST_CASE("command line: --cpu-kernels limits every kernel table, and names the 
   }
 }
 
+TEST_CASE("a conductor that predicts seconds begins with the model's work and the machine's peaks", "[command_line]") {
+  const Words words = {"--placement", "mooncake", "--kv-bytes", "4MiB", "--chunk-tokens", "96", "--stream-kv", "chunk"};
+  const auto build = server::prepare_build(Options::parse(server::all_options(), "serve", words, 0).value()).value();
+  const disagg::ConductorOptions options = disagg::conductor_options(build->options);
+  REQUIRE(options.prior);
+  CHECK(options.prior->model.config.hidden == build->config.hidden);
+  CHECK(options.prior->rates.flops_per_s > 1e8);
+  CHECK(options.prior->rates.bytes_per_s > 1e8);
+  CHECK(options.step_tokens == 96);
+  CHECK(options.stream_kv == disagg::StreamKv::chunk);
+}
+
 TEST_CASE("a worker whose weights have another dtype has another fingerprint", "[command_line][quantised]") {
   const auto of = [](const Words& more) {
     Words words = {"--join", "unix:/none"};
@@ -182,14 +194,19 @@ TEST_CASE("command line: help has every option, and --version prints, also after
   }
 }
 
-TEST_CASE("command line: the bare binary answers from any working directory", "[command_line]") {
+TEST_CASE("command line: the bare binary answers from any working directory, with each KV dtype", "[command_line]") {
   NEEDS_PROGRAM();
-  Words words = {"generate", "--chat", "--prompt",
-                 "The key of box 17 is amber. The key of box 3 is jade. What is the key of box 3?"};
-  const Ran ran = run_program(words, {.folder = "/"});
-  INFO(ran.err);
-  CHECK(ran.code == 0);
-  CHECK(ran.out == "The key of box 3 is jade.");
+  std::set<std::string> hashes;
+  for (Dtype kv : kKvDtypes) {
+    const Words words = {"generate", "--chat", "--topology", "1P1D", "--kv-bytes", "8MiB", "--kv-dtype",
+                         dtype_name(kv), "--prompt",
+                         "The key of box 17 is amber. The key of box 3 is jade. What is the key of box 3?"};
+    const Ran ran = run_program(words, {.folder = "/"});
+    INFO(dtype_name(kv) << " " << ran.err);
+    CHECK(ran.code == 0);
+    CHECK(ran.out == "The key of box 3 is jade.");
+    CHECK(hashes.insert(ran.err.substr(ran.err.find("logits hash"))).second);
+  }
 }
 
 // ---- options, parsed in this process

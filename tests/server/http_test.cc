@@ -1,7 +1,11 @@
 // Tests HTTP itself over real sockets.
 #include "server/http/http.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
+
 #include <atomic>
+#include <ctime>
 #include <filesystem>
 #include <future>
 
@@ -40,6 +44,20 @@ Clients connections(const TestServer& server, size_t n, const std::string& sent 
   }
   return clients;
 }
+
+// While this lives, the process may open one more descriptor.
+struct OneDescriptor {
+  OneDescriptor() {
+    getrlimit(RLIMIT_NOFILE, &before);
+    const rlimit low{256, before.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &low);
+    for (int fd; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken.emplace_back(fd);
+    taken.pop_back();
+  }
+  ~OneDescriptor() { setrlimit(RLIMIT_NOFILE, &before); }
+  rlimit before{};
+  std::vector<Fd> taken;
+};
 
 }  // namespace
 
@@ -220,6 +238,22 @@ TEST_CASE("http: partial, trickling, idle and silent connections all end at thei
   for (Client& client : halves) CHECK(client.at_end());
   for (auto& client : silent) REQUIRE(client->at_end());
   CHECK(idle.at_end());
+}
+
+TEST_CASE("http: without a file descriptor the server waits for one and does not spin", "[server][http]") {
+  TestServer server;
+  std::unique_ptr<Client> client;
+  double busy_s = 0;
+  {
+    OneDescriptor last;
+    client = std::make_unique<Client>(server.port());  // takes it, so the server's side has none
+    const std::clock_t before = std::clock();          // CPU time of this process
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    busy_s = double(std::clock() - before) / CLOCKS_PER_SEC;
+  }
+  CHECK(busy_s < 0.05);
+  client->send(kGet);
+  CHECK(client->read().status == 200);
 }
 
 TEST_CASE("http: beyond --max-connections a new connection waits for a place", "[server][limits]") {
