@@ -53,11 +53,11 @@ class Bed {
   ProcessCluster& cluster() { return *cluster_; }
   Clock& clock() { return build_->clock; }
   size_t start(const std::string& role, const Words& other = {}) {
-    return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "5"}, other);
+    return start_worker({"--role", role, "--join", cluster_->address(), "--give-up", "60"}, other);
   }
   // Starts a stage of the instance whose head listens at `head`.
   size_t start_stage(int stage, const std::string& head) {
-    return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "20"});
+    return start_worker({"--rank", std::to_string(stage), "--join", head, "--give-up", "60"});
   }
   size_t start_worker(Words words, const Words& other = {}) {
     for (size_t i = 0; i < more_.size(); i += 2)
@@ -162,7 +162,7 @@ class Bed {
   }
   // Memory that nobody owns is free within a lease.
   void check_memory() {
-    const double until = clock().now() + 20;
+    const double until = clock().now() + 60;
     auto held = [&] {
       int sum = 0;
       for (const InstanceStats& s : cluster_->stats().instances)

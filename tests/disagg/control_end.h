@@ -90,11 +90,13 @@ struct Stranger {
       bytes.remove_prefix(size_t(n));
     }
   }
-  // Returns all bytes until the other side closes.
+  // Returns all bytes until the other side closes, which it must do within a minute.
   std::string hear() {
     std::string all;
     char buffer[4096];
-    for (ssize_t n; (n = TEMP_FAILURE_RETRY(recv(fd, buffer, sizeof buffer, 0))) > 0;) all.append(buffer, size_t(n));
+    ssize_t n;
+    while ((n = TEMP_FAILURE_RETRY(recv(fd, buffer, sizeof buffer, 0))) > 0) all.append(buffer, size_t(n));
+    CHECK((n == 0 || errno == ECONNRESET));
     return all;
   }
   // Goes through a handshake until it is done or one side ends it. Returns the bytes that came behind it.

@@ -57,6 +57,7 @@ class SideHere final : public Side {
     options_.queue = &cpu_queue();
     options_.clock = &clock_;
     options_.self = self;
+    options_.connect_s = 60;
     auto made = transport.make(options_);
     if (!made.ok()) throw std::runtime_error(transport.name + ": " + made.error().message);
     transport_ = std::move(made).value();
@@ -293,7 +294,11 @@ void obey(Side& side, const Line& line) {
       KvTransfer transfer;
       std::vector<Piece> pieces;
       Take{in}(transfer), Take{in}(pieces);
-      for (pollfd more{line.fd, POLLIN, 0}; ::poll(&more, 1, 0) == 0;) side.storm(transfer, pieces);
+      pollfd more{line.fd, POLLIN, 0};
+      for (bool last = false; !last;) {
+        last = ::poll(&more, 1, 0) != 0;
+        side.storm(transfer, pieces);
+      }
       continue;
     }
     std::ostringstream out;

@@ -58,8 +58,8 @@ class Side {
   // differ.
   virtual void fill(size_t at, size_t bytes, uint64_t seed, size_t from = 0) = 0;
   virtual size_t differing(size_t at, size_t bytes, uint64_t seed, size_t from = 0) = 0;
-  // Sends writes of `pieces` one after another until end_storm(), which returns how many were done and how many failed.
-  // It runs on its own in another process alone.
+  // Sends writes of `pieces` one after another, the last one after the call of end_storm(), which returns how many were
+  // done and how many failed. It runs on its own in another process alone.
   virtual void storm(const KvTransfer& transfer, const std::vector<Piece>& pieces) = 0;
   struct Stormed {
     int64_t done = 0, failed = 0;

@@ -394,7 +394,7 @@ TEST_CASE("transports: if either side is killed in the middle of a write, the ot
 // With nccl both ends have enqueued their halves of a group, and one of them stands still.
 // The kernel destroys what the owner had open. Soft-RoCE waits 50 s to destroy a queue pair that an older memory window
 // is bound to.
-TEST_CASE("transports: a killed owner with open registrations ends within 5 s", "[transport]") {
+TEST_CASE("transports: a killed owner with open registrations ends within 20 s", "[transport]") {
   everywhere(
       [](Pair& pair) {
         std::vector<RemoteKey> keys;
@@ -409,7 +409,7 @@ TEST_CASE("transports: a killed owner with open registrations ends within 5 s", 
         REQUIRE(kill(pair.owner->pid(), SIGKILL) == 0);
         siginfo_t info;
         REQUIRE(waitid(P_PID, id_t(pair.owner->pid()), &info, WEXITED | WNOWAIT) == 0);
-        CHECK(RealClock().now() - before < 5);
+        CHECK(RealClock().now() - before < 20);
       },
       {Mode::owner_there});
 }
@@ -473,9 +473,7 @@ TEST_CASE("transports: late writes of a zombie are refused", "[transport]") {
           pair.owner->fill(0, kSideBytes, 2);
           const RemoteKey next = pair.owner->open(kPoster, KvOp::write, {{17 * MiB, MiB}});
           if (closed) go_on(*pair.poster);
-          // It goes on with a registration that is closed.
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-          CHECK(pair.poster->end_storm().failed >= 1);
+          CHECK(pair.poster->end_storm().failed >= 1);  // the last one began when the registration was closed
           CHECK(pair.owner->differing(0, kSideBytes, 2) == 0);
           CHECK(pair.owner->arrived(next) == 0);
           pair.connect_again();

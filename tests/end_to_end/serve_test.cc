@@ -103,7 +103,8 @@ TEST_CASE("serve: /stats has the blocks, the last answers and the switches, and 
     CHECK_SAME(answer(stats)["finish"], "");
     CHECK(answer(stats)["prompt"] == 7);
     CHECK(answer(stats)["us"]["decode"] > 0);
-    CHECK(answer(stats)["us"]["prefill"] > 20);  // a step takes longer than two messages
+    // A step takes longer than two messages. What a process says of its times is off by a message's way.
+    if (!processes) CHECK(answer(stats)["us"]["prefill"] > 20);
     const uint64_t id = answer(stats)["request"];
     for (const json& i : stats["instances"]) {
       const json& b = i["blocks"];

@@ -40,7 +40,7 @@ TEST_CASE("a request whose attempts fail again and again in one process is given
   auto request = tiny_request(1, prompt_of(30, 1), 300);  // each try brings a token from P
   request->ignore_eos = true;
   REQUIRE(tiny.submit(request).ok());
-  CHECK(tiny.cluster->wait_idle(10));
+  CHECK(tiny.cluster->wait_idle(60));
   CHECK(tiny.recorder->choice(1).finish == FinishReason::error);
   tiny.cluster->stop();
 }
@@ -51,7 +51,7 @@ TEST_CASE("a data connection that breaks alone is made anew", "[issues][lost_pos
   REQUIRE(tiny.cluster->start().ok());
   const auto refused_after = [&](uint64_t id) {
     REQUIRE(tiny.submit(tiny_request(id, prompt_of(40, int(id)), 4)).ok());
-    REQUIRE(tiny.cluster->wait_idle(10));
+    REQUIRE(tiny.cluster->wait_idle(60));
     return tiny.cluster->stats().instances[1].kv_refused;
   };
   REQUIRE(refused_after(0) == 0);
@@ -74,7 +74,7 @@ TEST_CASE("a data connection that breaks alone is made anew", "[issues][lost_pos
         crosses = id > 1 && std::exchange(refused, now) == now;
         return crosses;
       },
-      10);
+      60);
   CHECK(crosses);
   tiny.cluster->stop();
 }
