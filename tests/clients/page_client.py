@@ -80,8 +80,10 @@ def look(browser, server: Server, name: str, width: int, height: int, scheme: st
 
     running = threading.Thread(target=server.ask, args=(FACTS,), kwargs={"max_tokens": 2500, "ignore_eos": True})
     running.start()
-    until(page, "/[1-9][0-9]* of [0-9]+ in use/.test([...document.querySelectorAll('.instance')].at(-1).innerText)")
-    widths = page.evaluate("[...document.querySelectorAll('.instance:last-child .bar i')].map(i => i.getBoundingClientRect().width)")
+    # Blocks in use are in transfer at first. They are active when the last instance decodes.
+    bar = "[...document.querySelectorAll('.instance:last-child .bar i')].map(i => i.getBoundingClientRect().width)"
+    until(page, f"{bar}[0] > 0")
+    widths = page.evaluate(bar)
     check(f"{name}: a bar shows the active blocks and the free ones", len(widths) == 4 and widths[0] > 0 and widths[3] > 0, widths)
     if pictures:
         page.screenshot(path=f"{pictures}/page-{name}.png", full_page=True)
