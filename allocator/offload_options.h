@@ -14,6 +14,13 @@
 
 namespace xpyd::allocator {
 
+// Copies from the device to the host whose ends were found together. Times are Clock seconds.
+struct StoredBlocks {
+  double begin_s = 0, end_s = 0;  // when the first began, or the ends before it were found; when their ends were found
+  int blocks = 0;
+  int64_t bytes = 0;
+};
+
 struct OffloadOptions {
   size_t host_bytes = 0;         // 0: no host tier, and then no disk tier
   std::string disk_dir;          // empty: no disk tier
@@ -24,7 +31,8 @@ struct OffloadOptions {
   // Called for every block that is evicted to make room, on the owner's thread. `first`: at most eight blocks in the
   // order of eviction; the one at the head is evicted. Null: not called.
   std::function<void(const EvictionPolicy& policy, std::span<const BlockUse> first)> evicts = {};
-  std::vector<std::shared_ptr<CacheListener>> listeners = {};  // are told which blocks the host and the disk have
+  std::function<void(const StoredBlocks& stored)> stores = {};  // called on the owner's thread; null: not called
+  std::vector<std::shared_ptr<CacheListener>> listeners = {};   // are told which blocks the host and the disk have
   bool on() const { return host_bytes > 0; }
 };
 
@@ -39,6 +47,7 @@ struct OffloadStats {
   int64_t failed_writes = 0, failed_reads = 0;  // a wrong checksum counts as a failed read
   int64_t dropped_out = 0;                      // blocks not kept because the offload tier was full or busy
   double load_wait_seconds = 0;                 // that sequences waited for their KV
+  double store_seconds = 0;                     // in which copies out were under way: the sum of StoredBlocks
 };
 
 }  // namespace xpyd::allocator

@@ -1,5 +1,5 @@
-// The traces of the event log beside its decisions (event_log.h): lines "step", "fetch", "transfer" and "request".
-// Times are Clock seconds.
+// The traces of the event log beside its decisions (event_log.h): lines "step", "fetch", "store", "transfer" and
+// "request". Times are Clock seconds.
 //
 // Thread safety: plain values.
 #pragma once
@@ -39,6 +39,15 @@ struct FetchTrace {
   double worth_s = 0, bytes = 0;  // predicted seconds to compute it instead; bytes that were transferred
 };
 XPYD_COLUMNS(FetchTrace, instance, request, t, seconds, tokens, from, worth_s, bytes)
+
+// KV that an instance copied to its host tier (StoredBlocks).
+struct StoreTrace {
+  std::string instance;
+  double t = 0, seconds = 0;
+  int blocks = 0;  // of the tier
+  double bytes = 0;
+};
+XPYD_COLUMNS(StoreTrace, instance, t, seconds, blocks, bytes)
 
 // The transfer of a prompt's KV, from the first post() to the end of the last one.
 struct TransferTrace {

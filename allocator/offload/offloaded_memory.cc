@@ -223,6 +223,8 @@ void OffloadedMemory::store(KvHandle handle) {
   const KvView host{tiers_->host(), &tiers_->layout(), table_.data(), 0};
   out.lease = memory_->pin(handle, first * block_tokens_, s.chain.n_blocks * block_tokens_);
   const size_t bytes = plan_copies(handle, host, first * block_tokens_, s.chain.n_blocks * block_tokens_, true);
+  out.bytes = int64_t(bytes);
+  out.start_s = clock_.now();
   out_->copy(copies_, false);
   out.mark = out_->mark();
   blocks_out_ += out.blocks.size();
@@ -232,15 +234,22 @@ void OffloadedMemory::store(KvHandle handle) {
 }
 
 void OffloadedMemory::poll_out() {
-  const size_t before = outs_.size();
+  StoredBlocks found;
   while (!outs_.empty() && out_->reached(outs_.front().mark)) {
     const Out& out = outs_.front();
+    if (found.blocks == 0) found.begin_s = std::max(out.start_s, found_out_s_);
+    found.blocks += int(out.blocks.size());
+    found.bytes += out.bytes;
     for (int32_t block : out.blocks) tiers_->stored(block);
     memory_->unpin(out.lease);
     blocks_out_ -= out.blocks.size();
     outs_.pop_front();
   }
-  if (outs_.size() == before || behind_.empty()) return;
+  if (found.blocks == 0) return;
+  found.end_s = found_out_s_ = clock_.now();
+  tiers_->count([&](OffloadStats& stats) { stats.store_seconds += found.end_s - found.begin_s; });
+  if (tiers_->options().stores) tiers_->options().stores(found);
+  if (behind_.empty()) return;
   // There is room again for blocks that the tiers could not take.
   again_.swap(behind_);
   for (KvHandle handle : again_)

@@ -84,6 +84,8 @@ class OffloadedMemory final : public KvMemory, public KvLoader, public KvHandoff
     int64_t mark;
     KvLease lease;
     std::vector<int32_t> blocks;  // blocks of the tiers
+    int64_t bytes = 0;
+    double start_s = 0;  // Clock
   };
 
   Sequence& start(KvHandle handle, std::span<const int32_t> tokens, uint64_t salt);
@@ -109,6 +111,7 @@ class OffloadedMemory final : public KvMemory, public KvLoader, public KvHandoff
   std::vector<KvHandle> loading_;    // in order of their start
   std::deque<Out> outs_;             // in order of their start
   size_t blocks_out_ = 0;            // blocks in outs_
+  double found_out_s_ = 0;           // Clock: when the last ends of copies out were found
   std::vector<KvHandle> behind_;     // sequences that are `behind`
   // Reused.
   std::vector<int32_t> table_;

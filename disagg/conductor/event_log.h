@@ -5,9 +5,9 @@
 //   {"xpyd_event_log":1,"options":{...}}
 //   {"t":0.25,"e":"place","policy":"mooncake","request":7,"view":{...},"options":{...},"answer":{...}}
 //
-// Decisions are the lines that replay.cc has a row for. request_trace.h has the lines "step", "fetch", "transfer" and
-// "request". Each process writes its own file. A worker's file has the plans, steps, evictions and transfers of its
-// instances.
+// Decisions are the lines that replay.cc has a row for. request_trace.h has the lines "step", "fetch", "store",
+// "transfer" and "request". Each process writes its own file. A worker's file has the plans, steps, evictions, copies
+// and transfers of its instances.
 //
 // Thread safety: any thread.
 #pragma once

@@ -37,11 +37,15 @@ KvOptions memory_options(const ClusterOptions& o, const InstanceMemory& own, boo
     kv.device = &o.transport->pool_device();
   }
   if (shared_pool) kv.pool_bytes *= size_t(kv.n_memories);
-  if (o.log)
+  if (o.log) {
+    kv.tiers.stores = [log = o.log, name = own.name](const StoredBlocks& s) {
+      log->happened("store", StoreTrace{*name, s.begin_s, s.end_s - s.begin_s, s.blocks, double(s.bytes)});
+    };
     kv.tiers.evicts = [log = o.log, name = own.name, &clock](const EvictionPolicy& policy,
                                                              std::span<const BlockUse> first) {
       log->decided(clock.now(), "evict", policy.name, 0, first, NoOptions{}, 0, "instance", *name);
     };
+  }
   return kv;
 }
 

@@ -43,7 +43,8 @@ XPYD_FIELDS(KvPlace, registration, blocks, slot, cached_tokens)
 XPYD_FIELDS(KvHandover, blocks, tokens)
 XPYD_FIELDS(OffloadStats, host_blocks, host_capacity, disk_blocks, disk_capacity, bytes_out, bytes_in, copies_out,
             copies_in, disk_bytes_written, disk_bytes_read, host_hit_tokens, disk_hit_tokens, host_evictions,
-            disk_evictions, failed_writes, failed_reads, dropped_out, load_wait_seconds)
+            disk_evictions, failed_writes, failed_reads, dropped_out, load_wait_seconds,
+            store_seconds)
 XPYD_FIELDS(VattentionStats, map_calls, unmap_calls, map_wait_seconds)
 XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, block_tokens, prefix_query_tokens,
             prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes, reserved_bytes,

@@ -44,6 +44,7 @@ class TraceWriter {
     uint64_t tid;
   };
   Track steps(const std::string& instance) { return track(process(instance), 1, "steps"); }
+  Track stores(const std::string& instance) { return track(process(instance), 2, "copies to the host"); }
   Track request(const std::string& name, uint64_t request) {
     return track(process(name), request + 1, "request " + std::to_string(request));
   }
@@ -124,6 +125,10 @@ void put_step(TraceWriter& trace, const StepTrace& s, const std::string& batch) 
   trace.counters(track.pid, "blocks", ends_s, "active", s.active, "cached", s.cached, "in_transfer", s.in_transfer,
                  "free", s.free);
   trace.counters(track.pid, "sequences", ends_s, "running", s.running, "waiting", s.waiting);
+}
+
+void put_store(TraceWriter& trace, const StoreTrace& s) {
+  trace.span(trace.stores(s.instance), "swap out", s.t, s.t + s.seconds, "blocks", s.blocks, "bytes", s.bytes);
 }
 
 void put_transfer(TraceWriter& trace, const TransferTrace& s) {
@@ -209,6 +214,7 @@ Status write_trace(std::span<const std::string> paths, std::FILE* out) {
   const auto traces = read_traces(paths, [&](const std::string& kind, const json& line) {
     if (kind == "plan") batches[line.value("instance", "")] = batch_of(line);
     if (kind == "step") put_step(trace, read<StepTrace>(line), batches[line.value("instance", "")]);
+    if (kind == "store") put_store(trace, read<StoreTrace>(line));
     if (kind == "transfer") put_transfer(trace, read<TransferTrace>(line));
   });
   if (traces)

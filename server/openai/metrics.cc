@@ -61,6 +61,12 @@ constexpr Row<InstanceStats> kInstanceRows[] = {
      [](I i) { return double(i.kv.tiers.bytes_out); }},
     {"kv_offload_load_bytes_total", "KV bytes copied from host to pool.",
      [](I i) { return double(i.kv.tiers.bytes_in); }},
+    {"kv_offload_store_seconds_total",
+     "Seconds in which copies from pool to host were under way: from their start until the engine found their end.",
+     [](I i) { return i.kv.tiers.store_seconds; }},
+    {"kv_offload_load_seconds_total",
+     "Seconds that requests waited for copies to the pool, from their start until the engine found their end.",
+     [](I i) { return i.kv.tiers.load_wait_seconds; }},
 
     // KV transfers: from prefill to decode, and prefixes fetched from another instance.
     {"kv_transfers_total", "Number of KV transfers.", [](I i) { return double(i.transfers); }},

@@ -31,6 +31,7 @@ struct Setup {
   std::string eviction = "lru";
   OffloadTiers::Seams seams;
   Device* device = &cpu_device();  // makes the copies
+  std::function<void(const StoredBlocks&)> stores = {};
 };
 
 KvOptions kv_options(const Setup& s) {
@@ -50,6 +51,7 @@ class Tiered {
     options.tiers.host_bytes = size_t(s.host_blocks) * kBlockBytes;
     options.tiers.block_tokens = kBlock;
     options.tiers.eviction = s.eviction;
+    options.tiers.stores = s.stores;
     if (s.disk_blocks > 0) {
       options.tiers.disk_dir = dir.path;
       options.tiers.disk_bytes = size_t(s.disk_blocks) * kBlockBytes;
@@ -306,6 +308,30 @@ TEST_CASE("tiers: another thread may clear the cache while blocks are found, loa
       CHECK(t.stats().host_blocks + t.stats().disk_blocks == 0);
       t.kv->check_invariants(true);
     }
+}
+
+TEST_CASE("tiers: copies out run while the next step computes, and their ends are found after it", "[tiers]") {
+  LateCopies device;
+  std::vector<StoredBlocks> found;
+  Tiered t({.device = &device, .stores = [&](const StoredBlocks& s) { found.push_back(s); }});
+  const auto tokens = tokens_of(1, 32);
+  const KvHandle handle = t.kv->reserve(tokens, 0).value().handle;
+  device.late = true;
+  const double begun_s = t.clock.now();
+  for (int n : {8, 12, 14}) extend(*t.kv, handle, std::span(tokens).first(size_t(n)), 0);  // three steps
+  CHECK(found.empty());
+  CHECK(t.stats().store_seconds == 0);
+  device.late = false;
+  t.kv->poll();
+  extend(*t.kv, handle, tokens, 0);
+  t.kv->drain();
+  REQUIRE(found.size() == 2);
+  CHECK((found[0].blocks == 3 && found[1].blocks == 5));
+  CHECK(found[0].bytes + found[1].bytes == t.stats().bytes_out);
+  CHECK((found[0].begin_s >= begun_s && found[0].end_s <= found[1].begin_s));  // no second counts twice
+  const double seconds = found[0].end_s - found[0].begin_s + found[1].end_s - found[1].begin_s;
+  CHECK((seconds > 0 && t.stats().store_seconds == Approx(seconds)));
+  t.kv->free(handle);
 }
 
 TEST_CASE("tiers: a sequence that ends while one of its blocks is copied out frees the others", "[tiers]") {

@@ -136,6 +136,7 @@ TEST_CASE("explain, trace: a live run replays, and has instances, transports, re
     setup.disagg = disagg;
     setup.admission = "predicted";
     setup.objectives = {.ttft_s = 1000, .tbt_s = 1000};
+    setup.tiers.host_bytes = 1 << 20;
     serve(setup, 30, logged);
     const auto counts = logged.replayed();
     CHECK(counts.at("place").decisions == 30);
@@ -159,6 +160,7 @@ TEST_CASE("explain, trace: a live run replays, and has instances, transports, re
       CHECK(names[instance]["blocks"] > 0);
       CHECK(names[instance]["sequences"] == names[instance]["blocks"]);
       CHECK(names[instance][instance[0] == 'P' ? "prefill" : "decode"] > 0);
+      CHECK(names[instance]["swap out"] > 0);
     }
     for (const char* phase : {"queue", "prefill", "transfer", "decode"}) CHECK(names["requests"][phase] > 0);
     int links = 0;

@@ -170,6 +170,7 @@ TEST_CASE("metrics: each number of an instance has its row", "[server][metrics]"
   d.kv.mapped_bytes = 9, d.kv.evictions = 10, d.kv.prefix_query_tokens = 11, d.kv.prefix_hit_tokens = 12;
   d.kv.tiers.host_hit_tokens = 13, d.kv.tiers.disk_hit_tokens = 14;
   d.kv.tiers.bytes_out = 15, d.kv.tiers.bytes_in = 16;
+  d.kv.tiers.store_seconds = 29, d.kv.tiers.load_wait_seconds = 30, d.schedule_seconds = 31;
   d.transfers = 17, d.transfer_bytes = 18, d.transfer_seconds = 0.5, d.kv_refused = 20;
   d.fetch.fetches = 21, d.fetch.tokens = 22;
   d.steps = 23, d.step_seconds = 4, d.prompt_tokens = 25, d.generated_tokens = 26;
@@ -196,6 +197,9 @@ TEST_CASE("metrics: each number of an instance has its row", "[server][metrics]"
       {"kv_tier_hit_tokens_total", ",tier=\"disk\"", 14},
       {"kv_offload_store_bytes_total", "", 15},
       {"kv_offload_load_bytes_total", "", 16},
+      {"kv_offload_store_seconds_total", "", 29},
+      {"kv_offload_load_seconds_total", "", 30},
+      {"engine_schedule_seconds_total", "", 31},
       {"kv_transfers_total", "", 17},
       {"kv_transfer_bytes_total", "", 18},
       {"kv_transfer_seconds_total", "", 0.5},
