@@ -1411,6 +1411,9 @@ CLAIMS = [
         "How many requests a second are served by the share of hits: in the pool's own cache, in the host tier, or with neither?",
         "wde's KV offloading, experiment 4",
         [
+            Expect("steps of 32: planning / step, sync", lambda t: mean(ahead(t, "plan_us", 32, "sync", cache=c) / ahead(t, "step_us", 32, "sync", cache=c)
+                                                                        for c in ("on", "off")), .002, .03, "%",
+                   amended="2026-11-28", reason="added after the first run"),
             Expect("host / device, 60 % hits, a link of 1/5 of the prefill", lambda t: hits(t, .6) / hits(t, .6, "device"),
                    0.7, 1.05, "x", printed("equal below 80 %", 0.95, 1.05),
                    differs="8 requests, half of which start together; with 200 requests at their costs the ratio is equal (offload_virtual)",

@@ -99,6 +99,8 @@ constexpr Row<InstanceStats> kInstanceRows[] = {
      }},
     {"engine_steps_total", "Number of forward passes.", [](I i) { return double(i.steps); }},
     {"engine_step_seconds_total", "Seconds in forward passes and sampling.", [](I i) { return i.step_seconds; }},
+    {"engine_schedule_seconds_total", "Seconds of the engine between forward passes: planning, and events of tokens.",
+     [](I i) { return i.schedule_seconds; }},
     {"engine_prompt_tokens_total",
      "Number of prompt tokens computed in steps; tokens whose KV was reused do not count, and tokens computed again "
      "count each time.",
