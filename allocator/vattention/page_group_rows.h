@@ -13,6 +13,8 @@
 
 namespace xpyd::allocator {
 
+inline constexpr double kProcessAddresses = 0x1p47;  // bytes of a process on x86-64 with 4 KiB pages
+
 // For one row on one rank: its tokens (0: a group is smaller than one token), planes, bytes.
 int vattention_row_tokens(const KvOptions& options);
 int vattention_planes(const KvLayout& layout);

@@ -37,8 +37,6 @@ KvLayout vattention_slots(const KvOptions& o) {  // of one rank
 }
 
 constexpr size_t kPage = 4096;
-constexpr double kMostAddresses = 0x1p47;  // bytes of a process on x86-64 with 4 KiB pages
-
 // Checks whether the system can provide these page groups.
 Status check_page_groups(const KvOptions& o) {
   const std::string bytes = "page-group-bytes is " + std::to_string(o.vattention.page_group_bytes);
@@ -62,7 +60,7 @@ Status check_page_groups(const KvOptions& o) {
   if (o.vattention.on_card && counted >= most)
     return too_many(counted, " rows of addresses in a layer; with --device cuda expected fewer than " +
                                  std::to_string(int64_t(most)));
-  if (bytes_of_addresses >= kMostAddresses)
+  if (bytes_of_addresses >= kProcessAddresses)
     return too_many(bytes_of_addresses, " bytes of addresses, but a process has 2^47");
   if (o.vattention.on_card) return ok();
   // Each sequence has at least one mapping and one gap per plane. Each memory has its own pool.

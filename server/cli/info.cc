@@ -7,6 +7,7 @@
 #include "allocator/kv_memory.h"
 #include "allocator/pool/block_pool.h"
 #include "allocator/schemes.h"
+#include "allocator/vattention/page_group_rows.h"
 #include "attention/attention.h"
 #include "attention/kv_dtype/kv_row.h"
 #include "base/cpu.h"
@@ -151,17 +152,24 @@ json describe_kv_tokens(const Subject& subject) {
 
 // The virtual buffers of one rank as the vAttention paper counts them (section 5.2): one for K and one for V of each
 // layer, of B sequences of L tokens of S bytes. B is --max-batch. An instance reserves twice as much, because the KV of
-// as many further sequences may be in transfer.
+// as many further sequences may be in transfer. Its ranks are compared with what one process has.
 json describe_addresses(const ClusterOptions& cluster) {
   const KvShards shards = cluster.shards(Role::prefill);
-  KvShape rank;  // the rank with the most bytes
-  for (int i = 0; i < shards.n_ranks(); ++i)
-    if (const KvShape own = rank_shape(cluster.kv.shape, shards, i); own.token_bytes() > rank.token_bytes()) rank = own;
+  KvShape rank;            // the rank with the most bytes
+  double token_bytes = 0;  // of all ranks
+  for (int i = 0; i < shards.n_ranks(); ++i) {
+    const KvShape own = rank_shape(cluster.kv.shape, shards, i);
+    token_bytes += double(own.token_bytes());
+    if (own.token_bytes() > rank.token_bytes()) rank = own;
+  }
+  const double reserved = token_bytes * cluster.max_model_len * max_sequences(cluster.max_batch);
   const double n = 2.0 * rank.n_layers, batch = double(cluster.max_batch);
   const double token = double(rank.token_bytes()) / n, buffer = batch * cluster.max_model_len * token;
   std::printf(
       "    addresses   %.0f buffers of %.0f sequences x %d tokens x %.0f bytes = %.0f bytes, %.0f bytes in all%s\n", n,
       batch, cluster.max_model_len, token, buffer, n * buffer, shards.n_ranks() > 1 ? ", on each rank" : "");
+  std::printf("    reserved    %.0f bytes by an instance: %.2f %% of the 2^47 (128 TiB) that a process has\n", reserved,
+              100 * reserved / allocator::kProcessAddresses);
   return {{"buffers", n},
           {"sequences", batch},
           {"tokens", cluster.max_model_len},
@@ -169,7 +177,8 @@ json describe_addresses(const ClusterOptions& cluster) {
           {"buffer_bytes", buffer},
           {"bytes", n * buffer},
           {"ranks", shards.n_ranks()},
-          {"reserved_bytes", n * buffer * max_sequences(1)}};
+          {"reserved_bytes", reserved},
+          {"process_share", reserved / allocator::kProcessAddresses}};
 }
 
 json describe_pool(const Subject& subject, const KvScheme& scheme) {

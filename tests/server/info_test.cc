@@ -172,6 +172,9 @@ TEST_CASE("info reproduces the vAttention paper's Yi-34B example", "[info][vatte
   // The paper's numbers: two workers, 4 heads each, 100 GB a buffer, 12 TB a worker.
   CHECK((two["buffers"] == 120 && two["ranks"] == 2));
   CHECK((two["buffer_bytes"] == 102.4e9 && two["bytes"] == 12.288e12));
+  // Both ranks are in one process, which reserves addresses for twice as many sequences.
+  CHECK(two["reserved_bytes"] == 4 * 12.288e12);
+  CHECK(two["process_share"].get<double>() == Approx(4 * 12.288e12 / 0x1p47));
   CHECK(addresses({"--prefill-pp", "7"})["buffers"] == 18);  // some stages have 9 layers, others 8
 }
 
