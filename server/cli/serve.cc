@@ -118,6 +118,7 @@ void complete(ServerOptions& http, const Options& options, Build& build) {
   http.other_names = {build.model_dir, http.model_root};
   http.max_model_len = build.options.max_model_len;
   http.vocab_size = build.config.vocab;
+  http.kv_token_bytes = build.options.kv.shape.token_bytes();
   http.seed = build.options.seed;
   http.sampling = need(load_generation_config(build.model_dir));
   http.switches = switches_json(options, build);

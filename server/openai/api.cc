@@ -81,7 +81,7 @@ std::span<const Api::Row> Api::table() {
   };
   static constexpr auto metrics = [](Api& api, const In& in) {
     api.answer(*in, {.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                     .body = api.metrics_.render(api.service_.stats())});
+                     .body = api.metrics_.render(api.service_.stats(), api.sessions_->stats())});
   };
   static constexpr auto stats = [](Api& api, const In& in) {
     api.answer(*in,
@@ -130,7 +130,7 @@ Api::Api(const ServerOptions& options, Service& service, const Tokenizer* tokeni
       clock_(clock),
       post_(std::move(post)),
       sessions_(std::make_shared<Sessions>(options.max_sessions, options.session_bytes)),
-      metrics_(options.name),
+      metrics_(options.name, options.kv_token_bytes),
       random_(options.seed),
       id_random_(random_word()),
       created_unix_s_(std::time(nullptr)),

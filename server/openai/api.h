@@ -54,6 +54,7 @@ struct ServedModel {
   const ChatTemplate* chat_template = nullptr;  // null: no chat
   int max_model_len = 0;                        // tokens of prompt and output together
   int vocab_size = 0;                           // token ids from clients must be below it and the tokenizer's size
+  size_t kv_token_bytes = 0;                    // KV of one token
   size_t max_prompt_bytes = 0;                  // longer text cannot fit the context, however it is tokenized
   SipKey salt_key;
   SamplingParams sampling;  // defaults of sampling fields (model/generation_config.h)

@@ -213,6 +213,7 @@ void Generation::count(Prompt& prompt, Choice& choice, const TokenEvent& event, 
       seen.first_token_s = received_s;
       seen.scheduled_s = event.scheduled_s;
       api_.metrics_.first_token(received_s - arrival_s_, prompt.n_tokens());
+      if (call_.turn && prompt.cached_tokens == 0) api_.metrics_.history_computed(call_.turn.so_far().n_tokens);
     }
   }
   if (event.finish == FinishReason::none) return;
@@ -240,6 +241,7 @@ void Generation::end_turn(bool whole) {
   if (call_.session_end) return call_.turn.end();
   Conversation now;
   Choice& choice = choices_[0];
+  now.n_tokens = prompts_[0].n_tokens() + choice.tokens;
   if (call_.chat) {
     now.messages = std::move(call_.messages);
     now.messages.push_back({"assistant", std::move(choice.reply)});

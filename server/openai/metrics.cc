@@ -203,7 +203,7 @@ void Metrics::finished(const FinishedRequest& r) {
   decode_.observe(std::max(0.0, r.last_token_s - r.first_token_s));
 }
 
-std::string Metrics::render(const ServiceStats& service) const {
+std::string Metrics::render(const ServiceStats& service, const Sessions::Stats& sessions) const {
   MetricsText text(model_name_);
   for (const auto& row : kInstanceRows) {
     if (row.help != nullptr) text.gauge_or_counter(row.name, row.help);
@@ -217,6 +217,14 @@ std::string Metrics::render(const ServiceStats& service) const {
   text.counter("prompt_tokens_total",
                "Number of prompt tokens, computed or reused, of requests that got a first token.", prompt_tokens_);
   text.counter("generation_tokens_total", "Number of output tokens.", generation_tokens_);
+  text.family("sessions", "Number of conversations that the server keeps (session_id).", "gauge");
+  text.sample("all", "", sessions.sessions);
+  text.family("session_bytes", "Bytes of these conversations, as token ids and messages.", "gauge");
+  text.sample("all", "", double(sessions.bytes));
+  text.counter("session_evictions_total",
+               "Number of turns of sessions that found no KV of their history and computed it again from token ids.",
+               evicted_sessions_);
+  text.counter("session_evicted_kv_bytes_total", "KV bytes of these histories.", evicted_tokens_ * kv_token_bytes_);
   text.family("request_success_total", "Number of ended choices, by reason.", "counter");
   for (const FinishReason reason : {FinishReason::stop, FinishReason::length, FinishReason::abort,
                                     FinishReason::timeout, FinishReason::error, FinishReason::refused})

@@ -19,6 +19,7 @@
 
 #include "batch/request.h"
 #include "disagg/service.h"
+#include "server/openai/sessions.h"
 
 namespace xpyd::server {
 
@@ -41,14 +42,17 @@ struct FinishedRequest {
 
 class Metrics {
  public:
-  explicit Metrics(std::string model_name) : model_name_(std::move(model_name)) {}
+  explicit Metrics(std::string model_name, size_t kv_token_bytes = 0)
+      : model_name_(std::move(model_name)), kv_token_bytes_(kv_token_bytes) {}
 
   void first_token(double ttft_s, int prompt_tokens);
   void generated_token() { ++generation_tokens_; }
   void inter_token(double seconds) { inter_token_.observe(seconds); }
   void finished(const FinishedRequest& request);
+  // A turn of a session found no KV of its history, which has `tokens`. 0: it is the first turn.
+  void history_computed(int tokens) { evicted_sessions_ += tokens > 0, evicted_tokens_ += uint64_t(tokens); }
 
-  std::string render(const ServiceStats& service) const;
+  std::string render(const ServiceStats& service, const Sessions::Stats& sessions = {}) const;
 
  private:
   // vLLM's buckets, so that quantiles are comparable, and finer ones below them, because a small model's token takes
@@ -62,9 +66,11 @@ class Metrics {
                                         5,    10,   15,   20,  30,  40,  50, 60, 120, 240, 480, 960, 1920, 7680};
 
   std::string model_name_;
+  size_t kv_token_bytes_;
   Histogram ttft_{kTtft}, inter_token_{kInterToken};
   Histogram e2e_{kLatency}, queue_{kLatency}, prefill_{kLatency}, decode_{kLatency};
   uint64_t prompt_tokens_ = 0, generation_tokens_ = 0;
+  uint64_t evicted_sessions_ = 0, evicted_tokens_ = 0;
   std::array<uint64_t, 7> finishes_{};  // by FinishReason
 };
 

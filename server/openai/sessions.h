@@ -27,6 +27,7 @@ namespace xpyd::server {
 struct Conversation {
   std::vector<int32_t> tokens;        // /v1/completions: prompts and outputs, in turn
   std::vector<ChatMessage> messages;  // /v1/chat/completions: messages and replies
+  int n_tokens = 0;                   // of the last turn's prompt and output: their KV may still be there
   bool empty() const { return tokens.empty() && messages.empty(); }
   size_t bytes() const;
 };

@@ -81,6 +81,35 @@ TEST_CASE("session: a chat's earlier messages and replies precede the new ones",
   refused(talker.post(), 400, "session_id", nullptr);
 }
 
+TEST_CASE("session: a later turn that finds no KV of its history is an eviction of that KV",
+          "[server][session][metrics]") {
+  TestServer server([](ServerOptions& o) { o.kv_token_bytes = 100; });
+  int cached = 0;
+  server.service.script = [&](const Request&, int) {
+    TokenEvent token = FakeService::token('x', "x", FinishReason::length);
+    token.cached_tokens = cached;
+    return std::vector{token};
+  };
+  const auto number = [&](const std::string& name) {
+    const std::string page = server.get("/metrics").body;
+    const std::string key = "\nvllm:" + name + "{model_name=\"tiny\",engine=\"all\"} ";
+    const size_t at = page.find(key);
+    REQUIRE(at != page.npos);
+    return std::stol(page.substr(at + key.size()));
+  };
+  Talker s{server};
+  s.turn(R"("prompt":"one","max_tokens":1)");  // a first turn has no history
+  cached = 3;
+  s.turn(R"("prompt":"2","max_tokens":1)");
+  CHECK(number("session_evictions_total") == 0);
+  cached = 0;
+  s.turn(R"("prompt":"3","max_tokens":1)");
+  CHECK(number("session_evictions_total") == 1);
+  CHECK(number("session_evicted_kv_bytes_total") == 100 * 6);  // prompts and outputs of two turns
+  CHECK(number("sessions") == 1);
+  CHECK(number("session_bytes") > 0);
+}
+
 TEST_CASE("session: a refused first turn evicts no session", "[server][session]") {
   TestServer server([](ServerOptions& o) { o.max_sessions = 1; });
   Talker s{server}, other{server, R"("session_id":"other")"};
