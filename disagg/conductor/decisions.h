@@ -48,6 +48,6 @@ XPYD_COLUMNS(ClusterAdmission, now_s, ttft_s, idle, objectives, prompt_tokens, m
 XPYD_COLUMNS(Refusal, why, predicted, objective)
 
 XPYD_COLUMNS(DisaggOptions, pull, max_local_prefill_tokens, max_prefill_queue)
-XPYD_COLUMNS(DisaggView, tokens, cached_decode, prefill_jobs)
+XPYD_COLUMNS(DisaggView, tokens, cached_decode, prefill_jobs, joined_step_s, tbt_s)
 
 }  // namespace xpyd::disagg

@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "disagg/conductor/placement.h"
 #include "disagg/messages.h"
 
 namespace xpyd::disagg {
@@ -22,6 +23,9 @@ struct DisaggView {
   int tokens = 0;         // to be computed or found
   int cached_decode = 0;  // of these, D has so many
   int prefill_jobs = 0;   // waiting in the global queue
+  // Predicted seconds of a step of D that has the whole prompt beside its batch; kNever: one step does not hold it.
+  double joined_step_s = kNever;
+  double tbt_s = kNever;  // the request's objective; kNever: none
 };
 
 struct DisaggPolicy {

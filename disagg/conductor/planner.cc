@@ -73,8 +73,11 @@ void Planner::decide_order(AttemptPlan& plan) {
   int cached = plan.held_tokens();
   if (plan.placed.prefill != plan.placed.decode) {
     const ConductorOptions& options = context_.options;
-    const DisaggView view{
-        .tokens = tokens, .cached_decode = plan.at_decode().held_tokens(), .prefill_jobs = plan.prefill_jobs};
+    const DisaggView view{.tokens = tokens,
+                          .cached_decode = plan.at_decode().held_tokens(),
+                          .prefill_jobs = plan.prefill_jobs,
+                          .joined_step_s = cluster_.board().joined_step_s(cluster_.at(attempt.decode), tokens),
+                          .tbt_s = plan.seen.objectives.tbt_s};
     attempt.order = options.disagg->decide(view, options.disagg_options);
     if (options.log)
       options.log->decided(context_.clock.now(), "order", options.disagg->name, attempt.request, view,

@@ -176,6 +176,15 @@ Scoreboard::Fetch Scoreboard::fetch(const Member& here, PromptHashes& prompt) {
   return fetch;
 }
 
+double Scoreboard::joined_step_s(const Member& member, int tokens) const {
+  const Row& row = rows_[member.row];
+  const InstanceView& view = views_[member.row];
+  StepShape joins{.steps = 0};
+  joins.add_prompt(tokens - view.held_tokens(), view.held_tokens());
+  const bool fits = joins.tokens + double(view.queued_tokens + view.sequences) <= chunk_tokens_;
+  return fits ? row.step_s + seconds(row.terms, joins) : kNever;
+}
+
 // Predicts for each instance the fetch of what the best holder has beyond it.
 void Scoreboard::predict_fetches(int prompt_tokens) {
   int best = 0;

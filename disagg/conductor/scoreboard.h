@@ -88,6 +88,9 @@ class Scoreboard {
     InstanceId holder = -1;  // the first of those that have most; -1: no instance has more than `here`
   };
   Fetch fetch(const Member& here, PromptHashes& prompt);
+  // Predicts a step of this instance that has the last look()'s prompt, of `tokens` in all, beside its batch and the
+  // prompts placed there. kNever: one step does not hold all of them.
+  double joined_step_s(const Member& member, int tokens) const;
   StepCost cost(const InstanceStats& stats) const { return StepCost(terms(stats)); }
 
   PlacedPrompt prompt(int tokens, int cached) const {

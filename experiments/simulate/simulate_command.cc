@@ -146,7 +146,9 @@ std::vector<OptionRow> simulate_options() {
        "when P sends KV: after each layer, each chunk, or the whole prompt", "simulate",
        sets<&ConductorOptions::stream_kv>},
       {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0,
-       "in which order P and D take a request, or when one instance does both phases", "simulate",
+       "in which order P and D take a request, or when one instance does both phases; conditional_tbt: a prompt joins "
+       "D's batch if one step holds all of it and is predicted to keep the request's TBT objective",
+       "simulate",
        sets_as<find_disagg_policy, &ConductorOptions::disagg>},
       {"speed", number, "1", "times", "", 1e-6, 1e6, "factor by which arrivals are faster than in the trace",
        "simulate", sets<&TraceOptions::speed>},

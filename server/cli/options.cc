@@ -219,7 +219,9 @@ std::vector<OptionRow> make_rows() {
 
       // Prefill/decode disaggregation.
       {"disagg", choice, "prefill_first", "", orders.c_str(), 0, 0,
-       "in which order P and D take a request, or when one instance does both phases", kCluster,
+       "in which order P and D take a request, or when one instance does both phases; conditional_tbt: a prompt joins "
+       "D's batch if one step holds all of it and is predicted to keep the request's TBT objective",
+       kCluster,
        sets_as<find_disagg_policy, &ConductorOptions::disagg>},
       {"kv-transfer", choice, "push", "", "push|pull", 0, 0,
        "with --disagg prefill_first: P writes KV to D while it computes (push), or D reads it when P has finished "

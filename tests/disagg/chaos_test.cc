@@ -231,6 +231,7 @@ void Sim::configure() {
   options.disagg = &disagg_policies()[random_.below(disagg_policies().size())];
   options.disagg_options = {
       .pull = chance(0.4), .max_local_prefill_tokens = int(random_.below(60)), .max_prefill_queue = up_to(20)};
+  options.objectives.tbt_s = 1;  // conditional_tbt lets prompts join
   options.fetch = &fetch_policies()[random_.below(fetch_policies().size())];
   options.fetch_s_per_token = 1e-7;
   options.max_tries = 200;

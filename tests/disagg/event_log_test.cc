@@ -29,7 +29,7 @@ TEST_CASE("decisions: the columns have every member of the views", "[decisions]"
   CHECK(sizeof(ClusterView) == 56);
   CHECK(sizeof(SequenceView) == 32);
   CHECK(sizeof(DecodeView) == 24);
-  CHECK(sizeof(DisaggView) == 12);
+  CHECK(sizeof(DisaggView) == 32);
   CHECK(sizeof(DisaggOptions) == 12);
   CHECK(sizeof(ClusterAdmission) == 112);
   CHECK(sizeof(AdmissionOptions) == 8);

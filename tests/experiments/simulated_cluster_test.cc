@@ -199,6 +199,39 @@ TEST_CASE("simulation: one request alone takes the sum of its steps", "[simulate
   CHECK(run.value().transfer_phase_gb_s == 0);
 }
 
+// D decodes one sequence when prompts of some lengths come, one after another.
+TEST_CASE("simulation: with conditional_tbt a prompt joins D's batch if one step holds it within the TBT objective",
+          "[simulate][order]") {
+  const int lengths[] = {128, 256, 384, 600};
+  SimulationOptions o = options("1P1D");
+  o.conductor.disagg = find_disagg_policy("conditional_tbt");
+  Trace trace{.block_tokens = 64};
+  const auto add = [&](double at_s, int prompt, int output) {
+    const uint64_t first = 100 * trace.requests.size();
+    trace.requests.push_back({.arrival_s = at_s, .prompt_tokens = prompt, .output_tokens = output});
+    for (int b = 0; b * 64 < prompt; ++b) trace.requests.back().blocks.push_back(first + uint64_t(b));
+  };
+  add(0, 64, 400);
+  for (int length : lengths) add(0.5 * double(trace.requests.size()), length, 2);
+  StepShape among;
+  among.add_prompt(256, 0), among.add_decodes(1, 1000);  // D has less context
+  const double objective = step_cost(o.model, o.hardware).seconds(among);
+  // The prompt of 600 tokens never fits in a step of 512. Without an objective nothing joins.
+  for (const auto& [tbt_s, longest] : {std::pair(objective, 256), {10.0, 384}, {0.0, 0}}) {
+    INFO(tbt_s);
+    o.conductor.objectives.tbt_s = tbt_s;
+    const Result<Simulation> run = simulate(o, trace);
+    REQUIRE(run.ok());
+    REQUIRE(run.value().records[0].times.gaps.size() == 399);
+    for (const SimulatedRecord& r : run.value().records) {
+      INFO(r.prompt);
+      CHECK((r.order == DisaggOrder::local) == (r.prompt <= longest));
+      for (float gap : r.times.gaps)
+        if (tbt_s == objective) CHECK(gap <= objective);
+    }
+  }
+}
+
 // P0 has computed a prompt, and is busy with another one when most of the first comes again. P1 is idle, and fetches
 // it.
 TEST_CASE("simulation: a prefix is fetched from the instance that has it", "[simulate]") {
