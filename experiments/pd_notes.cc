@@ -1,6 +1,6 @@
 // pd_notes: the runs of the xPyD notes by their cards' figures: two V100 as 1P1D and as 2C. /table: all requests at
 // once on these, on eight L40 as TP4 + TP4 and as TP8 with V0's and V1's schedules, on 2 x 8 H20 with DeepSeek-R1, and
-// a sweep of the batch, each with its result block. The following is not in the notes and set here: lengths as
+// two sweeps of the batch, each with its result block. The following is not in the notes and set here: lengths as
 // ShareGPT's, and 100 requests at once where they say "inf". Tensor ranks take two ring all-reduces a layer: `pcie` 20
 // GB/s and 10 us a hop among all; `pairs` two cards over 56 GB/s, then rings among the pairs; `nodes` NVLink, then a
 // NIC each.
@@ -10,6 +10,9 @@
 // 5,800 in pairs, TP4 3,300 and 3,600: TTFT of 4P4D / V0 1.65 to 1.8 (1.5). V0 computes all prompts first, so P/D
 // removes its tail of TPOT (P99 .2 to .7, published .53). R1: sixteen cards read all weights in 15 ms, eight cards half
 // of them: TP16 with MTP has 1.5 to 3.5 times the requests/s (1.23). Batch: tokens/s 17, 26 and 52 times at 256.
+// At once, on two V100 as 1P1D: P computes one prompt after another, 45 ms each, so 90 requests wait 2.9 times as long
+// as 30. A step of D is 24.7 ms of weights and .31 ms a sequence: 33.9 and 52.3 ms if all decode together (1.54 times),
+// less as short answers end (1.2 to 1.6).
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -92,6 +95,7 @@ constexpr System kSystems[] = {
     {"batch", "V100", "1C", "v100x1", "chunked"},
     {"batch", "L40 TP8", "1C", "l40x8", "chunked", 8},
     {"batch", "R1 TP16", "1C", "h20x16", "chunked", 16},
+    {"at once", "1P1D", "1P1D", "v100x1", "chunked"},
 };
 
 std::vector<Values> points(const Setting&) {
@@ -102,6 +106,7 @@ std::vector<Values> points(const Setting&) {
     if (hardware[0] == 'l' && note != "batch") links.push_back("pairs");
     std::vector<int> batches = {256};
     if (note == "batch") batches = {1, 2, 4, 8, 16, 32, 64, 128, 256};
+    if (note == "at once") batches = {30, 60, 90, 120, 240};
     for (const char* link : links)
       for (int batch : batches) all.push_back({{"note", note}, {"system", s.name}, {"links", link}, {"batch", batch}});
   }
@@ -183,7 +188,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const System& s = *std::ranges::find_if(kSystems, [&](const System& x) { return note == x.note && name == x.name; });
   const std::string hardware = s.hardware;
   const char* model = hardware[0] == 'v' ? "qwen2.5-7b" : hardware[0] == 'l' ? "qwen2.5-32b" : "deepseek-r1";
-  const int n = setting.tiny ? 5 : s.requests, draws = setting.tiny || note == "batch" ? 1 : std::max(2, 2000 / n);
+  const int requests = note == "at once" ? int(point["batch"]) : s.requests, n = setting.tiny ? 5 : requests;
+  const int draws = setting.tiny || note == "batch" ? 1 : std::max(2, 2000 / n);
   const int batch = setting.tiny ? std::min(4, int(point["batch"])) : int(point["batch"]);
   const std::string link = point["links"];
   Finding found;
