@@ -86,7 +86,7 @@ void Sender::layer_ended() {
 // KV that was computed before the grant leaves with the first call after it.
 void Sender::kv_written(Sequence& sequence, int layer_begin, int layer_end, int, int token_end) {
   Outgoing& out = outgoing_.at(sequence.attempt);
-  if (stream_ != StreamKv::request && kWriting.has(out.state))
+  if (stream_ != StreamKv::request && out.state == State::writing)
     send(out, sequence.kv, layer_begin, layer_end, token_end);
 }
 
@@ -94,7 +94,7 @@ void Sender::prefill_done(std::vector<SequencePtr> choices) {
   Outgoing& out = outgoing_.at(choices[0]->attempt);
   out.kv = std::exchange(choices[0]->kv, kNoKv);
   out.choices = std::move(choices);
-  if (kWriting.has(out.state)) send_rest(out);
+  if (out.state == State::writing) send_rest(out);
   on(out, Event::prompt_done);
 }
 

@@ -76,7 +76,7 @@ class LocalTransport final : public PostingTransport<Node, InFlight> {
     for (auto& [id, posted] : transfers_) {
       if (!posted.transfer || posted.transfer->state != TransferState::in_flight) continue;
       options_.queue->wait();
-      posted.transfer->peer->registrations.leave(posted.what.registration, false);
+      posted.transfer->peer->registrations.leave(posted.transfer->what.registration, false);
     }
   }
 

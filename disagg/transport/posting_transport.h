@@ -45,6 +45,9 @@ class PostingTransport : public KvTransport {
   }
 
   Result<RemoteKey> open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) final {
+    if (!peers_.contains(peer))
+      return Error{ErrorCode::unavailable,
+                   "registration for instance " + std::to_string(peer) + ": this instance is not connected"};
     return registrations().open(peer, op, ranges);
   }
   bool close(const RemoteKey& registration) final { return registrations().close(registration); }
@@ -53,9 +56,9 @@ class PostingTransport : public KvTransport {
   TransferId post(const KvTransfer& what, const TransferPlan& plan) final {
     const TransferId id = ++last_id_;
     Posted& posted = transfers_[id];
-    posted.what = what;
+    posted.deadline_s = what.deadline_s;
     auto peer = peers_.find(what.peer);
-    if (peer != peers_.end() && !peer->second->dead() && !late(what))
+    if (peer != peers_.end() && !peer->second->dead() && !late(what.deadline_s))
       posted.transfer = begin(id, peer->second, what, plan);
     return id;
   }
@@ -63,7 +66,7 @@ class PostingTransport : public KvTransport {
     auto at = transfers_.find(id);
     XPYD_CHECK(at != transfers_.end(), "poll of a transfer that is not known");
     Posted& posted = at->second;
-    const bool unwanted = posted.cancelled || late(posted.what);
+    const bool unwanted = posted.cancelled || late(posted.deadline_s);
     const TransferState state = posted.transfer ? progress(*posted.transfer, unwanted) : TransferState::failed;
     if (state != TransferState::in_flight) transfers_.erase(at);
     return state;
@@ -77,7 +80,7 @@ class PostingTransport : public KvTransport {
 
   const TransportOptions options_;
   struct Posted {
-    KvTransfer what;
+    double deadline_s = 0;  // Clock; 0: none
     std::shared_ptr<Transfer> transfer;  // null: it failed at once
     bool cancelled = false;
   };
@@ -98,7 +101,7 @@ class PostingTransport : public KvTransport {
 
   static std::byte* begin_of(const MemoryRange& range) { return range.data(); }
   static std::byte* begin_of(const AddressRange& range) { return reinterpret_cast<std::byte*>(uintptr_t(range.begin)); }
-  bool late(const KvTransfer& what) const { return what.deadline_s > 0 && options_.clock->now() >= what.deadline_s; }
+  bool late(double deadline_s) const { return deadline_s > 0 && options_.clock->now() >= deadline_s; }
 
   const char* const transport_;
   TransferId last_id_ = 0;

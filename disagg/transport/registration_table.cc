@@ -61,9 +61,6 @@ Result<RemoteKey> RegistrationTable::open(PeerId peer, KvOp op, std::span<const 
   RangeSet set(ranges);
   const uint64_t secret = secrets_ ? random_secret() : 0;
   std::lock_guard lock(mutex_);
-  if (!peers_.count(peer))
-    return Error{ErrorCode::unavailable,
-                 "registration for instance " + std::to_string(peer) + ": this instance is not connected"};
   if (free_.empty()) {
     free_.push_back(uint32_t(slots_.size()));
     slots_.emplace_back();

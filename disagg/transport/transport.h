@@ -74,10 +74,12 @@ XPYD_FIELDS(AddressRange, begin, bytes)
 struct RemoteKey {
   uint32_t index = 0;       // place in the owner's table
   uint32_t generation = 0;  // 0: no registration
-  uint64_t secret = 0;      // what else the transport needs (rdma: the rkey)
+  uint64_t secret = 0;      // what else the owner or the initiator asks for
+  std::vector<AddressRange> ranges = {};  // rdma: sorted and disjoint
+  std::vector<uint32_t> rkeys = {};       // rdma: the card's keys, [ranges][NIC ports of the owner]
   bool operator==(const RemoteKey&) const = default;
 };
-XPYD_FIELDS(RemoteKey, index, generation, secret)
+XPYD_FIELDS(RemoteKey, index, generation, secret, ranges, rkeys)
 
 struct KvTransfer {
   PeerId peer = -1;

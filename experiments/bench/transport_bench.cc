@@ -348,15 +348,15 @@ struct BounceEnd {
     transport = make_shm_transport(
                     {.regions = {{memory.get(), 1 << 20}}, .queue = &cpu_queue(), .clock = &clock, .self = self})
                     .value();
-    char address[100] = {}, key[sizeof(RemoteKey)];
+    char address[100] = {};
     transport->address().copy(address, sizeof address - 1);
     exchange(address, sizeof address);
     XPYD_CHECK(connect_and_wait(*transport, other, address).ok());
     const MemoryRange all(memory.get(), 1 << 20);
     mine = transport->open(other, KvOp::write, {&all, 1}).value();
-    std::memcpy(key, &mine, sizeof key);
-    exchange(key, sizeof key);
-    std::memcpy(&theirs, key, sizeof key);
+    uint32_t key[] = {mine.index, mine.generation};
+    exchange(reinterpret_cast<char*>(key), sizeof key);
+    theirs = {key[0], key[1], 0};
     plan.copies = {{memory.get(), transport->remote(other, 0) + 4096, 64}};
     plan.bytes = 64;
   }

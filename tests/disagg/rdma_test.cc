@@ -7,7 +7,6 @@
 #include <map>
 
 #include "base/random.h"
-#include "disagg/transport/rdma/rdma_messages.h"
 #include "disagg/transport/rdma/rdma_plan.h"
 #include "disagg/transport/rdma/rdma_verbs.h"
 #include "disagg/transport/transports.h"
@@ -18,7 +17,6 @@ namespace xpyd::testing::rdma_test {
 namespace {
 
 using namespace rdma;
-using rdma::Message;
 using rdma::Request;
 
 std::shared_ptr<std::byte> plain_memory(size_t bytes) { return cpu_device().allocate(bytes).value(); }
@@ -33,81 +31,43 @@ std::string error_of(const std::vector<std::string>& nics) {
 }
 
 // All devices that are up: two NIC ports in the virtual machine of `make check STAGE=rdma`.
-const RegisterTransport rdma_row({.name = "rdma",
-                                  .make = make_rdma_transport,
-                                  .memory = plain_memory,
-                                  .needs_owner = false,
-                                  .missing = [] { return error_of({}); }});
+const RegisterTransport rdma_row(
+    {.name = "rdma", .make = make_rdma_transport, .memory = plain_memory, .needs_owner = false, .missing = [] {
+       return error_of({});
+     }});
 
-Message opened() {
-  Message message{Message::opened, {7, 9, KvOp::read, {}}, 0, {}};
-  message.registration.ranges = {{4096, 100}, {8192, 1}};
-  message.registration.keys = {1, 2, 3, 4};
-  return message;
-}
-
-TEST_CASE("rdma: a message arrives whole or is refused", "[rdma]") {
+TEST_CASE("rdma: an offer arrives whole or is refused", "[rdma]") {
   NicPortEnd end;
   end.mtu = 3, end.reads = 16, end.number = 0xabcdef, end.psn = 5, end.gid[3] = 9;
   const Offer offer{{end, end}, "no room"};
-  const auto greeted = from_bytes<Offer>(to_bytes(offer));
-  REQUIRE(greeted);
-  REQUIRE(greeted.value().nic_ports.size() == 2);
-  CHECK(greeted.value().nic_ports[1].number == 0xabcdef);
-  CHECK(greeted.value().nic_ports[1].gid == end.gid);
-  CHECK(greeted.value().refusal == "no room");
-
-  const auto read = read_message(to_bytes(opened()), 2);
+  const std::string whole = to_bytes(offer);
+  const auto read = from_bytes<Offer>(whole);
   REQUIRE(read);
-  const Message* told = &read.value();
-  CHECK(told->registration.index == 7);
-  CHECK(told->registration.generation == 9);
-  CHECK(told->registration.op == KvOp::read);
-  REQUIRE(told->registration.ranges.size() == 2);
-  CHECK(told->registration.ranges[1].begin == 8192);
-  CHECK((told->registration.key(1, 0) == 3 && told->registration.key(1, 1) == 4));
-
-  // A message that is cut anywhere, or is one byte longer, is refused.
-  for (const std::string& whole : {to_bytes(opened()), to_bytes(Message{Message::renew, {}, 1, {end}}),
-                                   to_bytes(Message{Message::sync, {}, 3, {}})}) {
-    for (size_t n = 0; n < whole.size(); ++n) CHECK(!read_message(whole.substr(0, n), 2));
-    CHECK(!read_message(whole + "x", 2));
-  }
-  CHECK(!read_message(to_bytes(opened()), 3));
-}
-
-TEST_CASE("rdma: a message with an impossible value is refused", "[rdma]") {
-  auto refused = [](auto change) {
-    Message message = opened();
-    change(message.registration);
-    return !read_message(to_bytes(message), 2);
-  };
-  CHECK(!refused([](RegistrationKeys&) {}));
-  CHECK(refused([](RegistrationKeys& w) { w.generation = 0; }));
-  CHECK(refused([](RegistrationKeys& w) { w.ranges[0].bytes = 0; }));
-  CHECK(refused([](RegistrationKeys& w) { w.ranges[0].bytes = 5000; }));  // runs into the next range
-  CHECK(refused([](RegistrationKeys& w) { w.ranges[1].bytes = UINT64_MAX; }));
-  Message closed = opened();
-  closed.kind = Message::closed;
-  CHECK(!read_message(to_bytes(closed), 2));
-  Offer offer{{NicPortEnd{}}, ""};
-  CHECK(!from_bytes<Offer>(to_bytes(offer)));  // no MTU
-  offer.nic_ports[0].mtu = 3, offer.nic_ports[0].reads = 1;
-  CHECK(from_bytes<Offer>(to_bytes(offer)));
-  offer.nic_ports[0].number = 1u << 24;
-  CHECK(!from_bytes<Offer>(to_bytes(offer)));
+  REQUIRE(read.value().nic_ports.size() == 2);
+  CHECK(read.value().nic_ports[1].number == 0xabcdef);
+  CHECK(read.value().nic_ports[1].gid == end.gid);
+  CHECK(read.value().refusal == "no room");
+  for (size_t n = 0; n < whole.size(); ++n) CHECK(!from_bytes<Offer>(whole.substr(0, n)));
+  CHECK(!from_bytes<Offer>(whole + "x"));
+  Offer wrong = offer;
+  wrong.nic_ports[0].mtu = 0;
+  CHECK(!from_bytes<Offer>(to_bytes(wrong)));
+  wrong = offer;
+  wrong.nic_ports[0].number = 1u << 24;
+  CHECK(!from_bytes<Offer>(to_bytes(wrong)));
 }
 
 TEST_CASE("rdma: any bytes are parsed or refused", "[rdma]") {
   Random random(11);
-  const std::string samples[] = {to_bytes(opened()), to_bytes(Offer{{NicPortEnd{}}, "x"}),
-                                 to_bytes(Message{Message::renewed, {}, 0, {NicPortEnd{}}})};
+  NicPortEnd end;
+  end.mtu = 3, end.reads = 16;
+  const std::string sample = to_bytes(Offer{{end}, "x"});
   int parsed = 0;
   for (int i = 0; i < 20000; ++i) {
-    std::string bytes = samples[i % 3];
+    std::string bytes = sample;
     for (uint64_t n = random.below(4); n > 0; --n) bytes[random.below(bytes.size())] = char(random.below(256));
-    bytes.resize(random.below(2 * bytes.size()), char(random.below(256)));
-    parsed += read_message(bytes, random.below(3)).ok() + from_bytes<Offer>(bytes).ok();
+    if (i % 2) bytes.resize(random.below(2 * bytes.size()), char(random.below(256)));
+    parsed += from_bytes<Offer>(bytes).ok();
     (void)parse_transport_address("rdma", bytes).ok();
   }
   CHECK(parsed > 0);
@@ -126,12 +86,6 @@ std::byte* at(uint64_t address) { return reinterpret_cast<std::byte*>(address); 
 MemoryRange piece(uint64_t begin, uint64_t bytes) { return {at(begin), bytes}; }
 
 constexpr uint64_t kHere = 1 << 20, kThere = 1 << 30;
-
-RegistrationKeys registration_of(KvOp op, std::initializer_list<std::pair<uint64_t, uint64_t>> ranges) {
-  RegistrationKeys registration{1, 1, op, {}};
-  for (auto [begin, bytes] : ranges) registration.ranges.push_back({begin, bytes});
-  return registration;
-}
 
 TEST_CASE("rdma: a registration's ranges are its pieces, joined where they touch", "[rdma]") {
   const std::vector<MemoryRange> regions = {piece(kHere, 1000), piece(kHere + 1000, 1000)};
@@ -194,13 +148,13 @@ TEST_CASE("rdma: a registration of many pieces has at most 256 keys, over the sm
 }
 
 // Returns the local address of each remote byte, as the requests move it, and checks their limits.
-std::map<uint64_t, uint64_t> moved(const Requests& planned, const RegistrationKeys& registration,
+std::map<uint64_t, uint64_t> moved(const Requests& planned, std::span<const AddressRange> ranges,
                                    std::span<const MemoryRange> regions, const RequestLimits& limits) {
   std::map<uint64_t, uint64_t> bytes;
   size_t next_piece = 0, total = 0;
   for (const Request& request : planned.list) {
-    REQUIRE(request.range < registration.ranges.size());
-    const AddressRange& range = registration.ranges[request.range];
+    REQUIRE(request.range < ranges.size());
+    const AddressRange& range = ranges[request.range];
     CHECK((request.remote >= range.begin && request.remote + request.bytes <= range.begin + range.bytes));
     CHECK((request.bytes > 0 && request.bytes <= limits.bytes));
     CHECK((request.n_pieces > 0 && request.n_pieces <= limits.pieces));
@@ -228,17 +182,17 @@ TEST_CASE("rdma: requests move every byte of the copies and no other", "[rdma]")
   for (int round = 0; round < 300; ++round) {
     const KvOp op = random.below(2) ? KvOp::write : KvOp::read;
     // Ranges that touch have keys of their own all the same.
-    RegistrationKeys registration = registration_of(op, {});
-    for (uint64_t at = kThere; registration.ranges.size() < 8;) {
+    std::vector<AddressRange> ranges;
+    for (uint64_t at = kThere; ranges.size() < 8;) {
       const uint64_t bytes = 1 + random.below(600);
-      registration.ranges.push_back({at, bytes});
+      ranges.push_back({at, bytes});
       at += bytes + (random.below(2) ? 0 : random.below(50));
     }
     const RequestLimits limits{1 + random.below(700), uint32_t(1 + random.below(5))};
     std::vector<Copy> copies;
     std::map<uint64_t, uint64_t> expected;
     uint64_t local = kHere;
-    for (const AddressRange& range : registration.ranges) {
+    for (const AddressRange& range : ranges) {
       for (uint64_t from = 0; from < range.bytes;) {
         const uint64_t bytes = std::min(random.below(200), range.bytes - from);
         if (random.below(3) == 0) local += random.below(40);
@@ -255,17 +209,19 @@ TEST_CASE("rdma: requests move every byte of the copies and no other", "[rdma]")
     }
     if (local > kHere + 8192) continue;
     Requests planned;
-    REQUIRE(plan_requests(copies, registration, regions, limits, planned));
-    CHECK(moved(planned, registration, regions, limits) == expected);
+    REQUIRE(plan_requests(copies, op, ranges, regions, limits, planned));
+    CHECK(moved(planned, ranges, regions, limits) == expected);
   }
 }
 
 TEST_CASE("rdma: neighbours become one request, and a copy may cross ranges", "[rdma]") {
   const std::vector<MemoryRange> regions = {piece(kHere, 1 << 20), piece(kHere + (1 << 20), 4096)};
-  const RegistrationKeys registration = registration_of(KvOp::write, {{kThere, 1000}, {kThere + 1000, 1000}});
+  const AddressRange ranges[] = {{kThere, 1000}, {kThere + 1000, 1000}};
   const RequestLimits limits{1 << 20, 16};
   Requests planned;
-  auto plan = [&](std::vector<Copy> copies) { return plan_requests(copies, registration, regions, limits, planned); };
+  auto plan = [&](std::vector<Copy> copies) {
+    return plan_requests(copies, KvOp::write, ranges, regions, limits, planned);
+  };
   // Two blocks that are neighbours there and apart here are one request of two pieces.
   REQUIRE(plan({{at(kHere), at(kThere), 100}, {at(kHere + 500), at(kThere + 100), 100}}));
   CHECK((planned.list.size() == 1 && planned.pieces.size() == 2 && planned.bytes == 200));

@@ -40,12 +40,10 @@ Result<std::vector<AddressRange>> cover(std::span<const MemoryRange> pieces, std
   return join_all(gaps[n - 1]);
 }
 
-bool plan_requests(std::span<const Copy> copies, const RegistrationKeys& registration,
+bool plan_requests(std::span<const Copy> copies, KvOp op, std::span<const AddressRange> ranges,
                    std::span<const MemoryRange> regions, const RequestLimits& limits, Requests& planned) {
-  const bool write = registration.op == KvOp::write;
-  planned.list.clear();
-  planned.pieces.clear();
-  planned.bytes = 0;
+  const bool write = op == KvOp::write;
+  planned = {};
   uint32_t range = 0;
   for (const Copy& copy : copies) {
     const std::byte* local_side = write ? copy.source : copy.destination;
@@ -57,13 +55,10 @@ bool plan_requests(std::span<const Copy> copies, const RegistrationKeys& registr
     planned.bytes += copy.bytes;
     for (size_t left = copy.bytes; left > 0;) {
       // Consecutive copies mostly lie in the same range.
-      const auto holds = [&](uint32_t i) {
-        return i < registration.ranges.size() && remote - registration.ranges[i].begin < registration.ranges[i].bytes;
-      };
-      if (!holds(range)) {
-        const AddressRange* found = find_range(registration.ranges, remote, 1);
+      if (range >= ranges.size() || remote - ranges[range].begin >= ranges[range].bytes) {
+        const AddressRange* found = find_range(ranges, remote, 1);
         if (!found) return false;
-        range = uint32_t(found - registration.ranges.data());
+        range = uint32_t(found - ranges.data());
       }
       Request* request = planned.list.empty() ? nullptr : &planned.list.back();
       LocalPiece* piece = planned.pieces.empty() ? nullptr : &planned.pieces.back();
@@ -74,7 +69,7 @@ bool plan_requests(std::span<const Copy> copies, const RegistrationKeys& registr
         planned.list.push_back({remote, range, uint32_t(planned.pieces.size()), 0, 0});
         request = &planned.list.back();
       }
-      const size_t in_range = registration.ranges[range].bytes - (remote - registration.ranges[range].begin);
+      const size_t in_range = ranges[range].bytes - (remote - ranges[range].begin);
       const auto n = uint32_t(std::min({left, in_range, limits.bytes - request->bytes}));
       if (longer && request->n_pieces > 0) {
         piece->bytes += n;

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "base/status.h"
-#include "disagg/transport/rdma/rdma_messages.h"
+#include "disagg/transport/transport.h"
 
 namespace xpyd::disagg::rdma {
+
+constexpr size_t kMaxKeys = 256;  // ranges of one registration
 
 // Returns the index of the first region that contains these bytes, or regions.size() if none does.
 size_t region_of(std::span<const MemoryRange> regions, const std::byte* at, size_t bytes);
@@ -24,7 +26,7 @@ Result<std::vector<AddressRange>> cover(std::span<const MemoryRange> pieces, std
 // scattered to, in order.
 struct Request {
   uint64_t remote;
-  uint32_t range;  // index into RegistrationKeys::ranges
+  uint32_t range;  // index into RemoteKey::ranges
   uint32_t first_piece, n_pieces;
   uint32_t bytes;
 };
@@ -43,8 +45,9 @@ struct RequestLimits {  // of one request
 };
 
 // Sets `planned` to the requests of these copies. Copies that are adjacent on the remote side share a request.
-// Requires: the local sides lie within `regions`. Returns false if a remote side is outside the registration.
-bool plan_requests(std::span<const Copy> copies, const RegistrationKeys& registration,
+// Requires: the local sides lie within `regions`. Returns false if a remote side is outside `ranges`, which are sorted
+// and disjoint.
+bool plan_requests(std::span<const Copy> copies, KvOp op, std::span<const AddressRange> ranges,
                    std::span<const MemoryRange> regions, const RequestLimits& limits, Requests& planned);
 
 constexpr size_t kBatchBytes = 1 << 20;

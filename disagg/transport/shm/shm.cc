@@ -209,9 +209,7 @@ class ShmTransport final : public PostingTransport<Remote, Transfer, Owner> {
                           [&](const auto& answer) { return shm::call(owner_->bootstrap(), address, answer); });
     if (!met) return met.error();
     if (!met.value()) return std::shared_ptr<Remote>();
-    auto remote = map_remote(std::move(*met.value()), address, options_.self);
-    if (remote) owner_->connect(peer);
-    return remote;
+    return map_remote(std::move(*met.value()), address, options_.self);
   }
   void leave(PeerId peer, const std::shared_ptr<Remote>& remote) override {
     calls_.give_up(peer);

@@ -41,7 +41,6 @@ Owner::~Owner() {
 }
 
 void Owner::disconnect(PeerId peer) {
-  std::erase(peers_, peer);
   for (uint32_t i = 0; i < own_.size(); ++i) {
     SharedSlot& slot = table_->slots[i];
     if (own_[i].open && slot.peer.load(std::memory_order_relaxed) == peer)
@@ -54,9 +53,6 @@ Result<RemoteKey> Owner::open(PeerId peer, KvOp op, std::span<const MemoryRange>
     if (!regions_.contains(range.data(), range.size()))
       return invalid("registration for instance " + std::to_string(peer) +
                      ": a range is outside this instance's KV memory");
-  if (std::find(peers_.begin(), peers_.end(), peer) == peers_.end())
-    return Error{ErrorCode::unavailable,
-                 "registration for instance " + std::to_string(peer) + ": this instance is not connected"};
   if (free_.empty()) {
     if (own_.size() == size_t(kSharedSlots))
       return Error{ErrorCode::unavailable, "shm: all " + std::to_string(kSharedSlots) + " registrations are in use"};

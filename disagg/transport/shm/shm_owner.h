@@ -41,7 +41,6 @@ class Owner {
   ~Owner();
 
   const std::string& address() const { return bootstrap_.address(); }
-  void connect(PeerId peer) { peers_.push_back(peer); }
   Bootstrap& bootstrap() { return bootstrap_; }
   void disconnect(PeerId peer);
   // As in KvTransport.
@@ -69,7 +68,6 @@ class Owner {
 
   std::vector<Own> own_;
   std::deque<uint32_t> free_;
-  std::vector<PeerId> peers_;
 
   std::atomic<int> n_lines_{0};                               // hazard records that have ever been used
   std::vector<bool> used_ = std::vector<bool>(kSharedLines);  // used on the bootstrap's thread only

@@ -37,6 +37,15 @@ constexpr uint64_t kFrameSeal = 0x6c61'6573'6c61'6573;  // "sealseal"
 enum class FrameType : uint8_t { write = 1, read, abandon, data, placed };
 enum class FrameStatus : uint8_t { placed, arrived, refused };  // arrived: placed, and the transfer is complete
 
+// The part of a remote key that a registration table asks for.
+struct FrameKey {
+  uint32_t index = 0, generation = 0;
+  uint64_t secret = 0;
+  FrameKey() = default;
+  FrameKey(const RemoteKey& key) : index(key.index), generation(key.generation), secret(key.secret) {}
+  operator RemoteKey() const { return {index, generation, secret}; }
+};
+
 struct FrameHead {
   uint32_t magic = kMagic;
   FrameType type = FrameType::write;
@@ -44,7 +53,7 @@ struct FrameHead {
   uint16_t n_ranges = 0;
   uint64_t post = 0;  // number of the transfer in its session
   uint32_t frame = 0, n_frames = 0;
-  RemoteKey registration;
+  FrameKey registration;
   uint64_t bytes = 0;                              // of the payload; read: of the payload it asks for
   static constexpr uint32_t kMagic = 0x3276'6b78;  // "xkv2"
 };
