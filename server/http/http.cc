@@ -83,8 +83,8 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     await_request();
   }
 
-  void drain() {  // an idle connection has no answer to wait for
-    if (phase_ == Phase::idle) close();
+  void drain() {  // without a complete request there is no answer to wait for
+    if (phase_ == Phase::idle || phase_ == Phase::receiving) close();
   }
 
   void close() {
