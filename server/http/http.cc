@@ -83,8 +83,8 @@ class HttpListener::Connection : public std::enable_shared_from_this<Connection>
     await_request();
   }
 
-  void drain() {  // an idle connection has no answer to wait for
-    if (phase_ == Phase::idle) close();
+  void drain() {  // without a complete request there is no answer to wait for
+    if (phase_ == Phase::idle || phase_ == Phase::receiving) close();
   }
 
   void close() {
@@ -205,9 +205,15 @@ void HttpListener::Connection::on_header() {
   head_only_ = request_.method == "HEAD";
   if (message.version() != 11) return refuse(505, "expected HTTP/1.1");
   if (message.count(http::field::host) != 1) return refuse(400, "expected one Host header");
+  // Two servers in a row may read two lengths, or an encoding that is none, differently (RFC 9112 6.3).
+  const auto lengths = message.count(http::field::content_length);
+  const auto encodings = message.count(http::field::transfer_encoding);
+  const std::string_view encoding = request_.header("transfer-encoding");
+  if (lengths > 1 || request_.header("content-length").find(',') != std::string::npos)
+    return refuse(400, "expected one Content-Length");
+  if (encodings > 1 || (encodings == 1 && encoding.empty())) return refuse(400, "expected one Transfer-Encoding");
   // Beast takes the body of any other encoding for the next request. A server in front of this one may not.
-  if (const std::string_view encoding = request_.header("transfer-encoding");
-      !encoding.empty() && lower(encoding) != "chunked")
+  if (encodings == 1 && lower(encoding) != "chunked")
     return refuse(501, "Transfer-Encoding other than chunked is not supported");
   if (auto refusal = loop_.handler->on_header(request_)) {
     // The rest of its body is not read, so the start of the next request is unknown.

@@ -9,22 +9,30 @@
 namespace xpyd::server {
 namespace {
 
-// "name:80", "[::1]:80" -> "name", "::1".
-std::string host_name(std::string_view host) {
-  if (host.starts_with('[')) return lower(host.substr(1, host.find(']') - 1));
-  return lower(host.substr(0, host.find(':')));
-}
-
-bool is_address(const std::string& name) {
+bool is_ipv6(const std::string& name) {
   const std::string text(name.substr(0, name.find('%')));  // without the zone (interface name)
   in6_addr any;
-  return inet_pton(AF_INET, text.c_str(), &any) == 1 || inet_pton(AF_INET6, text.c_str(), &any) == 1;
+  return inet_pton(AF_INET6, text.c_str(), &any) == 1;
+}
+
+// "name:80", "[::1]:80" -> "name", "::1". Nothing for what is no host and port (RFC 3986 3.2.2).
+std::optional<std::string> host_name(std::string_view host) {
+  const bool bracket = host.starts_with('[');
+  const size_t end = bracket ? host.find(']') : std::min(host.find(':'), host.size());
+  if (end == host.npos) return {};
+  const std::string name = lower(host.substr(bracket, end - bracket));
+  const std::string_view port = host.substr(end + bracket);
+  const bool malformed = (bracket && !is_ipv6(name)) || name.find_first_of("/?#@[]\\\" <>^`{|}") != name.npos ||
+                         (!port.empty() && port[0] != ':') || port.find_first_not_of("0123456789", 1) != port.npos;
+  return malformed ? std::nullopt : std::optional(name);
 }
 
 bool is_own_name(const std::string& name) {
   char own[256] = "";
+  in_addr any;
   gethostname(own, sizeof own - 1);
-  return name == "localhost" || name.ends_with(".localhost") || name == lower(own) || is_address(name);
+  return name == "localhost" || name.ends_with(".localhost") || name == lower(own) || is_ipv6(name) ||
+         inet_pton(AF_INET, name.c_str(), &any) == 1;
 }
 
 bool is_json(std::string_view type) {
@@ -54,7 +62,9 @@ std::optional<std::pair<int, std::string>> object_to(const HttpRequest& request,
     return std::any_of(allowed_hosts.begin(), allowed_hosts.end(),
                        [&](const std::string& one) { return one == "*" || lower(one) == name; });
   };
-  if (!host.empty() && !is_own_name(host_name(host)) && !listed(host_name(host)))
+  const std::optional<std::string> name = host_name(host);
+  if (!name) return std::pair(400, "the Host header is no host and port");
+  if (!host.empty() && !is_own_name(*name) && !listed(*name))
     return std::pair(403, "this server does not have the name in the Host header; --allowed-hosts sets its names");
   // A browser's Origin names the page that sends the request. Our own page has our own name.
   if (!origin.empty()) {

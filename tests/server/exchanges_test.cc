@@ -364,6 +364,9 @@ TEST_CASE("issue: a foreign host name that points at loopback is refused", "[ser
     check(server, {{of("evil.example", route.path), 403}, {of("evil.example:8000", route.path), 403}});
   for (const char* host : {"localhost.evil.example", "127.0.0.1.evil.example", "llm.example.evil"})
     check(server, {{of(host), 403}});
+  for (const char* host : {"[::1]evil", "[::1]:80:80", "[::1", "[]", "[evil]", "localhost:evil", "127.0.0.1%evil:x",
+                           "evil/.localhost", "evil@localhost", "a b.localhost"})
+    check(server, {{of(host), 400}});
   for (const char* host : {"127.0.0.1", "127.0.0.1:8000", "localhost", "LocalHost:80", "[::1]:80", "10.1.2.3",
                            "llm.example", "LLM.example:443"})
     check(server, {{of(host), 200}});
