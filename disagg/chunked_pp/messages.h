@@ -61,7 +61,7 @@ void fields(A& a, typename A::template Ref<Start> s) {
 }
 
 struct Ready {
-  std::string address;  // of the stage's transport
+  std::string address;             // of the stage's transport
   std::vector<std::string> files;  // [tp] of the KV (transport/shared_memory.h); on another host: empty
 };
 XPYD_FIELDS(Ready, address, files)
