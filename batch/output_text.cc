@@ -67,6 +67,30 @@ OutputText::Piece OutputText::feed(int32_t token, const Request& request) {
   return piece;
 }
 
+void OutputText::set_text_and_end(TokenEvent& event, const Request& request, const std::vector<int>& eos_tokens,
+                                  int n_output) {
+  const int32_t token = event.token;
+  auto among = [token](const auto& list) { return std::find(list.begin(), list.end(), token) != list.end(); };
+  const bool eos = !request.ignore_eos && among(eos_tokens);
+  const bool stop_token = !eos && among(request.stop_token_ids);
+  if (eos || stop_token) {
+    event.finish = FinishReason::stop;
+    if (stop_token) event.stop_token = token;
+    if (request.include_stop_text) event.text = feed(token, request).text;
+    event.text += flush();
+    return;
+  }
+  Piece piece = feed(token, request);
+  event.text = std::move(piece.text);
+  if (piece.stop) {
+    event.finish = FinishReason::stop;
+    event.stop_text = *piece.stop;
+  } else if (n_output >= request.max_tokens) {
+    event.finish = FinishReason::length;
+    event.text += flush();
+  }
+}
+
 std::string OutputText::flush() {
   if (!tokenizer_) return {};
   std::string rest = std::move(held_) + detokenizer_.flush();

@@ -15,8 +15,7 @@ Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clo
       clock_(clock),
       hooks_(hooks),
       scheduler_(options_, memory, hooks, n_layers_, stats_),
-      steps_(model, memory, clock, hooks, options_, stats_),
-      emission_(options_, model.config().vocab, stats_) {
+      steps_(model, memory, clock, hooks, options_, stats_) {
   if (options_.speculation.on()) drafts_.emplace(options_, DrafterParts{model, memory, clock});
 }
 
@@ -142,7 +141,8 @@ void Engine::choose(EngineStep& step, double now) {
     logits += vocab_ * size_t(entry.n_rows());
     if (entry.ended) continue;
     Sequence& s = *entry.sequence;
-    for (int i = 0; i < entry.n_prompt_rows; ++i, row += vocab_) emission_.judge_prompt(s, entry.first + i + 1, row);
+    for (int at = entry.first + 1; at <= entry.first + entry.n_prompt_rows; ++at, row += vocab_)
+      s.prompt_logprobs[size_t(at)] = judge({row, vocab_}, s.tokens[size_t(at)], s.request->prompt_logprobs, scratch_);
     if (!entry.wants_logits) continue;
     if (s.stands_for > 1) {
       splits.push_back({&s, row});
@@ -161,7 +161,7 @@ void Engine::choose_checked(const StepEntry& entry, const float* row, double now
   int at = s.computed = entry.first + entry.n_known();
   stats_.draft_tokens += entry.n_drafts;
   for (const int end = entry.end();; row += vocab_) {
-    Sampled sampled = emission_.draw(s, row);
+    Sampled sampled = draw(s, row);
     const bool right = at < end && s.tokens[size_t(at)] == sampled.chosen.token;
     if (!right) s.tokens.resize(size_t(at));
     stats_.accepted_tokens += right;
@@ -175,12 +175,37 @@ void Engine::choose_checked(const StepEntry& entry, const float* row, double now
   if (at < entry.end()) memory_.rollback(s.kv);
 }
 
+Sampled Engine::draw(Sequence& s, const float* row) {
+  return sample({row, vocab_}, s.request->sampling, s.sampler, scratch_);
+}
+
+// Stores `sampled` as token `at`, which may hold a draft, and sends its event. True: the sequence has ended.
+bool Engine::emit(Sequence& s, int at, Sampled sampled, uint64_t row_hash, double now) {
+  const int32_t token = sampled.chosen.token;
+  s.logits_hash = chain_hash(s.logits_hash, row_hash);
+  if (size_t(at) == s.tokens.size()) {
+    s.tokens.push_back(token);
+  } else {
+    s.tokens[size_t(at)] = token;
+  }
+  ++stats_.generated_tokens;
+  TokenEvent event = event_of(s, s.choice, now);
+  event.token = token;
+  event.sampled = std::move(sampled);
+  event.prompt_logprobs = std::exchange(s.prompt_logprobs, {});
+  event.has_logprobs = s.request->sampling.top_logprobs >= 0;
+  s.text.set_text_and_end(event, *s.request, options_.eos_tokens, at + 1 - s.n_prompt());
+  const bool ended = event.finish != FinishReason::none;
+  s.sink->on_event(std::move(event));
+  return ended;
+}
+
 // Takes token `at`, the sequence's next. On an instance that hands over, the first token is the last one here. True:
 // the sequence is gone.
 bool Engine::take_token(Sequence& s, int at, Sampled sampled, uint64_t row_hash, double now) {
   const bool first = at == s.given;
   if (first) s.prompt_ticket.reset();
-  const bool ended = emission_.accept(s, at, std::move(sampled), row_hash, now);
+  const bool ended = emit(s, at, std::move(sampled), row_hash, now);
   if (!ended && !(first && s.leaves)) return false;
   SequencePtr gone = scheduler_.remove(s);
   if (!ended) {
@@ -209,8 +234,8 @@ void Engine::split(Sequence& s, const float* row, double now) {
     child->hidden = s.hidden;
     child->probed = child->scheduled = true;
     if (alive.empty()) child->prompt_logprobs = std::exchange(s.prompt_logprobs, {});
-    Sampled sampled = emission_.draw(*child, row);
-    if (!emission_.accept(*child, s.n_prompt(), std::move(sampled), hash, now)) alive.push_back(std::move(child));
+    Sampled sampled = draw(*child, row);
+    if (!emit(*child, s.n_prompt(), std::move(sampled), hash, now)) alive.push_back(std::move(child));
   }
   if (alive.empty()) {
     scheduler_.release(s);

@@ -1,9 +1,9 @@
 // The engine runs one loop, schedule -> run -> emit, over one model and one KV memory. Colocated, prefill and decode
 // instances all use it. They differ only in what their hooks do with a finished prompt.
 //
-// It has four parts. The Scheduler decides which tokens the next step computes and which sequences hold memory. Steps
-// are the steps that the model is computing. Emission turns logits into tokens, text and events. Drafts proposes tokens
-// ahead.
+// It has three parts. The Scheduler decides which tokens the next step computes and which sequences hold memory. Steps
+// are the steps that the model is computing. Drafts proposes tokens ahead. The engine itself turns logits into tokens,
+// text and events.
 //
 // Thread safety: one thread calls everything. It owns the model, the memory and every sequence inside.
 #pragma once
@@ -16,11 +16,11 @@
 #include "allocator/kv_memory.h"
 #include "base/clock.h"
 #include "batch/engine/drafts.h"
-#include "batch/engine/emission.h"
 #include "batch/engine/engine_parts.h"
 #include "batch/engine/scheduler.h"
 #include "batch/engine/steps.h"
 #include "model/model.h"
+#include "model/sampler.h"
 
 namespace xpyd::batch {
 
@@ -67,6 +67,8 @@ class Engine final {
   void take_chosen(EngineStep& step, double now);
   void choose(EngineStep& step, double now);
   void choose_checked(const StepEntry& entry, const float* row, double now);
+  Sampled draw(Sequence& sequence, const float* row);
+  bool emit(Sequence& sequence, int at, Sampled sampled, uint64_t row_hash, double now);
   bool take_token(Sequence& sequence, int at, Sampled sampled, uint64_t row_hash, double now);
   void split(Sequence& sequence, const float* row, double now);
   void share_kv(std::vector<SequencePtr> choices);
@@ -82,8 +84,8 @@ class Engine final {
   EngineStats stats_;
   Scheduler scheduler_;
   Steps steps_;
-  Emission emission_;
   std::optional<Drafts> drafts_;
+  SamplerScratch scratch_;
   double charged_s_ = 0;  // Clock: up to when held KV has been counted
 };
 

@@ -61,7 +61,7 @@ void fields(A& a, typename A::template Ref<Start> s) {
 }
 
 struct Ready {
-  std::string address;  // of the stage's transport
+  std::string address;             // of the stage's transport
   std::vector<std::string> files;  // [tp] of the KV (transport/shared_memory.h); on another host: empty
 };
 XPYD_FIELDS(Ready, address, files)
@@ -74,11 +74,7 @@ XPYD_FIELDS(Peers, previous, next)
 struct Connected {
   std::vector<RemoteKey> registrations;  // remote keys, [places]; the first stage has none
 };
-template <class A>
-void fields(A& a, typename A::template Ref<Connected> s) {
-  auto& [registrations] = s;
-  a.list("windows", registrations, kMaxPlaces);
-}
+XPYD_FIELDS(Connected, registrations)
 
 // A StepInput without the parts that differ from rank to rank.
 struct Wave {
@@ -111,16 +107,12 @@ struct KvBytes {
   uint64_t bytes = 0;
 };
 XPYD_FIELDS(KvBytes, rank, at, to, bytes)
-inline constexpr size_t kMaxPieces = 1 << 18;
+inline constexpr size_t kMaxPieces = 1 << 18;  // most pieces of a message
 
 struct Copies {
   std::vector<KvBytes> pieces;
 };
-template <class A>
-void fields(A& a, typename A::template Ref<Copies> s) {
-  auto& [pieces] = s;
-  a.list("pieces", pieces, kMaxPieces);
-}
+XPYD_FIELDS(Copies, pieces)
 
 struct ConnectPeer {
   uint32_t peer = 0;
@@ -140,12 +132,7 @@ struct Transfer {
   bool more = false;  // another Transfer of this id follows with the next pieces
   std::vector<KvBytes> pieces;
 };
-template <class A>
-void fields(A& a, typename A::template Ref<Transfer> s) {
-  auto& [id, peer, registration, more, pieces] = s;
-  XPYD_EACH(a, id, peer, registration, more);
-  a.list("pieces", pieces, kMaxPieces);
-}
+XPYD_FIELDS(Transfer, id, peer, registration, more, pieces)
 
 struct Cancel {
   uint64_t id = 0;

@@ -259,30 +259,28 @@ void RemotePipeline::end(Chosen*) {
 
 // ---- The channels' thread.
 
-Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes) {
-  try {
-    if (type == kType<Ready>) return on_ready(stage, need(from_bytes<Ready>(bytes)));
-    if (type == kType<Connected>) {
-      const Connected connected = need(from_bytes<Connected>(bytes));
-      std::lock_guard lock(mutex_);
-      StageEnd& from = stages_[size_t(stage)];
-      from.registrations = connected.registrations;
-      from.connected = true;
-      changed_.notify_all();
-      return ok();
-    }
-    if (type == kType<Outcome> && far()) {
-      kv_news_.send({stage, need(from_bytes<Outcome>(bytes))});
-      return ok();
-    }
-    if (type == kType<Progress>) {
-      on_progress(stage, need(from_bytes<Progress>(bytes)));
-      return ok();
-    }
-    return invalid("unexpected message of kind " + std::to_string(type));
-  } catch (const Error& error) {
-    return error;
+Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes) try {
+  if (type == kType<Ready>) return on_ready(stage, need(from_bytes<Ready>(bytes)));
+  if (type == kType<Connected>) {
+    const Connected connected = need(from_bytes<Connected>(bytes));
+    if (connected.registrations.size() != (stage > 0 ? places_ : 0))
+      return invalid("registrations: expected one for each of " + std::to_string(places_) + " places");
+    std::lock_guard lock(mutex_);
+    StageEnd& from = stages_[size_t(stage)];
+    from.registrations = connected.registrations;
+    from.connected = true;
+    changed_.notify_all();
+    return ok();
   }
+  if (type == kType<Outcome> && far()) {
+    kv_news_.send({stage, need(from_bytes<Outcome>(bytes))});
+    return ok();
+  }
+  if (type != kType<Progress>) return invalid("unexpected message of kind " + std::to_string(type));
+  on_progress(stage, need(from_bytes<Progress>(bytes)));
+  return ok();
+} catch (const Error& error) {
+  return error;
 }
 
 void RemotePipeline::on_progress(int stage, const Progress& made) {

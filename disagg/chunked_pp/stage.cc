@@ -11,11 +11,7 @@
 #include "disagg/transport/shared_memory.h"
 
 namespace xpyd::disagg::ranks {
-namespace {
-
-std::chrono::duration<double> seconds(double s) { return std::chrono::duration<double>(s); }
-
-}  // namespace
+using Seconds = std::chrono::duration<double>;
 
 // The state of one run of serve(): the head's Start, and what the stage made for it. The activations' transport numbers
 // its peers by stage, and the head is peer pp.
@@ -68,7 +64,7 @@ Status Stage::run() {
     if (std::exchange(served_, false)) alone_since = clock_.now();
     if (options_.give_up_s > 0 && clock_.now() > alone_since + options_.give_up_s)
       return served ? Error{ErrorCode::unavailable, "the instance that this stage belongs to is gone"} : served.error();
-    changed_.wait_for(lock, seconds(options_.retry_s), [&] { return stopped_; });
+    changed_.wait_for(lock, Seconds(options_.retry_s), [&] { return stopped_; });
     if (stopped_) return ok();
   }
 }
@@ -79,7 +75,7 @@ Stage::Frame Stage::next(std::function<bool()> is_busy) {
   for (;;) {
     const bool busy = is_busy && is_busy();
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, seconds(busy ? 0.02 : 3600), [&] { return stopped_ || closed_ || !inbox_.empty(); });
+    changed_.wait_for(lock, Seconds(busy ? 0.02 : 3600), [&] { return stopped_ || closed_ || !inbox_.empty(); });
     if (stopped_ || closed_) throw Error{ErrorCode::unavailable, closed_.value_or("the worker was stopped")};
     if (!inbox_.empty()) {
       Frame frame = std::move(inbox_.front());
@@ -162,8 +158,7 @@ Status Stage::serve() {
         continue;
       }
       if (frame.type != kType<Wave>) throw invalid("unexpected message of kind " + std::to_string(frame.type));
-      const Wave wave = need(from_bytes<Wave>(frame.bytes));
-      need(compute(p, wave));
+      compute(p, need(from_bytes<Wave>(frame.bytes)));
     }
   } catch (const Error& error) {
     return end(error);
@@ -237,7 +232,7 @@ void Stage::copy(const Parts& p, const Copies& copies) {
     std::memmove(kv[piece.rank].data() + piece.to, kv[piece.rank].data() + piece.at, size_t(piece.bytes));
 }
 
-Status Stage::compute(Parts& p, const Wave& wave) {
+void Stage::compute(Parts& p, const Wave& wave) {
   const int place = int(wave.number % uint32_t(p.start.places)), slot = int(wave.number % kSlots);
   const size_t hidden = size_t(options_.config.hidden), n_seqs = wave.kv_lengths.size();
   StageRanks& ranks = *p.ranks;
@@ -279,7 +274,6 @@ Status Stage::compute(Parts& p, const Wave& wave) {
     wait_until([&] { return need(p.out->left(slot)); });
   }
   say_to(p.channel, done);
-  return ok();
 }
 
 }  // namespace xpyd::disagg::ranks

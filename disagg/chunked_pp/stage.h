@@ -58,7 +58,7 @@ class Stage {
   Status serve();
   void set_up(Parts& p);
   void copy(const Parts& p, const Copies& copies);
-  Status compute(Parts& p, const Wave& wave);
+  void compute(Parts& p, const Wave& wave);
   template <class T>
   T expect();
   Frame next(std::function<bool()> is_busy = nullptr);

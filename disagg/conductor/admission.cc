@@ -88,12 +88,6 @@ constexpr AdmissionPolicy kPolicies[] = {
 
 }  // namespace
 
-const char* refusal_name(Refusal::Why why) {
-  static constexpr const char* kNames[] = {"none", "ttft", "tbt", "room"};
-  static_assert(std::size(kNames) == int(Refusal::room) + 1);
-  return kNames[why];
-}
-
 std::span<const AdmissionPolicy> admission_policies() { return kPolicies; }
 
 const AdmissionPolicy* find_admission_policy(std::string_view name) { return find_row(kPolicies, name); }

@@ -43,8 +43,6 @@ struct ClusterAdmission {
   double mean_s = 0;                      // mean duration of decodes that have ended there
 };
 
-const char* refusal_name(Refusal::Why why);  // "ttft", "tbt", "room"
-
 struct AdmissionPolicy {  // arrives, joins: null if it does not check at this moment
   const char* name;
   Refusal (*arrives)(const ClusterAdmission& view, const AdmissionOptions& options);

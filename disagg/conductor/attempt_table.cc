@@ -28,6 +28,7 @@ void AttemptTable::charge_prompt(Attempt& attempt, Member& prefill) {
 bool AttemptTable::begin_prompt(Attempt& attempt) {
   if (!std::exchange(attempt.queued, false)) return false;
   cluster_.board().begun(cluster_.at(attempt.prefill), attempt.prompt, context_.clock.now());
+  dispatch();
   return true;
 }
 
@@ -44,7 +45,7 @@ void AttemptTable::generated(Attempt& attempt) {
   cluster_.board().decodes(*member, 0, 1);
 }
 
-bool AttemptTable::forget(AttemptId number) {
+void AttemptTable::forget(AttemptId number) {
   const double now = context_.clock.now();
   auto found = attempts_.find(number);
   Attempt& attempt = found->second;
@@ -61,11 +62,12 @@ bool AttemptTable::forget(AttemptId number) {
     }
   }
   attempts_.erase(found);
-  return freed;
+  if (freed) dispatch();
 }
 
 void AttemptTable::clear() {
   attempts_.clear();
+  jobs_.clear();
   for (auto& [id, member] : cluster_.members()) member.decoding.clear();
 }
 
@@ -77,6 +79,34 @@ Attempt* AttemptTable::find(AttemptId number) {
 bool AttemptTable::idle(InstanceId id) const {
   return std::ranges::none_of(attempts_,
                               [id](const auto& a) { return a.second.prefill == id || a.second.decode == id; });
+}
+
+// ---- The global prefill queue.
+
+void AttemptTable::add_job(PrefillJob job) {
+  jobs_.push_back(std::move(job));
+  dispatch();
+}
+
+void AttemptTable::drop_job(AttemptId attempt) {
+  std::erase_if(jobs_, [attempt](const PrefillJob& job) { return job.attempt == attempt; });
+}
+
+void AttemptTable::dispatch() {
+  while (!jobs_.empty()) {
+    Member* best = nullptr;
+    for (auto& [id, member] : cluster_.members()) {
+      if (member.draining || member.info.role != Role::prefill || member.load.queued_requests > 0) continue;
+      if (!best || member.load.queued_tokens < best->load.queued_tokens) best = &member;
+    }
+    if (!best) return;
+    PrefillJob job = std::move(jobs_.front());
+    jobs_.pop_front();
+    Attempt* const attempt = find(job.attempt);
+    if (!attempt) continue;
+    charge_prompt(*attempt, *best);
+    context_.bus.send(kConductor, attempt->prefill, std::move(job));
+  }
 }
 
 // ---- Instances end.

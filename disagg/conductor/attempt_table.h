@@ -2,9 +2,13 @@
 // charge is taken back exactly once: when its part is done, or when the attempt is forgotten. When an instance ends,
 // the table finds the attempts that this affects.
 //
+// The global prefill queue of `decode_first` (Dynamo's) is here, too: prompts whose KV blocks a decode instance has
+// reserved, in order of arrival. A prefill instance takes the next prompt when it has begun the one before.
+//
 // Thread safety: none; the conductor locks.
 #pragma once
 
+#include <deque>
 #include <unordered_map>
 #include <vector>
 
@@ -31,19 +35,23 @@ class AttemptTable {
   AttemptTable(ConductorContext& context, ClusterState& cluster, RequestTable& requests)
       : context_(context), cluster_(cluster), requests_(requests) {}
 
-  // Charges the attempt to its instances and returns its number. If `prefill` is -1, charge_prompt() charges its prompt
-  // later.
+  // Charges the attempt to its instances and returns its number. If `prefill` is -1, its prompt is charged to the
+  // instance that takes its job.
   AttemptId add(const Attempt& attempt);
-  // Charges the prompt to `prefill`, until uncharge_prompt().
-  void charge_prompt(Attempt& attempt, Member& prefill);
   // The prompt begins, so its prefill instance has room for another. Returns false if it had begun before.
   bool begin_prompt(Attempt& attempt);
   void uncharge_prompt(Attempt& attempt);  // the prompt is done; later calls do nothing
   void generated(Attempt& attempt);        // one of its choices has a new token
-  // Takes back the remaining charges. Returns true if the prompt had not begun, so that its prefill instance has room
-  // for another.
-  [[nodiscard]] bool forget(AttemptId number);
+  void forget(AttemptId number);           // takes back the remaining charges
   void clear();
+
+  // The global prefill queue. Requires: a decode instance holds room for the job's prompt.
+  void add_job(PrefillJob job);
+  void drop_job(AttemptId attempt);
+  int jobs() const { return int(jobs_.size()); }
+  // Gives jobs to the prefill instances that have room, and charges them. Requires: it is called when a prefill
+  // instance has joined. The table calls it for all other reasons.
+  void dispatch();
 
   Attempt* find(AttemptId number);
   Attempt& at(AttemptId number) { return attempts_.at(number); }
@@ -57,11 +65,14 @@ class AttemptTable {
   std::vector<AttemptId> hit_by_end_of(InstanceId id) const;
 
  private:
+  void charge_prompt(Attempt& attempt, Member& prefill);  // until uncharge_prompt()
+
   ConductorContext& context_;
   ClusterState& cluster_;
   RequestTable& requests_;
   AttemptId last_ = 0;
   std::unordered_map<AttemptId, Attempt> attempts_;
+  std::deque<PrefillJob> jobs_;
 };
 
 }  // namespace xpyd::disagg

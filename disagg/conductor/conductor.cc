@@ -1,7 +1,10 @@
 #include "disagg/conductor/conductor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
+
+#include "base/log.h"
 
 namespace xpyd::disagg {
 
@@ -10,8 +13,40 @@ Conductor::Conductor(ConductorOptions options, Clock& clock, MessageBus& bus)
       cluster_(context_),
       requests_(context_),
       attempts_(context_, cluster_, requests_),
-      jobs_(context_, cluster_, attempts_),
       planner_(context_, cluster_, requests_, attempts_) {}
+
+// ---- The lock, and events outside it.
+
+// Calls f(out) under the lock. The events are delivered outside it, in the order of these calls: by the calling thread,
+// or by another one that is delivering already.
+template <class F>
+void Conductor::act(F f) {
+  {
+    std::lock_guard lock(mutex_);
+    f(outbox_);
+    if (outbox_.empty() || std::exchange(delivering_, true)) return;
+  }
+  deliver();
+}
+
+// One thread delivers at a time, so a sink gets its events in their order. A request is over when its last event has
+// been delivered.
+void Conductor::deliver() {
+  Out events;
+  for (;;) {
+    {
+      std::lock_guard lock(mutex_);
+      if (outbox_.empty()) {
+        delivering_ = false;
+        if (requests_.empty()) idle_.notify_all();
+        return;
+      }
+      events.swap(outbox_);
+    }
+    for (auto& [sink, event] : events) sink->on_event(std::move(event));
+    events.clear();
+  }
+}
 
 // ---- Instances join and leave.
 
@@ -24,7 +59,7 @@ void Conductor::joined(InstanceInfo info, std::shared_ptr<InstanceProbe> probe) 
   act([&](Out& out) {
     cluster_.join(std::move(info), std::move(probe));
     retry_parked(out);
-    jobs_.dispatch();
+    attempts_.dispatch();
   });
 }
 
@@ -60,25 +95,6 @@ void Conductor::receive(InstanceId from, Message message) {
   act([&](Out& out) {
     if (cluster_.heard(from)) std::visit([&](auto& m) { on(from, std::move(m), out); }, message);
   });
-}
-
-// One thread delivers at a time, so a sink gets its events in their order. A request is over when its last event has
-// been delivered.
-void Conductor::deliver() {
-  Out events;
-  for (;;) {
-    {
-      std::lock_guard lock(mutex_);
-      if (outbox_.empty()) {
-        delivering_ = false;
-        if (requests_.empty()) idle_.notify_all();
-        return;
-      }
-      events.swap(outbox_);
-    }
-    for (auto& [sink, event] : events) sink->on_event(std::move(event));
-    events.clear();
-  }
 }
 
 // ---- New requests.
@@ -128,7 +144,7 @@ Status Conductor::take_in(std::shared_ptr<const Request> request, std::shared_pt
 // Places choices [first, first + count) of a request. Returns false if no instance can take them.
 bool Conductor::start(uint64_t id, int first, int count, Out& out) {
   Entry& entry = requests_.at(id);
-  AttemptPlan plan(entry, first, count, jobs_.size());
+  AttemptPlan plan(entry, first, count, attempts_.jobs());
   if (!planner_.choose(plan)) return false;
   planner_.decide_fetch(plan);
   if (const Refusal refusal = planner_.refuses(plan)) {
@@ -136,7 +152,6 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     return true;
   }
   planner_.decide_order(plan);
-  planner_.check_fetch(plan);
   requests_.mark_placed(entry, cluster_.at(plan.attempt.decode).info);
   const AttemptId number = attempts_.add(plan.attempt);
   for (int c = first; c < first + count; ++c) {
@@ -144,32 +159,170 @@ bool Conductor::start(uint64_t id, int first, int count, Out& out) {
     one.attempt = number;
     if (entry.tries == 0) one.ttft_s = plan.ttft_s, one.tbt_s = plan.at_decode().step_with_s;
   }
-  tell(plan, number);
+  const InstanceId begins = plan.attempt.prefill >= 0 ? plan.attempt.prefill : plan.attempt.decode;
+  context_.bus.send(kConductor, begins, planner_.message(plan, number));
   return true;
 }
 
-// Sends the attempt to the instance that begins it.
-void Conductor::tell(AttemptPlan& plan, AttemptId number) {
-  constexpr double kPatience = 30;  // seconds that a fetch may take where its policy has no limit
-  const Attempt& attempt = plan.attempt;
-  const Choice& choice = plan.choice();
-  const double saved_s = plan.fetch.view.saved_s, most = context_.options.fetch->most;
-  StartRequest message{.attempt = number,
-                       .request = plan.entry.request,
-                       .state = {.choice = attempt.first,
-                                 .stands_for = attempt.count,
-                                 .output = choice.output,
-                                 .logits_hash = choice.logits_hash,
-                                 .queued_s = plan.entry.request->arrival_s,
-                                 .scheduled_s = choice.scheduled_s},
-                       .remote = attempt.order != DisaggOrder::local,
-                       .decode = attempt.decode,
-                       .fetch = {.holder = plan.fetch.holder,
-                                 .tokens = plan.fetch.view.holder_tokens,
-                                 .worth_s = saved_s,
-                                 .limit_s = most > 0 ? most * saved_s : kPatience}};
-  const bool at_decode = attempt.order == DisaggOrder::decode_first || attempt.order == DisaggOrder::local;
-  context_.bus.send(kConductor, at_decode ? attempt.decode : attempt.prefill, std::move(message));
+// ---- Messages of attempts.
+
+void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
+  Attempt* const attempt = attempts_.find(message.attempt);
+  if (!attempt) return;
+  const bool grants = message.stage == AttemptProgress::granted;
+  const bool at_decode = grants || message.stage == AttemptProgress::joined;
+  if (from != (at_decode ? attempt->decode : attempt->prefill)) return;
+  const double now = context_.clock.now();
+  Entry& entry = requests_.at(attempt->request);
+  if (grants) {
+    requests_.mark(entry, &RequestTrace::granted);
+  } else if (at_decode) {
+    attempt->joins_s = now;
+    requests_.mark(entry, &RequestTrace::joined);
+  } else if (message.stage == AttemptProgress::prompt_done) {
+    attempts_.uncharge_prompt(*attempt);
+    requests_.mark(entry, &RequestTrace::prompt_done);
+    if (!refused_late(message.attempt, out)) attempt->joins_s = now;
+  } else if (attempts_.begin_prompt(*attempt)) {
+    requests_.mark(entry, &RequestTrace::started);
+  }
+}
+
+void Conductor::on(InstanceId from, TokenOf message, Out& out) {
+  Attempt* const attempt = attempts_.find(message.attempt);
+  if (!attempt) return;
+  if (from != attempt->prefill && from != attempt->decode) return;  // the attempt is not on this instance
+  Entry& entry = requests_.at(attempt->request);
+  Choice& choice = entry.choices[size_t(message.event.choice)];
+  if (choice.ended || message.index < int(choice.output.size())) return;
+  message.event.request_id = entry.request->id;
+  if (message.index > int(choice.output.size())) {  // it arrived before tokens of the other instance
+    choice.early.emplace(message.index, std::move(message.event));
+    return;
+  }
+  choice.latest = from;
+  if (message.event.token >= 0) attempts_.generated(*attempt);
+  requests_.take(entry, choice, std::move(message.event), out);
+  while (!choice.ended && !choice.early.empty() && choice.early.begin()->first == int(choice.output.size())) {
+    choice.latest = attempt->decode;  // only the decode instance's tokens can arrive early
+    requests_.take(entry, choice, std::move(choice.early.extract(choice.early.begin()).mapped()), out);
+  }
+  if (!choice.ended) return;
+  if (--attempt->left == 0) attempts_.forget(message.attempt);
+  requests_.forget_if_over(entry);
+}
+
+// A decode instance has reserved KV blocks for a prompt that any prefill instance may compute.
+void Conductor::on(InstanceId, PrefillJob job, Out&) {
+  if (attempts_.find(job.attempt)) attempts_.add_job(std::move(job));
+}
+
+// The prompt is done. Admission may still refuse the request before it joins the decode batch.
+bool Conductor::refused_late(AttemptId number, Out& out) {
+  const Attempt attempt = attempts_.at(number);
+  const Refusal refusal = planner_.refuses_late(attempt);
+  if (!refusal) return false;
+  Entry& entry = requests_.at(attempt.request);
+  attempts_.forget(number);
+  call_off(number, attempt);
+  context_.totals.wasted_prefill_s += attempt.prompt_s;
+  requests_.refuse(entry, refusal, context_.totals.refused_late, out);
+  requests_.forget_if_over(entry);
+  return true;
+}
+
+// ---- Attempts end.
+
+void Conductor::call_off(AttemptId number, const Attempt& attempt) {
+  for (InstanceId id : {attempt.prefill, attempt.decode})
+    if (cluster_.find(id)) context_.bus.send(kConductor, id, AbortAttempt{number});
+  attempts_.drop_job(number);
+}
+
+void Conductor::on(InstanceId from, AttemptFailed message, Out& out) {
+  const Attempt* const attempt = attempts_.find(message.attempt);
+  if (!attempt) return;
+  if (from != attempt->prefill && from != attempt->decode) return;  // the attempt is not on this instance
+  if (from == attempt->prefill && from != attempt->decode && attempts_.handed_over(*attempt)) return;
+  fail(message.attempt, message.why, out);
+}
+
+// Places the unfinished choices anew, unless the client has left, the deadline is over, or the tries are used up.
+void Conductor::fail(AttemptId number, const std::string& why, Out& out) {
+  const ConductorOptions& options = context_.options;
+  const Attempt attempt = attempts_.at(number);
+  attempts_.forget(number);
+  ++context_.totals.failed_attempts;
+  call_off(number, attempt);
+  Entry& entry = requests_.at(attempt.request);
+  const bool late = entry.request->deadline_s > 0 && context_.clock.now() > entry.request->deadline_s;
+  const bool hopeless = ++entry.tries >= options.max_tries * int(entry.choices.size());
+  if (hopeless)
+    log_line(LogLevel::error, "xpyd: request %llu is given up after %d failed attempts: %s",
+             static_cast<unsigned long long>(entry.request->id), entry.tries, why.c_str());
+  bool begun = false;
+  for (int c = attempt.first; c < attempt.first + attempt.count; ++c) {
+    Choice& choice = entry.choices[size_t(c)];
+    begun |= choice.ended || !choice.output.empty();
+    choice.early.clear();
+    choice.latest = -1;
+    choice.attempt = 0;
+    if (choice.ended) continue;
+    ++context_.totals.replaced_choices;
+    if (entry.aborted || late || hopeless)
+      requests_.give_up(entry, c, late, "the request is given up after too many attempts: " + why, out);
+  }
+  if (entry.left == 0) return requests_.forget_if_over(entry);
+  park(attempt, begun);
+  retry_parked(out);
+}
+
+// Choices that have no token yet stay one attempt. Otherwise each choice becomes an attempt of its own.
+void Conductor::park(const Attempt& attempt, bool begun) {
+  const Entry& entry = requests_.at(attempt.request);
+  const double now = context_.clock.now();
+  const double later = now + (entry.tries < 2 ? 0 : 0.04 * double(1 << 2 * std::min(entry.tries - 2, 2)));
+  if (!begun) {
+    parked_.push_back({attempt.request, attempt.first, attempt.count, now, later});
+    return;
+  }
+  for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
+    if (!entry.choices[size_t(c)].ended) parked_.push_back({attempt.request, c, 1, now, later});
+}
+
+void Conductor::retry_parked(Out& out) {
+  const double now = context_.clock.now();
+  std::vector<Parked> parked;
+  parked.swap(parked_);
+  for (Parked& p : parked) {
+    Entry& entry = requests_.at(p.request);
+    const double deadline = entry.request->deadline_s;
+    const bool late = deadline > 0 && now > deadline;
+    const bool waited = now > p.since_s + context_.options.patience_s;
+    if (!entry.aborted && !late && now >= p.not_before_s && start(p.request, p.first, p.count, out)) continue;
+    if (!entry.aborted && !late && !waited) {
+      parked_.push_back(p);
+      continue;
+    }
+    for (int c = p.first; c < p.first + p.count; ++c)
+      requests_.give_up(entry, c, late, "no instance came to replace the one that was lost", out);
+    requests_.forget_if_over(entry);
+  }
+}
+
+void Conductor::abort(uint64_t request_id) {
+  act([&](Out& out) {
+    Entry* const entry = requests_.find(request_id);
+    if (!entry) return;
+    entry->aborted = true;
+    AttemptId last = 0;
+    for (const Choice& choice : entry->choices) {
+      if (choice.ended || choice.attempt == 0 || choice.attempt == last) continue;
+      last = choice.attempt;
+      call_off(last, attempts_.at(last));
+    }
+    retry_parked(out);
+  });
 }
 
 // ---- The service as a whole.
@@ -177,7 +330,7 @@ void Conductor::tell(AttemptPlan& plan, AttemptId number) {
 ServiceStats Conductor::stats() const {
   std::lock_guard lock(mutex_);
   ServiceStats all;
-  all.shared_pool = shared_pool_;
+  all.shared_pool = context_.options.zero_copy && cluster_.members().size() > 1;
   all.conductor = context_.totals;
   for (const auto& [id, member] : cluster_.members()) all.instances.push_back(member.probe->stats());
   return all;
@@ -209,7 +362,6 @@ void Conductor::end_all(const std::string& why) {
     requests_.end_all(why, out);
     attempts_.clear();
     parked_.clear();
-    jobs_.clear();
   });
 }
 

@@ -7,8 +7,7 @@
 //
 // The class holds the one lock and routes calls between its parts. Each part has its own header:
 //   ClusterState   the instances               RequestTable   choices, their tokens, their ends
-//   AttemptTable   attempts and their charges  PrefillQueue   jobs that any prefill instance may take
-//   Planner        placement, order, refusals
+//   Planner        placement, order, refusals  AttemptTable   attempts and their charges, the global prefill queue
 //
 // Thread safety: any thread.
 #pragma once
@@ -17,14 +16,12 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "disagg/conductor/attempt_table.h"
 #include "disagg/conductor/cluster_state.h"
 #include "disagg/conductor/conductor_options.h"
 #include "disagg/conductor/planner.h"
-#include "disagg/conductor/prefill_queue.h"
 #include "disagg/conductor/request_table.h"
 #include "disagg/messages.h"
 #include "disagg/service.h"
@@ -63,7 +60,6 @@ class Conductor final : public Service {
   size_t known_blocks(InstanceId id) const;  // of its prefix cache, as it reports them
   ConductorStats totals() const;
   std::vector<InstanceInfo> members() const;
-  void set_shared_pool(bool shared) { shared_pool_ = shared; }
 
  private:
   using Entry = RequestTable::Entry;
@@ -87,28 +83,15 @@ class Conductor final : public Service {
 
   Status take_in(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink, Out& out);
   bool start(uint64_t id, int first, int count, Out& out);
-  void tell(AttemptPlan& plan, AttemptId number);
   bool refused_late(AttemptId number, Out& out);
   void fail(AttemptId number, const std::string& why, Out& out);
   void remove(InstanceId id, const std::string& why, Out& out);
-  void forget(AttemptId number);
   void call_off(AttemptId number, const Attempt& attempt);
   void park(const Attempt& attempt, bool begun);
   void retry_parked(Out& out);
   void deliver();
-  // Calls f(out) under the lock. The events are delivered outside it, in the order of these calls: by the calling
-  // thread, or by another one that is delivering already.
   template <class F>
-  void act(F f) {
-    {
-      std::lock_guard lock(mutex_);
-      f(outbox_);
-      if (outbox_.empty() || std::exchange(delivering_, true)) return;
-    }
-    deliver();
-  }
-
-  bool shared_pool_ = false;
+  void act(F f);
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable idle_;
@@ -116,7 +99,6 @@ class Conductor final : public Service {
   ClusterState cluster_;
   RequestTable requests_;
   AttemptTable attempts_;
-  PrefillQueue jobs_;
   Planner planner_;
   std::vector<Parked> parked_;
   bool draining_ = false;

@@ -8,7 +8,6 @@
 
 #include "base/random.h"
 #include "disagg/conductor/admission.h"
-#include "disagg/conductor/order.h"
 #include "disagg/conductor/placement.h"
 #include "disagg/messages.h"
 #include "disagg/pool/fetch_policy.h"

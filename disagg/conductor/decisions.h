@@ -8,7 +8,6 @@
 #include "base/json/json_columns.h"
 #include "batch/policies/policy.h"
 #include "disagg/conductor/admission.h"
-#include "disagg/conductor/order.h"
 #include "disagg/conductor/placement.h"
 #include "disagg/pool/fetch_policy.h"
 

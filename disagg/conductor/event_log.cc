@@ -33,10 +33,6 @@ void EventLog::give_up() {
   std::fclose(std::exchange(file_, nullptr));
 }
 
-void EventLog::begin(JsonText& json, double now_s, const char* kind, const char* policy, uint64_t request) {
-  json.open('{').add("t", now_s, "e", kind, "policy", policy, "request", request);
-}
-
 void EventLog::write(std::string line) {
   line += '\n';
   std::lock_guard lock(mutex_);

@@ -37,7 +37,7 @@ class EventLog {
   void decided(double now_s, const char* kind, const char* policy, uint64_t request, const View& view,
                const Options& options, const Answer& answer, const More&... more) {
     JsonText json;
-    begin(json, now_s, kind, policy, request);
+    json.open('{').add("t", now_s, "e", kind, "policy", policy, "request", request);
     if constexpr (sizeof...(more) > 0) json.add(more...);
     json.key("view");
     JsonOut out(json);
@@ -63,7 +63,6 @@ class EventLog {
  private:
   EventLog(std::string path, std::FILE* file) : path_(std::move(path)), file_(file) {}
   void give_up();
-  static void begin(JsonText& json, double now_s, const char* kind, const char* policy, uint64_t request);
 
   std::mutex mutex_;
   const std::string path_;

@@ -70,10 +70,37 @@ constexpr PlacementPolicy kPlacements[] = {
     {"dynamo", dynamo, false, "Dynamo 1.x, kv-router selector"},
 };
 
+// ---- The order of prefill and decode.
+
+DisaggOrder prefill_first(const DisaggOptions& o) { return o.pull ? DisaggOrder::pull : DisaggOrder::push; }
+
+DisaggOrder decode_first(const DisaggOptions&) { return DisaggOrder::decode_first; }
+
+// examples/llm/components/disagg_router.py
+bool stays_below(const DisaggView& view, const DisaggOptions& o) {
+  return view.tokens - view.cached_decode <= o.max_local_prefill_tokens || view.prefill_jobs >= o.max_prefill_queue;
+}
+
+// Mooncake: a prompt joins a decode batch if it needs no chunks and breaks no TBT objective.
+bool joins_batch(const DisaggView& view, const DisaggOptions&) {
+  return view.tbt_s < kNever && view.joined_step_s <= view.tbt_s;
+}
+
+constexpr DisaggPolicy kOrders[] = {
+    {"prefill_first", prefill_first, nullptr, "DistServe, Mooncake, SGLang; with pull: vLLM with NIXL"},
+    {"decode_first", decode_first, nullptr, "Dynamo's vLLM patch: a global prefill queue"},
+    {"conditional_threshold", decode_first, stays_below, "Dynamo 0.1"},
+    {"conditional_tbt", prefill_first, joins_batch, "Mooncake (arXiv 2407.00079): a short prompt joins D's batch"},
+};
+
 }  // namespace
 
 std::span<const PlacementPolicy> placement_policies() { return kPlacements; }
 
 const PlacementPolicy* find_placement_policy(std::string_view name) { return find_row(kPlacements, name); }
+
+std::span<const DisaggPolicy> disagg_policies() { return kOrders; }
+
+const DisaggPolicy* find_disagg_policy(std::string_view name) { return find_row(kOrders, name); }
 
 }  // namespace xpyd::disagg

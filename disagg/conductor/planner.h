@@ -1,6 +1,6 @@
 // Plans one attempt: which instances serve it, which part of its prefix is fetched, whether it is refused, and in which
 // order prefill and decode run. Each step builds the view that its policy reads (placement.h, fetch_policy.h,
-// admission.h, order.h), asks the policy, logs the answer, and writes it into the plan. No step charges anything.
+// admission.h), asks the policy, logs the answer, and writes it into the plan. No step charges anything.
 //
 // Thread safety: none; the conductor locks.
 #pragma once
@@ -24,8 +24,6 @@ struct AttemptPlan {
   const RequestTable::Choice& choice() const { return entry.choices[size_t(attempt.first)]; }
   const InstanceView& at_prefill() const { return seen.instances[size_t(placed.prefill)]; }
   const InstanceView& at_decode() const { return seen.instances[size_t(placed.decode)]; }
-  // Returns how many tokens the prefill instance need not compute.
-  int held_tokens() const { return fetches ? fetch.view.holder_tokens : at_prefill().held_tokens(); }
 
   const RequestTable::Entry& entry;
   Attempt attempt;  // as far as it is planned
@@ -55,8 +53,8 @@ class Planner {
   Refusal refuses(const AttemptPlan& plan);
   // Decides the order, and thereby which instance computes the prompt and how much of it is cached there.
   void decide_order(AttemptPlan& plan);
-  // Gives up a fetch that the policy or the request does not want.
-  void check_fetch(AttemptPlan& plan);
+  // Returns what the instance that begins the attempt is told.
+  StartRequest message(const AttemptPlan& plan, AttemptId number) const;
 
   // Decides when the prompt is done. A request whose client has a token already is never refused.
   Refusal refuses_late(const Attempt& attempt);

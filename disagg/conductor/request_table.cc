@@ -89,9 +89,11 @@ void RequestTable::give_up(Entry& entry, int choice, bool late, const std::strin
 }
 
 void RequestTable::refuse(Entry& entry, const Refusal& refusal, int64_t& counted, SinkEvents& out) {
+  static constexpr const char* kNames[] = {"none", "ttft", "tbt", "room"};
   static constexpr const char* kUnits[] = {"", " s", " s", " tokens"};
+  static_assert(std::size(kNames) == int(Refusal::room) + 1);
   char why[160];
-  std::snprintf(why, sizeof why, "%s: %.4g%s predicted, but at most %.4g%s allowed", refusal_name(refusal.why),
+  std::snprintf(why, sizeof why, "%s: %.4g%s predicted, but at most %.4g%s allowed", kNames[refusal.why],
                 refusal.predicted, kUnits[refusal.why], refusal.objective, kUnits[refusal.why]);
   ++counted;
   for (int c = 0; c < int(entry.choices.size()); ++c)

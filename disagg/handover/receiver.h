@@ -105,8 +105,8 @@ class Receiver {
   bool is_late(const Incoming& in) const;
   void accept(Incoming& in, KvDelivered& delivered);
   void end(Incoming& in);
-  // Room, and the KV that arrives there (receiver_kv.cc). In decode_first the last prompt token is computed here, and
-  // the first output token is sampled here.
+  // Room, and the KV that arrives there. In decode_first the last prompt token is computed here, and the first output
+  // token is sampled here.
   int n_computed(const Incoming& in) const { return int(in.tokens.size()) - int(samples_first()); }
   bool samples_first() const { return parts_.order == DisaggOrder::decode_first; }
   int granted() const;

@@ -84,18 +84,16 @@ Cluster::Cluster(const ClusterOptions& options, Clock& clock) : conductor_(condu
 Result<std::unique_ptr<Cluster>> Cluster::create(ClusterOptions o, Clock& clock) try {
   auto cluster = std::unique_ptr<Cluster>(new Cluster(o, clock));
   const size_t n = o.topology.size();
-  const bool shared = o.transport->shared_pool && n > 1;
   o.kv.n_memories = int(n);
   need(check_shared_pool(o));
   std::shared_ptr<KvPool> shared_pool;
-  if (shared) {
+  if (o.transport->shared_pool && n > 1) {
     KvOptions pool_options = kv_options(o);
     pool_options.pool_bytes *= n;
     const KvShards shards = o.shards(o.topology[0]);
     need(plan_ranks(o.kv_scheme->name, pool_options, shards));
     shared_pool = need(make_ranked_pool(o.kv_scheme->name, pool_options, shards), "--kv-bytes: ");
   }
-  cluster->conductor_.set_shared_pool(shared);
 
   const std::vector<std::string> names = instance_names(o.topology);
   for (size_t i = 0; i < n; ++i) {

@@ -5,7 +5,7 @@
 #include "base/table.h"
 #include "batch/policies/policy.h"
 #include "disagg/conductor/admission.h"
-#include "disagg/conductor/order.h"
+#include "disagg/conductor/placement.h"
 #include "experiments/event_log/calibrate.h"
 #include "experiments/event_log/explain.h"
 #include "experiments/event_log/replay.h"

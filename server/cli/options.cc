@@ -9,7 +9,6 @@
 #include "batch/chunking/chunk_policy.h"
 #include "batch/policies/admission.h"
 #include "batch/policies/policy.h"
-#include "disagg/conductor/order.h"
 #include "disagg/conductor/placement.h"
 #include "disagg/processes/worker.h"
 #include "disagg/transport/transport.h"

@@ -1,7 +1,7 @@
 // Pipeline stages of an instance in separate processes. They have the bits of one process, whatever transports
 // activations and however many waves are under way. The death of a stage ends its instance and no request.
 
-#include "disagg/chunked_pp/boundary.h"
+#include "disagg/chunked_pp/remote_pipeline.h"
 #include "disagg/chunked_pp/stage.h"
 #include "disagg/processes/registry.h"
 #include "model/folder.h"
@@ -167,6 +167,28 @@ TEST_CASE("ranks: configurations that cannot be separate processes are refused b
     CHECK(prepared.error().code == ErrorCode::invalid_argument);
     CHECK(has(prepared.error().message, c.said));
   }
+}
+
+TEST_CASE("ranks: a stage without a registration for each place is refused", "[rank-processes]") {
+  using namespace disagg::ranks;
+  RealClock clock;
+  ControlLoop of_stage(clock);
+  HeadOptions head{.far = true, .step_tokens = 1, .max_logits = 1, .transport = find_transport("tcp")};
+  head.transport_host = "127.0.0.1";
+  head.config.vocab = 8;
+  head.start = [&](const std::string& address, int) -> Result<std::unique_ptr<Processes>> {
+    const NodeIdentity self{"stage1"};
+    const ChannelPtr stage = need(
+        of_stage.connect({address, {}, self}, 5, [](const ChannelPtr&) { return ChannelEvents(); }));
+    say_to(stage, Connected{{RemoteKey{}}});
+    return std::unique_ptr<Processes>();
+  };
+  const KvLayout whole{{.n_layers = 2, .n_kv_heads = 1, .head_dim = 8}, KvOrder::layer_major, 16, 4};
+  const auto made = RemotePipeline::make(std::move(head), {whole, {}, {.n_layers = 2, .n_kv_heads = 1, .pp = 2}},
+                                         clock);
+  REQUIRE_FALSE(made.ok());
+  INFO(made.error().message);
+  CHECK(has(made.error().message, "registrations: expected one for each of 4 places"));
 }
 
 TEST_CASE("ranks: a stage that cannot start reports why, and ends its head", "[processes][rank-processes]") {
