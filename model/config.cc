@@ -1,6 +1,7 @@
 #include "model/config.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/json/json.h"
@@ -18,17 +19,34 @@ struct Family {
   bool attention_bias_key;  // `attention_bias` switches the biases of q, k, v and o
   bool mlp_bias_key;
   bool qk_norm;
-  bool kv_heads_default;  // num_key_value_heads may be missing and is then n_heads
-  int head_dim_default;   // 0: hidden / n_heads
-  int window_default;     // sliding_window if the key is missing; 0: the family has no window
-  bool window_switch;     // use_sliding_window (default false) and max_window_layers apply
+  bool kv_heads_default;          // num_key_value_heads may be missing and is then n_heads
+  int head_dim_default;           // 0: hidden / n_heads
+  int window_default;             // sliding_window if the key is missing; 0: no window; kNoWindow: the key is ignored
+  bool window_switch;             // use_sliding_window (default false) and max_window_layers apply
+  const char* experts = nullptr;  // the key of the number of experts; null: every layer is dense
+  double rms_eps = 1e-6, rope_theta = 1e4;
 };
+constexpr int kNoWindow = -1;
 
 constexpr Family kFamilies[] = {
-    {"llama", false, true, true, false, true, 0, 0, false},
+    {"llama", false, true, true, false, true, 0, kNoWindow, false},
     {"mistral", false, false, false, false, false, 0, 4096, false},
+    {"mixtral", false, false, false, false, false, 0, 0, false, "num_local_experts", 1e-5, 1e6},
     {"qwen2", true, false, false, false, false, 0, 4096, true},
     {"qwen3", false, true, false, true, false, 128, 4096, true},
+    {"qwen3_moe", false, true, false, true, false, 0, kNoWindow, false, "num_experts"},
+};
+
+// Families with experts that need more than model/moe has.
+constexpr struct {
+  const char *model_type, *lacks;
+} kRefused[] = {
+    {"qwen2_moe", "shared experts"},
+    {"qwen3_next", "shared experts and linear attention"},
+    {"deepseek", "shared experts"},
+    {"deepseek_v2", "shared experts and latent attention"},
+    {"deepseek_v3", "shared experts, latent attention and groups of experts"},
+    {"gpt_oss", "attention sinks, biased experts and their MXFP4 weights"},
 };
 
 constexpr const char* kPredictLayers = "num_nextn_predict_layers";
@@ -50,14 +68,14 @@ std::string shown(const std::string& text) {
   return quoted + "\"";
 }
 
-void read_rope(const json& root, const std::string& file, ModelConfig& config) {
+void read_rope(const json& root, const Family& family, const std::string& file, ModelConfig& config) {
   // Transformers 5 writes one object, rope_parameters. Earlier versions write rope_theta beside rope_scaling, which may
   // be null.
   const bool newer = find_field(root, "rope_parameters") != nullptr;
   const std::string key = newer ? "rope_parameters" : "rope_scaling";
   const json* scaling = find_field(root, key);
   JsonFields top(root, file);
-  config.rope_theta = top.number_or("rope_theta", 1, 1e12, 10000);
+  config.rope_theta = top.number_or("rope_theta", 1, 1e12, family.rope_theta);
   if (top.number_or("partial_rotary_factor", 0, 1, 1) != 1)
     throw wrong(file, "partial_rotary_factor", "only 1 is supported");
   if (!scaling) return;
@@ -88,7 +106,7 @@ void read_rope(const json& root, const std::string& file, ModelConfig& config) {
 
 void read_window(const json& root, const Family& family, const std::string& file, ModelConfig& config) {
   JsonFields fields(root, file);
-  if (family.window_default == 0) return;
+  if (family.window_default == kNoWindow) return;
   auto given = root.find("sliding_window");
   int window = family.window_default;
   if (given != root.end()) window = given->is_null() ? 0 : int(fields.integer("sliding_window", 1, int64_t{1} << 30));
@@ -105,6 +123,36 @@ void read_window(const json& root, const Family& family, const std::string& file
     if (!types->is_array() || types->size() != size_t(config.n_layers) ||
         ((*types)[size_t(i)] == "sliding_attention") != (config.window(i) > 0))
       throw wrong(file, "layer_types", "differs from sliding_window and max_window_layers");
+}
+
+void read_experts(const json& root, const Family& family, const std::string& file, ModelConfig& config) {
+  for (const char* key : {"n_shared_experts", "shared_expert_intermediate_size"})
+    if (const json* shared = find_field(root, key); shared && *shared != 0)
+      throw wrong(file, key, "shared experts are not supported");
+  if (!family.experts) return;
+  JsonFields fields(root, file);
+  Experts& experts = config.experts;
+  experts.count = int(fields.integer(family.experts, 1, 1 << 12));
+  experts.used = int(fields.integer("num_experts_per_tok", 1, experts.count));
+  experts.intermediate = config.intermediate;
+  if (fields.integer_or(kPredictLayers, 0, 64, 0) > 0)
+    throw wrong(file, kPredictLayers, "not supported beside experts");
+  if (config.family != "qwen3_moe") return;
+  experts.intermediate = int(fields.integer("moe_intermediate_size", 1, 1 << 24));
+  experts.renormalise = fields.boolean_or("norm_topk_prob", false);
+  experts.sparse_step = int(fields.integer_or("decoder_sparse_step", 1, 1 << 12, 1));
+  // Versions of Hugging Face's class differ in the layers that have the window.
+  if (fields.boolean_or("use_sliding_window", false))
+    throw wrong(file, "use_sliding_window", "true is not supported for qwen3_moe");
+  const json* dense = find_field(root, "mlp_only_layers");
+  if (!dense) return;
+  if (!dense->is_array() || dense->size() > size_t(config.n_layers))
+    throw wrong(file, "mlp_only_layers", "expected a list of layers");
+  for (const json& layer : *dense) {
+    if (!layer.is_number_integer() || !(layer >= 0) || !(layer < config.n_layers))
+      throw wrong(file, "mlp_only_layers", "expected layers from 0 to " + std::to_string(config.n_layers - 1));
+    experts.dense_layers.push_back(layer.get<int>());
+  }
 }
 
 // Supports two methods: GPTQ with 4 bits, and FP8 with scales per tensor, per output or per block.
@@ -175,23 +223,45 @@ const Family& find_family(const json& root, const std::string& file) {
   const Family* family = nullptr;
   for (const Family& f : kFamilies)
     if (type == f.model_type) family = &f;
+  for (const auto& refused : kRefused)
+    if (type == refused.model_type)
+      throw wrong(file, "model_type", shown(type) + " is not supported: there are no " + refused.lacks);
   if (!family)
-    throw wrong(file, "model_type", shown(type) + " is not supported (expected llama, mistral, qwen2 or qwen3)");
+    throw wrong(file, "model_type",
+                shown(type) + " is not supported (expected llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe)");
+  if (family->experts) return *family;
   for (const char* key : {"num_local_experts", "num_experts", "moe_intermediate_size"})
-    if (find_field(root, key)) throw wrong(file, key, "mixture-of-experts models are not supported");
+    if (find_field(root, key))
+      throw wrong(file, key, "a " + type + " model has no experts (expected model_type mixtral or qwen3_moe)");
   return *family;
 }
 
 }  // namespace
 
-long ModelConfig::parameters() const {
+double Experts::touched(double n_tokens) const { return count * (1 - std::pow(1 - double(used) / count, n_tokens)); }
+
+bool ModelConfig::sparse(int layer) const {
+  return experts.count > 0 && (layer + 1) % experts.sparse_step == 0 &&
+         std::find(experts.dense_layers.begin(), experts.dense_layers.end(), layer) == experts.dense_layers.end();
+}
+
+int ModelConfig::sparse_layers() const {
+  int n = 0;
+  for (int i = 0; i < n_layers; ++i) n += sparse(i);
+  return n;
+}
+
+long ModelConfig::parameters(long n_experts) const {
   const long h = hidden, q = long(n_heads) * head_dim, kv = long(n_kv_heads) * head_dim;
-  long layer = h * (q + 2 * kv) + q * h + 3 * h * intermediate + 2 * h;
+  const long n_sparse = sparse_layers();
+  long layer = h * (q + 2 * kv) + q * h + 2 * h;
   if (qkv_bias) layer += q + 2 * kv;
   if (o_bias) layer += h;
   if (mlp_bias) layer += 2L * intermediate + h;
   if (qk_norm) layer += 2L * head_dim;
-  return n_layers * layer + n_predict * (2 * h * h + 3 * h) + h + long(vocab) * h * (tied_embeddings ? 1 : 2);
+  return n_layers * layer + (n_layers - n_sparse) * 3 * h * intermediate +
+         n_sparse * (h * experts.count + n_experts * 3 * h * experts.intermediate) + n_predict * (2 * h * h + 3 * h) +
+         h + long(vocab) * h * (tied_embeddings ? 1 : 2);
 }
 
 Result<ModelConfig> parse_model_config(const std::string& json_text, const std::string& file) try {
@@ -209,7 +279,7 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
                                                   : fields.integer("num_key_value_heads", 1, 1 << 16));
   config.vocab = int(fields.integer("vocab_size", 1, 1 << 24));
   config.max_position = int(fields.integer("max_position_embeddings", 1, 1 << 30));
-  config.rms_eps = fields.number_or("rms_norm_eps", 1e-30, 1, 1e-6);
+  config.rms_eps = fields.number_or("rms_norm_eps", 1e-30, 1, family.rms_eps);
   config.tied_embeddings = fields.boolean_or("tie_word_embeddings", false);
   const std::string activation = fields.string_or("hidden_act", "silu");
   const bool bias = family.attention_bias_key && fields.boolean_or("attention_bias", false);
@@ -238,8 +308,9 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   if (int64_t(config.n_heads) * config.head_dim > 1 << 24)
     throw wrong(file, "num_attention_heads * head_dim", "exceeds 2^24");
 
-  read_rope(root, file, config);
+  read_rope(root, family, file, config);
   read_window(root, family, file, config);
+  read_experts(root, family, file, config);
   read_quantization(root, file, config);
   read_special_tokens(root, file, config);
   config.has_predict_head = fields.integer_or(kPredictLayers, 0, 64, 0) > 0;

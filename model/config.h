@@ -24,13 +24,25 @@ struct Quantization {
   int block_rows = 0, block_columns = 0;  // fp8: outputs x inputs that share one scale; 0: one per tensor or output
 };
 
+// A mixture of experts: the MLP of a sparse layer is `count` gated MLPs, of which each token uses `used` (model/moe).
+struct Experts {
+  int count = 0;                  // 0: every layer is dense
+  int used = 0;                   // by one token
+  int intermediate = 0;           // elements of an expert's inner layer
+  bool renormalise = true;        // the weights of a token's used experts add up to 1 (norm_topk_prob)
+  int sparse_step = 1;            // layer i is sparse if i + 1 is a multiple of it (decoder_sparse_step)
+  std::vector<int> dense_layers;  // and i is not one of these (mlp_only_layers)
+  // Expected number of distinct experts that n tokens of a layer use, if each token's choice is uniform and its own.
+  double touched(double n_tokens) const;
+};
+
 struct ModelConfig {
-  std::string family;    // "llama", "mistral", "qwen2", "qwen3": config.json's model_type
+  std::string family;    // config.json's model_type, such as "llama"; the table is in config.cc
   std::string name;      // the folder's last component, or "dummy"
   int n_layers = 0;      // layers with KV; the last n_predict are the multi-token head's
   int n_predict = 0;     // multi-token heads in use: 0 or 1
   int hidden = 0;        // elements of the residual stream
-  int intermediate = 0;  // elements of the MLP's inner layer
+  int intermediate = 0;  // elements of a dense MLP's inner layer
   int n_heads = 0;
   int n_kv_heads = 0;
   int head_dim = 0;
@@ -48,6 +60,9 @@ struct ModelConfig {
   bool mlp_bias = false;
   bool qk_norm = false;  // Qwen3: RMSNorm over head_dim of q and k, before RoPE
   bool tied_embeddings = false;
+  Experts experts;
+  bool sparse(int layer) const;  // the layer's MLP is a mixture of experts
+  int sparse_layers() const;
   Quantization quantization;
   bool has_predict_head = false;  // the folder has multi-token heads (DeepSeek-V3, section 2.2)
   // Layers without the multi-token head's.
@@ -56,7 +71,12 @@ struct ModelConfig {
   std::vector<int> eos_tokens;  // generation ends at any of them; may be empty
 
   // Parameters in matrices and norms; tied embeddings count once.
-  long parameters() const;
+  long parameters() const { return parameters(experts.count); }
+  // Parameters that one token uses.
+  long active_parameters() const { return parameters(experts.used); }
+
+ private:
+  long parameters(long n_experts) const;
 };
 
 // Puts the first multi-token head into use, as one more layer. Fails if the folder has none.

@@ -111,7 +111,8 @@ class Model {
     XPYD_CHECK(false, "predict() of a model without a multi-token head");
   }
 
-  // Bytes of weights, KV and activations that the step must touch, and its useful FLOPs.
+  // Bytes of weights, KV and activations that the step must touch, and its useful FLOPs. Of experts, the expected
+  // number counts (Experts::touched).
   virtual Work work(const StepInput& step) const = 0;
 };
 

@@ -101,6 +101,7 @@ void choose_numbers(const Options& options, Build& build) {
       throw invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
     if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
   }
+  need(check_device(build.config, *backend.device));
   if (std::string(backend.device->name) == "cpu") return;
   if (const Dtype matrices = *backend.load.weight_dtype; matrices != backend.load.dtype)
     throw invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +
@@ -192,6 +193,12 @@ void fit_context(ClusterOptions& cluster, int wanted_len) {
 
 }  // namespace
 
+Status check_device(const ModelConfig& config, const DeviceRow& device) {
+  if (config.experts.count == 0 || std::string(device.name) == "cpu") return ok();
+  return invalid("--device " + std::string(device.name) + ": " + config.family +
+                 " models have experts, which run on the CPU only: expected --device cpu");
+}
+
 Role role_of(const std::string& name) {
   return name == "prefill" ? Role::prefill : name == "decode" ? Role::decode : Role::colocated;
 }
@@ -263,8 +270,9 @@ Status open_backend(Build& build) try {
 
 uint64_t fingerprint(const Build& build) {
   const ClusterOptions& o = build.options;
-  std::string text = std::string(version()) + " " + commit() + " " + build.config.name + " " + std::to_string(build.config.vocab) + " " +
-                     std::to_string(o.max_model_len) + " " + o.transport->name + " " + weights_text(build);
+  std::string text = std::string(version()) + " " + commit() + " " + build.config.name + " " +
+                     std::to_string(build.config.vocab) + " " + std::to_string(o.max_model_len) + " " +
+                     o.transport->name + " " + weights_text(build);
   const KvShape& s = o.kv.shape;
   for (int n : {s.n_layers, s.n_kv_heads, s.head_dim, int(s.dtype)}) text += " " + std::to_string(n);
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a

@@ -46,11 +46,30 @@ std::shared_ptr<const Weights> tiny_weights(int layers, Dtype dtype) {
   return weights;
 }
 
+std::shared_ptr<const Weights> tiny_experts(const std::string& family, int layers, Dtype dtype) {
+  static std::map<std::tuple<std::string, int, Dtype>, std::shared_ptr<const Weights>> made;
+  auto& weights = made[{family, layers, dtype}];
+  if (weights) return weights;
+  ModelConfig config = parse_model_config(R"({
+      "model_type": ")" + family + R"(", "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+      "head_dim": 8, "vocab_size": 96, "max_position_embeddings": 512, "rope_theta": 10000.0, )" +
+                                              (family == "mixtral" ? R"("intermediate_size": 20,
+      "num_local_experts": 5, "num_experts_per_tok": 2, )"
+                                                                   : R"("intermediate_size": 44, "num_experts": 9,
+      "moe_intermediate_size": 20, "num_experts_per_tok": 3, "norm_topk_prob": true, "mlp_only_layers": [1], )") +
+                                              R"("num_hidden_layers": )" + std::to_string(layers) + "}",
+                                          family + "/config.json")
+                           .value();
+  ThreadTeam team(1);
+  const LoadOptions options{.weight_dtype = dtype, .weight_group = 16, .dummy = true, .seed = 7};
+  return weights = load_weights(family, config, options, team).value();
+}
+
 std::string TinySetup::describe() const {
-  return topology + " layers " + std::to_string(layers) + " " + scheme + " block " + std::to_string(block_tokens) +
-         (order == KvOrder::layer_major ? " layer_major " : " token_major ") + dtype_name(kv_dtype) + " " + batching +
-         " step " + std::to_string(step_tokens) + " " + chunk_policy + " " + transport + " stream " +
-         std::to_string(int(stream_kv)) + (reserve_blocks ? " escrow" : "") +
+  return family + " " + topology + " layers " + std::to_string(layers) + " " + scheme + " block " +
+         std::to_string(block_tokens) + (order == KvOrder::layer_major ? " layer_major " : " token_major ") +
+         dtype_name(kv_dtype) + " " + batching + " step " + std::to_string(step_tokens) + " " + chunk_policy + " " +
+         transport + " stream " + std::to_string(int(stream_kv)) + (reserve_blocks ? " escrow" : "") +
          (!prefix_cache ? " no prefix cache"
           : radix       ? " radix cache"
                         : " prefix cache") +
@@ -130,9 +149,10 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   std::vector<KvShards> shards;
   for (Role role : options.topology) shards.push_back(options.shards(role));
   const Kernels kernels{.gemm = setup.exact ? &default_gemm(true) : nullptr};
-  const auto weights = setup.make_model ? nullptr
-                       : head           ? tiny(setup.layers, true).weights
-                                        : tiny_weights(setup.layers, setup.weight_dtype);
+  const auto weights = setup.make_model          ? nullptr
+                       : head                    ? tiny(setup.layers, true).weights
+                       : setup.family != "llama" ? tiny_experts(setup.family, setup.layers, setup.weight_dtype)
+                                                 : tiny_weights(setup.layers, setup.weight_dtype);
   options.make_model = [this, max_step, shards, setup, kernels, weights](int i, DeviceQueue&) {
     const KvShards& own = shards[size_t(i)];
     if (own.n_ranks() > 1)

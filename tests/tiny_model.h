@@ -19,10 +19,13 @@ namespace xpyd::testing {
 const ModelConfig& tiny_config(int layers = 2);
 // Made once for each; quantised rows have 16 inputs to a scale.
 std::shared_ptr<const Weights> tiny_weights(int layers = 2, Dtype dtype = Dtype::f32);
+// The same shape with experts of 20: "mixtral", 2 of 5; "qwen3_moe", 3 of 9, and a dense MLP in layer 1.
+std::shared_ptr<const Weights> tiny_experts(const std::string& family, int layers = 2, Dtype dtype = Dtype::f32);
 
 // The settings of one run. Only the model, its dtypes and `exact` may change the logits.
 struct TinySetup {
   int layers = 2;
+  std::string family = "llama";  // or one of tiny_experts()
   std::string topology = "1C", scheme = "paged", batching = "chunked", placement = "least_loaded", transport = "local";
   std::string disagg = "prefill_first";
   DisaggOptions disagg_options;

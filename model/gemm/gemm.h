@@ -31,6 +31,11 @@ namespace xpyd::model {
 
 inline constexpr int kRowParallelGroups = 8;
 
+// The part of K that the K-groups `groups` of k_groups cover.
+inline Range group_range(int k, int k_groups, Range groups) {
+  return {int(long(groups.begin) * k / k_groups), int(long(groups.end) * k / k_groups)};
+}
+
 // Weights [n, k], packed once into panels of 16 output columns (README.md draws a panel).
 struct PackedMatrix {
   // A part of one K-group, stored as one run in every panel. In a dense matrix it is the whole group. In a quantised
@@ -52,9 +57,7 @@ struct PackedMatrix {
   // Size without columns beyond n for dense weights; all panels, scales included, for quantised weights.
   size_t bytes() const { return is_quantised(dtype) ? panels.size() : size_t(n) * size_t(k) * dtype_bytes(dtype); }
   // Columns of W in these K-groups.
-  Range k_range(Range groups) const {
-    return {int(long(groups.begin) * k / k_groups), int(long(groups.end) * k / k_groups)};
-  }
+  Range k_range(Range groups) const { return group_range(k, k_groups, groups); }
   // Elements of scratch that one row of activations takes for these K-groups.
   int stored(Range groups) const;
 };

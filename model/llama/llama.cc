@@ -1,4 +1,4 @@
-// The Llama family (Llama, Mistral, Qwen2, Qwen3) on the CPU, on one stage. Each tensor rank has a thread
+// The Llama family (Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE) on the CPU, on one stage. Each tensor rank has a thread
 // (llama_rank.h); a single rank uses the caller's. Several stages are in pipeline.h. README.md lists the operations
 // with their shapes.
 #include <string>

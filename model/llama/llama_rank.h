@@ -9,6 +9,7 @@
 // Thread safety: the rank's own thread makes every call; the ranks of a stage run at the same time.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -17,9 +18,10 @@
 #include "base/memory.h"
 #include "base/wait_word.h"
 #include "model/gemm/gemm.h"
-#include "model/gemm/ops.h"
+#include "model/gemm/row_team.h"
 #include "model/llama/llama_step.h"
 #include "model/model.h"
+#include "model/moe/moe.h"
 #include "model/weights/weights.h"
 
 namespace xpyd::model {
@@ -28,8 +30,8 @@ namespace xpyd::model {
 struct RankSlice {
   Range layers;             // of the model
   Range q_heads, kv_heads;  // of the model
-  Range groups;             // K-groups of o_proj and down_proj that this rank sums
-  Range mlp;                // columns of gate and up that those groups of down_proj read
+  Range groups;             // K-groups of o_proj and of a dense down_proj that this rank sums
+  ExpertSlice experts;      // of sparse layers
   Range vocab;              // columns of the logits; may be empty
 };
 // Slice of `rank`, which counts tensor ranks of stage 0 first.
@@ -38,21 +40,26 @@ RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank);
 // The memory and the barrier that the tensor ranks of one stage share.
 class StageExchange {
  public:
-  StageExchange(int tp, int hidden, int max_step_tokens, bool crowded);
+  StageExchange(int tp, const ModelConfig& config, int max_step_tokens, bool crowded);
 
   int tp() const { return tp_; }
   void barrier() { barrier_.wait(); }
-  // Sums of one rank's K-groups, [max_step_tokens, hidden]. Two sets alternate, so a rank that writes to one has passed
-  // the barrier after which every rank has read it.
-  float* sums(int set, int rank) { return sums_.as<float>() + size_t(set * tp_ + rank) * rank_floats_; }
+  // Sums of one rank's K-groups, [rows, hidden]: of attention in set 0, of the MLP in set 1. A step of n tokens has n
+  // rows, and n * experts.used in a sparse layer's MLP. The sets alternate, so a rank that writes to one has passed the
+  // barrier after which every rank has read it.
+  float* sums(int set, int rank) { return sets_[size_t(set)].sums.as<float>() + sets_[size_t(set)].begin(rank); }
   // Adds the sums of all ranks in the tree's order: out[0, n) receives elements [at, at + n).
   void add_up(const Ops& ops, int set, size_t at, int n, float* out) const;
 
  private:
-  void add_up(const Ops& ops, const float* sums, Range ranks, size_t at, int n, float* out) const;
+  struct Set {
+    size_t begin(int rank) const { return size_t(rank) * rank_floats; }
+    size_t rank_floats = 0;
+    Buffer sums;
+  };
+  static void add_up(const Ops& ops, const Set& set, Range ranks, size_t at, int n, float* out);
   const int tp_;
-  const size_t rank_floats_;
-  Buffer sums_;
+  std::array<Set, 2> sets_;
   Barrier barrier_;
 };
 
@@ -82,12 +89,6 @@ class LlamaRank {
     std::span<const int32_t> q_offsets, kv_lengths;
     std::span<const KvView> views;
   };
-  template <class Body>
-  void for_elements(int n_rows, int width, Body body);
-  template <class Body>
-  void for_rows(int n_rows, int width, Body body);
-  void gemm(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride, float* y, int y_stride,
-            int m, Range columns = {0, 0}, Range groups = {0, 0});
   int qkv_width() const { return q_width_ + 2 * kv_width_; }
   float* row(float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
   const float* row(const float* base, int i, int width) const { return base + size_t(i) * size_t(width); }
@@ -104,19 +105,18 @@ class LlamaRank {
   void mlp(const LayerWeights& layer, int n);
   void row_parallel(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride, int set,
                     int n);
-  void add_and_norm(float* x, const std::vector<float>& bias, int set, const std::vector<float>* norm, int n);
+  void add_and_norm(float* x, const LayerWeights& layer, int set, const std::vector<float>* norm, int n);
 
   const std::shared_ptr<const Weights> weights_;
   const ModelConfig& c_;
   const RankSlice slice_;
   const int tensor_rank_;
   StageExchange& stage_;
-  ThreadTeam& team_;
-  const int q_width_, kv_width_, mlp_width_;  // floats of one token's q; of its k or v; of its gate or up
+  RowTeam team_;
+  const int q_width_, kv_width_, mlp_width_;  // floats of one token's q; of its k or v; of a dense MLP's gate or up
   const Ops& ops_ = default_ops();
-  const GemmVariant& gemm_;
   const AttentionVariant& attention_;
-  GemmScratch gemm_scratch_;
+  std::unique_ptr<MoeBlock> moe_;  // null: every layer of the rank is dense
   std::vector<int> positions_;
   WantedRows wanted_;
   std::vector<const float*> before_;  // scratch of join()

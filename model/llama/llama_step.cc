@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 
 #include "attention/attention.h"
 #include "base/status.h"
@@ -76,19 +77,28 @@ Work llama_work(const ModelConfig& c, const WeightBits& bits, Dtype activations,
     total.bytes += times * one.bytes;
     total.flops += times * one.flops;
   };
-  auto matrix = [&](double outputs, double inputs, double m, int times, double weight_bits) {
+  // m rows meet one of `matrices` each.
+  auto matrix = [&](double outputs, double inputs, double m, int times, double weight_bits, double matrices = 1) {
     if (m == 0) return;
-    add({.bytes = outputs * inputs * weight_bits / 8.0 + m * (outputs + inputs) * double(dtype_bytes(activations)),
+    add({.bytes = matrices * outputs * inputs * weight_bits / 8.0 +
+                  m * (outputs + inputs) * double(dtype_bytes(activations)),
          .flops = 2 * m * outputs * inputs},
         times);
   };
   const int last = c.n_predict ? c.trunk_layers() : c.n_layers - 1;  // number of layers that take all rows
   const double q = double(c.n_heads) * c.head_dim, kv = double(c.n_kv_heads) * c.head_dim;
   matrix(q + 2 * kv, c.hidden, rows.all, c.n_layers, bits.matrices);
-  for (auto [m, times] : {std::pair(rows.all, last), std::pair(rows.kept, 1 - c.n_predict)}) {
+  const int sparse_last = c.sparse(last), sparse = c.sparse_layers() - sparse_last;
+  for (auto [m, times, n_sparse] :
+       {std::tuple(rows.all, last, sparse), std::tuple(rows.kept, 1 - c.n_predict, sparse_last)}) {
     matrix(c.hidden, q, m, times, bits.matrices);
-    matrix(2.0 * c.intermediate, c.hidden, m, times, bits.matrices);
-    matrix(c.hidden, c.intermediate, m, times, bits.matrices);
+    matrix(2.0 * c.intermediate, c.hidden, m, times - n_sparse, bits.matrices);
+    matrix(c.hidden, c.intermediate, m, times - n_sparse, bits.matrices);
+    if (n_sparse == 0) continue;
+    const Experts& e = c.experts;
+    matrix(e.count, c.hidden, m, n_sparse, stored_bits(Dtype::f32));  // the router
+    matrix(2.0 * e.intermediate, c.hidden, m * e.used, n_sparse, bits.matrices, e.touched(m));
+    matrix(c.hidden, e.intermediate, m * e.used, n_sparse, bits.matrices, e.touched(m));
   }
   matrix(c.hidden, 2.0 * c.hidden, rows.all, c.n_predict, bits.matrices);
   matrix(c.vocab, c.hidden, rows.logits, 1, bits.head);

@@ -41,7 +41,7 @@ struct WeightBits {
   explicit WeightBits(const Weights& weights);
 };
 // Work of a step whose activations are of dtype `activations`. attention(kept, layer) returns the attention work of one
-// layer, for the kept rows or for all.
+// layer, for the kept rows or for all. Of a sparse layer's experts, the expected number that the rows use is read.
 Work llama_work(const ModelConfig& config, const WeightBits& bits, Dtype activations, const StepRows& rows,
                 const std::function<Work(bool kept, int layer)>& attention);
 Work llama_work(const StepInput& step, const ModelConfig& config, const WeightBits& bits, Dtype activations);

@@ -105,7 +105,8 @@ class WeightLoader {
     int rows;
   };
   // Packs the parts' rows, stacked. The function stays whole because its four ways to pack share the parts.
-  PackedMatrix matrix(const std::vector<Part>& parts, int cols, int k_groups) {
+  // `kept`: the matrix's dtype in memory, whatever the options say.
+  PackedMatrix matrix(const std::vector<Part>& parts, int cols, int k_groups, std::optional<Dtype> kept = {}) {
     int rows = 0;
     std::vector<std::pair<int, WeightSource>> starts;
     for (const Part& part : parts) {
@@ -131,7 +132,7 @@ class WeightLoader {
     for (const auto& c : codes) errors_.keep(c->open());
     if (!errors_.first()) return {};
     const bool all = codes.size() == starts.size();
-    const Dtype dtype = folder_codes_ && codes.empty() ? options_.dtype : matrices_;
+    const Dtype dtype = kept.value_or(folder_codes_ && codes.empty() ? options_.dtype : matrices_);
     const bool as_it_is = std::all_of(starts.begin(), starts.end(),
                                       [&](const auto& s) { return s.second.elements && s.second.dtype == dtype; });
     // Quantising again would change the folder's codes, and would quantise what the folder left dense.
@@ -228,11 +229,11 @@ class WeightLoader {
   WeightSource source(const TensorSpec& spec) {
     if (checkpoint_ == nullptr) return dummy_source(spec, options_.seed);
     constexpr std::string_view kWeight = ".weight";
-    Result<WeightSource> found =
-        spec.matrix ? matrix_source(*checkpoint_, config_.quantization,
-                                    spec.name.substr(0, spec.name.size() - kWeight.size()), spec.rows, spec.cols,
-                                    errors_, used_)
-                    : dense_source(*checkpoint_, spec.name, {spec.cols}, spec.cols, errors_, used_);
+    Result<WeightSource> found = spec.matrix
+                                     ? matrix_source(*checkpoint_, config_.quantization,
+                                                     spec.name.substr(0, spec.name.size() - kWeight.size()), spec.rows,
+                                                     spec.cols, errors_, used_)
+                                     : dense_source(*checkpoint_, spec.name, {spec.cols}, spec.cols, errors_, used_);
     if (found) return std::move(found).value();
     errors_.keep(found.error());
     return {};
@@ -247,6 +248,21 @@ class WeightLoader {
   ThreadTeam& team_;
   std::set<std::string, std::less<>> used_;  // names of tensors
 };
+
+// The MLP of a sparse layer. The router is in f32, because a rounded score would choose another expert.
+void load_experts(const ModelConfig& c, const std::string& prefix, WeightLoader& loader, LayerWeights& layer) {
+  const bool mixtral = c.family == "mixtral";
+  const std::string block = prefix + (mixtral ? "block_sparse_moe." : "mlp.");
+  layer.router = loader.matrix({{block + "gate", c.experts.count}}, c.hidden, 1, Dtype::f32);
+  layer.experts.resize(size_t(c.experts.count));
+  for (size_t e = 0; e < layer.experts.size(); ++e) {
+    const std::string at = block + "experts." + std::to_string(e) + ".";
+    const int inner = c.experts.intermediate;
+    layer.experts[e].gate_up = loader.matrix(
+        {{at + (mixtral ? "w1" : "gate_proj"), inner}, {at + (mixtral ? "w3" : "up_proj"), inner}}, c.hidden, 1);
+    layer.experts[e].down = loader.matrix({{at + (mixtral ? "w2" : "down_proj"), c.hidden}}, inner, kRowParallelGroups);
+  }
+}
 
 // Asks the loader for every tensor of this configuration, by Hugging Face's names, in the layers `of`.
 std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& loader, Range of) {
@@ -266,9 +282,13 @@ std::shared_ptr<Weights> build(const ModelConfig& c, Dtype dtype, WeightLoader& 
     layer.qkv = loader.matrix({{attention + "q_proj", q}, {attention + "k_proj", kv}, {attention + "v_proj", kv}},
                               c.hidden, 1);
     layer.o = loader.matrix({{attention + "o_proj", c.hidden}}, q, kRowParallelGroups);
-    layer.gate_up = loader.matrix({{mlp + "gate_proj", c.intermediate}, {mlp + "up_proj", c.intermediate}}, c.hidden,
-                                  1);
-    layer.down = loader.matrix({{mlp + "down_proj", c.hidden}}, c.intermediate, kRowParallelGroups);
+    if (c.sparse(i)) {
+      load_experts(c, prefix, loader, layer);
+    } else {
+      layer.gate_up = loader.matrix({{mlp + "gate_proj", c.intermediate}, {mlp + "up_proj", c.intermediate}}, c.hidden,
+                                    1);
+      layer.down = loader.matrix({{mlp + "down_proj", c.hidden}}, c.intermediate, kRowParallelGroups);
+    }
     layer.attention_norm = loader.vector({{prefix + "input_layernorm.weight", c.hidden}});
     layer.mlp_norm = loader.vector({{prefix + "post_attention_layernorm.weight", c.hidden}});
     if (c.qkv_bias)
@@ -348,6 +368,8 @@ size_t Weights::bytes() const {
   for (const LayerWeights& l : layers) {
     for (auto matrix : LayerWeights::kMatrices) total += (l.*matrix).bytes();
     for (auto vector : LayerWeights::kVectors) floats += (l.*vector).size();
+    total += l.router.bytes();
+    for (const ExpertWeights& e : l.experts) total += e.gate_up.bytes() + e.down.bytes();
   }
   return total + floats * sizeof(float);
 }

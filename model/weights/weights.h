@@ -31,7 +31,16 @@ struct LayerParts {
                                                 &Parts::k_norm,         &Parts::qkv_bias, &Parts::o_bias,
                                                 &Parts::gate_up_bias,   &Parts::down_bias};
 };
-using LayerWeights = LayerParts<PackedMatrix, std::vector<float>>;
+// One expert of a sparse layer, with the columns and K-groups of a dense MLP.
+struct ExpertWeights {
+  PackedMatrix gate_up;  // [2 * experts.intermediate, hidden]: gate, then up
+  PackedMatrix down;     // [hidden, experts.intermediate], kRowParallelGroups K-groups
+};
+struct LayerWeights : LayerParts<PackedMatrix, std::vector<float>> {
+  PackedMatrix router = {};  // [experts.count, hidden]
+  // Of a sparse layer, which has no gate_up and down of its own; else empty.
+  std::vector<ExpertWeights> experts = {};
+};
 
 // The multi-token head in use, without its layer.
 struct PredictHead {

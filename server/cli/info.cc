@@ -13,6 +13,7 @@
 #include "base/cpu.h"
 #include "base/utf8.h"
 #include "disagg/handover/transfer_plan.h"
+#include "model/cost/cost_model.h"
 #include "model/folder.h"
 #include "model/gemm/gemm.h"
 #include "model/gemm/ops.h"
@@ -32,8 +33,8 @@ std::string mib(double bytes) {
 }
 
 // Bytes of the loaded weights, as Weights::bytes() counts them: matrices in `dtype`, quantised ones with their scales,
-// norms and biases in f32, and a tied embedding twice, as table and as packed lm_head. A card keeps a tied embedding
-// once, unless one of the two is quantised, and has RoPE's table in f32 (CudaWeights).
+// routers of experts, norms and biases in f32, and a tied embedding twice, as table and as packed lm_head. A card keeps
+// a tied embedding once, unless one of the two is quantised, and has RoPE's table in f32 (CudaWeights).
 double weight_bytes(const ModelConfig& c, Dtype table, Dtype dtype, int group, bool on_card) {
   double q = double(c.n_heads) * c.head_dim, kv = double(c.n_kv_heads) * c.head_dim, h = c.hidden;
   double layer = 2 * h;
@@ -41,12 +42,12 @@ double weight_bytes(const ModelConfig& c, Dtype table, Dtype dtype, int group, b
   if (c.o_bias) layer += h;
   if (c.mlp_bias) layer += 2.0 * c.intermediate + h;
   if (c.qk_norm) layer += 2.0 * c.head_dim;
-  double vectors = c.n_layers * layer + h;
-  double matrices = double(c.parameters()) - vectors - (c.tied_embeddings ? 0 : c.vocab * h);
+  double vectors = c.n_layers * layer + h, routers = double(c.sparse_layers()) * c.experts.count * h;
+  double matrices = double(c.parameters()) - vectors - routers - (c.tied_embeddings ? 0 : c.vocab * h);
   const double turns = on_card ? double(c.max_position) * c.head_dim : 0;
   const double tables = on_card && c.tied_embeddings ? 0 : 1;
   const double bits = stored_bits(dtype, group > 0 ? group : dtype == Dtype::int4 ? 128 : 0);
-  return matrices * bits / 8 + tables * c.vocab * h * double(dtype_bytes(table)) + (vectors + turns) * 4;
+  return matrices * bits / 8 + tables * c.vocab * h * double(dtype_bytes(table)) + (vectors + routers + turns) * 4;
 }
 
 // Copies of one transfer of `tokens` tokens between two pools of this kind. Blocks are taken two apart, as in a pool in
@@ -109,6 +110,31 @@ json describe_model(const ModelConfig& c) {
           {"max_position", c.max_position},
           {"sliding_window", c.sliding_window},
           {"tied_embeddings", c.tied_embeddings}};
+}
+
+// What experts save: a token's share of the parameters, and the bytes and FLOPs of decode steps of several sizes.
+json describe_experts(const Subject& subject) {
+  const ModelConfig& c = subject.config;
+  const Experts& e = c.experts;
+  const LoadOptions& load = subject.backend.load;
+  const CostModel cost{c, matrix_dtype(c, load), load.dtype, subject.cluster.kv.shape.dtype};
+  std::printf("experts: %d in each of %d sparse layers, %d used by a token, intermediate %d\n", e.count,
+              c.sparse_layers(), e.used, e.intermediate);
+  std::printf("  %ld of %ld parameters are active\n", c.active_parameters(), c.parameters());
+  json steps = json::array();
+  for (const int tokens : {1, 4, 16, 64, 256}) {
+    const Work work = cost.decode(tokens, 1);
+    std::printf("  a decode step of %3d tokens uses %.1f experts of a layer: %.2f GB, %.2f GFLOP\n", tokens,
+                e.touched(tokens), work.bytes / 1e9, work.flops / 1e9);
+    steps.push_back({{"tokens", tokens}, {"experts", e.touched(tokens)}, {"bytes", work.bytes}, {"flops", work.flops}});
+  }
+  std::printf("\n");
+  return {{"count", e.count},
+          {"used", e.used},
+          {"intermediate", e.intermediate},
+          {"sparse_layers", c.sparse_layers()},
+          {"active_parameters", c.active_parameters()},
+          {"decode_steps", steps}};
 }
 
 json describe_weights(const Subject& subject) {
@@ -263,6 +289,7 @@ int info_main(const Options& options) try {
   const ModelConfig& config = subject.config;
   ClusterOptions& cluster = subject.cluster;
   read_options(options, cluster, subject.backend);
+  need(check_device(config, *subject.backend.device));
   int& max_len = cluster.max_model_len;
   if (max_len > config.max_position)
     throw invalid("--max-model-len: exceeds the model's context of " + std::to_string(config.max_position) + " tokens");
@@ -284,6 +311,7 @@ int info_main(const Options& options) try {
   }
   json out = {{"model", config.name}, {"family", config.family}, {"parameters", config.parameters()}};
   out["config"] = describe_model(config);
+  if (config.experts.count > 0) out["experts"] = describe_experts(subject);
   out["weight_bytes"] = describe_weights(subject);
   out["kv_bytes_per_token"] = describe_kv_tokens(subject);
   std::printf("pool of --kv-bytes %s, by --allocator\n", mib(double(cluster.kv.pool_bytes)).c_str());

@@ -37,6 +37,7 @@ constexpr std::pair<int, int> shapes[] = {{1, 1}, {2, 1}, {4, 1}, {1, 2}, {2, 4}
 constexpr const char* cuts[] = {"fixed", "equal_time"};
 constexpr const char* drafts[] = {"off", "ngram", "mtp"};
 constexpr Dtype weights[] = {Dtype::f32, Dtype::f16, Dtype::int8, Dtype::int4, Dtype::fp8};
+constexpr const char* families[] = {"llama", "mixtral", "qwen3_moe"};
 constexpr int windows[] = {0, 1, 1 << 10};  // waves under way: as many as stages; one; all
 
 enum Switch {
@@ -61,6 +62,7 @@ enum Switch {
   kScarce,
   kReservation,
   kBatch,
+  kFamily,
   kSwitches
 };
 constexpr int kValues[kSwitches] = {std::size(topologies),
@@ -83,7 +85,8 @@ constexpr int kValues[kSwitches] = {std::size(topologies),
                                     2,
                                     2,
                                     2,
-                                    2};
+                                    2,
+                                    std::size(families)};
 using Row = std::array<int, kSwitches>;  // -1: not chosen yet
 
 // Returns false if two or three of the chosen values cannot be combined, or if one has no effect beside another.
@@ -105,6 +108,7 @@ bool legal(const Row& r) {
   if (ranks && is(kScarce, 1)) return false;
   const auto many = [&](Switch s) { return r[s] >= 0 && shapes[r[s]].first * shapes[r[s]].second >= 4; };
   if (is(kThreads, 1) && (many(kPrefill) || many(kDecode))) return false;  // they would have sixteen threads
+  if (is(kDraft, 2) && not_plain(kFamily)) return false;  // the prediction head belongs to the dense model
   // Drafts need one rank, and the prediction head has one dtype.
   if (not_plain(kDraft) && (ranks || (is(kDraft, 2) && (not_plain(kWeights) || not_plain(kExact))))) return false;
   if (r[kMemory] < 0) return true;
@@ -141,6 +145,7 @@ TinySetup setup_of(const Row& r) {
   s.exact = r[kExact] == 1;
   s.reserve_blocks = r[kReservation] == 1;
   s.max_batch = r[kBatch] ? 3 : 16;
+  s.family = families[r[kFamily]];
   const bool slots = m.scheme[0] == 'c' || m.scheme[0] == 's';
   // With four ranks each of the two heads is stored twice.
   s.pool_bytes = size_t(slots ? 3 : 1) * size_t(s.layers / 2) * (std::max(s.prefill_tp, s.decode_tp) > 2 ? 2 : 1) << 20;
@@ -153,10 +158,10 @@ TinySetup setup_of(const Row& r) {
 
 // The hash of the same prompts on one rank, a step at a time, without a cache.
 uint64_t expected(const TinySetup& s) {
-  static std::map<std::tuple<int, Dtype, Dtype, bool>, uint64_t> known;
-  const auto [at, is_new] = known.try_emplace({s.layers, s.kv_dtype, s.weight_dtype, s.exact}, 0);
+  static std::map<std::tuple<std::string, int, Dtype, Dtype, bool>, uint64_t> known;
+  const auto [at, is_new] = known.try_emplace({s.family, s.layers, s.kv_dtype, s.weight_dtype, s.exact}, 0);
   if (!is_new) return at->second;
-  TinySetup plain{.layers = s.layers, .scheme = "contiguous", .batching = "static"};
+  TinySetup plain{.layers = s.layers, .family = s.family, .scheme = "contiguous", .batching = "static"};
   plain.kv_dtype = s.kv_dtype, plain.weight_dtype = s.weight_dtype, plain.exact = s.exact;
   plain.prefix_cache = false, plain.step_tokens = 2048, plain.pool_bytes = 8 << 20;
   return at->second = run_ragged(plain).hash;

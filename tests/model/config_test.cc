@@ -13,18 +13,12 @@ namespace xpyd::testing::config_test {
 namespace {
 
 json llama() {
-  return {{"model_type", "llama"},
-          {"hidden_act", "silu"},
-          {"hidden_size", 64},
-          {"intermediate_size", 172},
-          {"num_hidden_layers", 5},
-          {"num_attention_heads", 8},
-          {"num_key_value_heads", 4},
-          {"max_position_embeddings", 512},
-          {"rms_norm_eps", 1e-5},
-          {"rope_theta", 10000.0},
-          {"vocab_size", 512},
-          {"bos_token_id", 1},
+  return {{"model_type", "llama"},    {"hidden_act", "silu"},
+          {"hidden_size", 64},        {"intermediate_size", 172},
+          {"num_hidden_layers", 5},   {"num_attention_heads", 8},
+          {"num_key_value_heads", 4}, {"max_position_embeddings", 512},
+          {"rms_norm_eps", 1e-5},     {"rope_theta", 10000.0},
+          {"vocab_size", 512},        {"bos_token_id", 1},
           {"eos_token_id", 2}};
 }
 
@@ -70,7 +64,8 @@ TEST_CASE("config: a Llama config gets the family's defaults", "[model][config]"
 }
 
 TEST_CASE("config: parameter counts match the published ones", "[model][config]") {
-  for (const auto& [name, billions] : {std::pair{"llama-1b", 1.236}, {"llama-8b", 8.030}}) {
+  for (const auto& [name, billions] :
+       {std::pair{"llama-1b", 1.236}, {"llama-8b", 8.030}, {"mixtral-8x7b", 46.703}, {"qwen3-30b-a3b", 30.532}}) {
     auto config = load_model_config(std::string("experiments/models/") + name);
     REQUIRE(config);
     CHECK(double(config.value().parameters()) / 1e9 == Approx(billions).margin(0.001));
@@ -143,6 +138,43 @@ TEST_CASE("config: Mistral, Qwen2 and Qwen3 get their own defaults", "[model][co
   CHECK(config_of(qwen3).qk_norm);
   CHECK(config_of(qwen3).head_dim == 128);  // the family's default
   CHECK_FALSE(config_of(qwen3).qkv_bias);
+}
+
+TEST_CASE("config: Mixtral and Qwen3-MoE have experts, in the layers that their fields name", "[model][config][moe]") {
+  json mixtral = of_family("mixtral");
+  mixtral["num_local_experts"] = 8, mixtral["num_experts_per_tok"] = 2;
+  mixtral.erase("rope_theta"), mixtral.erase("rms_norm_eps");
+  const ModelConfig m = config_of(mixtral);
+  CHECK((m.experts.count == 8 && m.experts.used == 2 && m.experts.intermediate == 172 && m.experts.renormalise));
+  CHECK((m.sparse_layers() == 5 && m.rope_theta == 1e6 && m.rms_eps == 1e-5));  // the class's own defaults
+  CHECK(m.sliding_window == 0);
+  mixtral["sliding_window"] = 64;
+  CHECK(config_of(mixtral).sliding_window == 64);
+
+  json qwen = of_family("qwen3_moe");
+  qwen["num_experts"] = 6, qwen["num_experts_per_tok"] = 3, qwen["moe_intermediate_size"] = 24;
+  CHECK((config_of(qwen).experts.intermediate == 24 && config_of(qwen).intermediate == 172));
+  CHECK((config_of(qwen).qk_norm && config_of(qwen).head_dim == 8 && !config_of(qwen).experts.renormalise));
+  qwen["norm_topk_prob"] = true, qwen["decoder_sparse_step"] = 2, qwen["mlp_only_layers"] = {3};
+  const ModelConfig q = config_of(qwen);
+  CHECK((q.experts.renormalise && !q.sparse(0) && q.sparse(1) && !q.sparse(2) && !q.sparse(3) && !q.sparse(4)));
+  const std::tuple<const char*, json, const char*> wrong[] = {
+      {"num_experts", 0, "num_experts"},
+      {"num_experts", nullptr, "num_experts"},
+      {"num_experts_per_tok", 7, "num_experts_per_tok"},
+      {"moe_intermediate_size", 0, "moe_intermediate_size"},
+      {"decoder_sparse_step", 0, "decoder_sparse_step"},
+      {"mlp_only_layers", {5}, "mlp_only_layers: expected layers from 0 to 4"},
+      {"mlp_only_layers", 3, "mlp_only_layers: expected a list"},
+      {"use_sliding_window", true, "use_sliding_window: true is not supported for qwen3_moe"},
+      {"shared_expert_intermediate_size", 24, "shared experts are not supported"},
+      {"num_nextn_predict_layers", 1, "num_nextn_predict_layers: not supported beside experts"}};
+  for (const auto& [field, value, says] : wrong) {
+    json j = qwen;
+    j[field] = value;
+    CAPTURE(field, as_text(value));
+    CHECK_THAT(error_of(j), Contains("config.json") && Contains(says));
+  }
 }
 
 TEST_CASE("config: each wrong field is named", "[model][config]") {

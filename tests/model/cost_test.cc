@@ -55,6 +55,35 @@ TEST_CASE("cost_model: closed forms equal the counted work of a step", "[model][
   }
 }
 
+TEST_CASE("cost_model: a mixture of experts reads the experts that its batch is expected to use",
+          "[model][cost_model]") {
+  CostModel cost{.config = load_model_config("experiments/models/mixtral-8x7b").value()};
+  const ModelConfig& c = cost.config;
+  CHECK(double(c.parameters()) / 1e9 == Approx(46.70).margin(0.01));  // published: 46.7 and 12.9
+  CHECK(double(c.active_parameters()) / 1e9 == Approx(12.88).margin(0.01));
+  for (auto [tokens, cached] : {std::pair(1, 0), {9, 3}, {40, 100}}) {
+    check_equal(cost.prefill(tokens, cached), counted(cost, 1, tokens, cached, true));
+    check_equal(cost.prefill(tokens, cached, false), counted(cost, 1, tokens, cached, false));
+  }
+  check_equal(cost.decode(5, 33), counted(cost, 5, 1, 32, true));
+  // A token costs two FLOPs for each active parameter that is not a norm or an embedding, and its attention.
+  const double norms = (2.0 * c.n_layers + 1) * c.hidden, table = double(c.vocab) * c.hidden;
+  const double attention = 4.0 * c.n_layers * c.n_heads * c.head_dim;
+  CHECK(cost.decode(1, 1).flops == Approx(2 * (double(c.active_parameters()) - norms - table) + attention));
+  // Expected distinct experts by enumeration: two tokens, each with one of the 28 pairs of eight experts.
+  double distinct = 0;
+  for (int a = 0; a < 8; ++a)
+    for (int b = 0; b < a; ++b)
+      for (int x = 0; x < 8; ++x)
+        for (int y = 0; y < x; ++y) distinct += 4 - (a == x) - (a == y) - (b == x) - (b == y);
+  CHECK(c.experts.touched(1) == Approx(2));
+  CHECK(c.experts.touched(2) == Approx(distinct / (28 * 28)));
+  CHECK(c.experts.touched(1e6) == Approx(8));
+  const double expert = 3.0 * c.hidden * c.experts.intermediate * 2 * c.n_layers;  // bytes
+  CHECK(cost.decode(2, 1).bytes - cost.decode(1, 1).bytes ==
+        Approx(expert * (c.experts.touched(2) - 2)).epsilon(0.001));
+}
+
 TEST_CASE("cost_model: Mooncake's published break-even points are reproduced", "[model][cost_model]") {
   // FAST'25 section 2.2: 320 KB a token. For a prefix of 8192 tokens, 6 GB/s on 8 x A800 and 19 GB/s on 8 x H800.
   CHECK(kMooncakeLlama70b.kv_token_bytes() == 327680);

@@ -3,16 +3,14 @@
 
 #include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "base/random.h"
 #include "model/gemm/gemm.h"
 #include "model/weights/weights.h"
 #include "tests/model/gemm_rows.h"
 #include "tests/model/llama_cases.h"
+#include "tests/model/model_folder.h"
 
 namespace xpyd::testing::quantised_test {
 namespace {
@@ -110,46 +108,19 @@ TEST_GEMM_ROWS(quantised_whole_numbers,
 
 namespace {
 
-using nlohmann::json;
-
 // A checkpoint that is being written with quantised matrices. `dense` is the folder of the values that they stand for.
-struct Folder {
-  struct Tensor {
-    std::string dtype;
-    std::vector<int64_t> shape;
-    std::string data;
-  };
-  static constexpr int kHidden = 64, kInner = 88, kHeads = 4, kKvHeads = 2, kHeadDim = 16, kVocab = 96;
-  std::map<std::string, Tensor> tensors;
-  json config = {
-      {"model_type", "qwen2"},       {"architectures", {"Qwen2ForCausalLM"}}, {"hidden_size", kHidden},
-      {"intermediate_size", kInner}, {"num_attention_heads", kHeads},         {"num_key_value_heads", kKvHeads},
-      {"vocab_size", kVocab},        {"max_position_embeddings", 128},        {"num_hidden_layers", 2}};
-  TempDir dir;
-
-  template <class T>
-  static std::string bytes(const std::vector<T>& values) {
-    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+struct Folder : ModelFolder {
+  static constexpr int kHidden = 64, kInner = 88, kHeads = 4, kKvHeads = 2, kHeadDim = 16, kVocab = 96, kExperts = 3;
+  Folder() {
+    config = {{"model_type", "qwen2"},       {"architectures", {"Qwen2ForCausalLM"}}, {"hidden_size", kHidden},
+              {"intermediate_size", kInner}, {"num_attention_heads", kHeads},         {"num_key_value_heads", kKvHeads},
+              {"vocab_size", kVocab},        {"max_position_embeddings", 128},        {"num_hidden_layers", 2}};
   }
-  void add(const std::string& name, std::vector<int64_t> shape, const std::vector<float>& values) {
-    tensors[name] = {"F32", std::move(shape), bytes(values)};
+  // The same layers with Mixtral's experts. Tools leave the router dense.
+  void use_experts() {
+    config.update({{"model_type", "mixtral"}, {"num_local_experts", kExperts}, {"num_experts_per_tok", 2}});
   }
-  std::string write() {
-    std::ofstream(dir.path + "/config.json") << config;
-    json header;
-    size_t at = 0;
-    std::string data;
-    for (const auto& [name, t] : tensors) {
-      header[name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {at, at + t.data.size()}}};
-      at += t.data.size(), data += t.data;
-    }
-    const std::string text = header.dump();
-    uint64_t length = text.size();
-    std::ofstream file(dir.path + "/model.safetensors", std::ios::binary);
-    file.write(reinterpret_cast<const char*>(&length), 8);
-    file << text << data;
-    return dir.path;
-  }
+  bool sparse() const { return config["model_type"] == "mixtral"; }
 };
 
 // Calls matrix(name, rows, columns) for every matrix of a layer, and adds the dense tensors to both folders.
@@ -172,17 +143,25 @@ void fill(Folder& coded, Folder& dense, Matrix matrix) {
     const std::string at = "model.layers." + std::to_string(layer) + ".";
     both(at + "input_layernorm.weight", {F::kHidden}, 1);
     both(at + "post_attention_layernorm.weight", {F::kHidden}, 1);
-    both(at + "self_attn.q_proj.bias", {q}, 0);
-    both(at + "self_attn.k_proj.bias", {kv}, 0);
-    both(at + "self_attn.v_proj.bias", {kv}, 0);
     for (const auto& [name, rows, columns] : {std::tuple("self_attn.q_proj", q, F::kHidden),
                                               {"self_attn.k_proj", kv, F::kHidden},
                                               {"self_attn.v_proj", kv, F::kHidden},
-                                              {"self_attn.o_proj", F::kHidden, q},
-                                              {"mlp.gate_proj", F::kInner, F::kHidden},
-                                              {"mlp.up_proj", F::kInner, F::kHidden},
-                                              {"mlp.down_proj", F::kHidden, F::kInner}})
+                                              {"self_attn.o_proj", F::kHidden, q}})
       matrix(at + name, rows, columns);
+    const auto mlp = [&](const std::string& in, const char* gate, const char* up, const char* down) {
+      matrix(in + gate, F::kInner, F::kHidden), matrix(in + up, F::kInner, F::kHidden);
+      matrix(in + down, F::kHidden, F::kInner);
+    };
+    if (coded.sparse()) {
+      both(at + "block_sparse_moe.gate.weight", {F::kExperts, F::kHidden}, 0);
+      for (int e = 0; e < F::kExperts; ++e)
+        mlp(at + "block_sparse_moe.experts." + std::to_string(e) + ".", "w1", "w3", "w2");
+      continue;
+    }
+    both(at + "self_attn.q_proj.bias", {q}, 0);
+    both(at + "self_attn.k_proj.bias", {kv}, 0);
+    both(at + "self_attn.v_proj.bias", {kv}, 0);
+    mlp(at + "mlp.", "gate_proj", "up_proj", "down_proj");
   }
 }
 
@@ -193,8 +172,10 @@ void fill_gptq(Folder& coded, Folder& dense, int group, bool desc_act, bool v2) 
   if (v2) coded.config["quantization_config"]["checkpoint_format"] = "gptq_v2";
   fill(coded, dense, [&](const std::string& name, int rows, int columns) {
     const int groups = (columns + group - 1) / group;
-    // All matrices that read the same input share one order, as the tools leave it.
-    const QuantGroups of = desc_act ? scattered(columns, group, uint64_t(columns)) : even_groups(columns, group);
+    // All matrices that read the same input share one order, as the tools leave it. Each expert has its own inputs.
+    const size_t expert = name.find("experts.");
+    const uint64_t input = uint64_t(columns) + (expert == name.npos ? 0 : uint64_t(name[expert + 8]));
+    const QuantGroups of = desc_act ? scattered(columns, group, input) : even_groups(columns, group);
     std::vector<uint32_t> words(size_t(columns / 8 * rows)), zeros(size_t(groups * rows / 8));
     std::vector<uint16_t> scales(size_t(groups * rows));
     std::vector<float> w(size_t(rows * columns));
@@ -243,7 +224,9 @@ void fill_fp8(Folder& coded, Folder& dense, bool blocks) {
 std::vector<float> logits_of(const std::string& dir, const LoadOptions& options, bool exact, int chunk,
                              Dtype* matrices = nullptr) {
   LoadedModel loaded(dir, options, 2);
-  if (matrices) *matrices = loaded.weights->layers[0].down.dtype;
+  const LayerWeights& layer = loaded.weights->layers[0];
+  if (matrices) *matrices = layer.experts.empty() ? layer.down.dtype : layer.experts.back().down.dtype;
+  if (!layer.experts.empty()) CHECK(layer.router.dtype == Dtype::f32);
   loaded.model = make_llama(loaded.weights, loaded.team, 64, 64, {.gemm = &default_gemm(exact)});
   return run_prompt(*loaded.model, {1, 5, 90, 33, 7, 8, 9, 60, 61, 2, 3}, chunk);
 }
@@ -272,27 +255,31 @@ TEST_CASE("quantised: a GPTQ or FP8 folder is the model that its codes stand for
       {"gptq desc_act", Dtype::int4, false, [](Folder& c, Folder& d) { fill_gptq(c, d, 16, true, false); }},
       {"fp8 of a tensor", Dtype::fp8, true, [](Folder& c, Folder& d) { fill_fp8(c, d, false); }},
       {"fp8 of blocks", Dtype::fp8, true, [](Folder& c, Folder& d) { fill_fp8(c, d, true); }}};
-  for (const Form& form : forms) {
-    CAPTURE(form.name);
-    Folder coded, dense;
-    form.fill(coded, dense);
-    const std::string dir = coded.write();
-    Dtype kept = Dtype::f32;
-    const auto expected = logits_of(dense.write(), {}, true, 64);
-    const auto exact = logits_of(dir, {}, true, 64, &kept);
-    CHECK(kept == form.dtype);
-    if (form.in_order) CHECK(same_bits(exact, expected));
-    CHECK(relative_error(exact, expected) < 1e-6);
-    // Widened at load, other rows of the table compute the same numbers.
-    CHECK(same_bits(logits_of(dir, {.weight_dtype = Dtype::f32}, false, 64, &kept), expected));
-    CHECK(kept == Dtype::f32);
-    // Activations are rounded to 2^-16 of the largest of a group for each weight. The error is measured up to 1.1e-4.
-    const auto dot = logits_of(dir, {}, false, 64);
-    CHECK(relative_error(dot, expected) < 3e-4);
-    CHECK(same_bits(dot, expected) == (form.dtype == Dtype::fp8));
-    for (int chunk : {1, 3}) CHECK(same_bits(logits_of(dir, {}, false, chunk), dot));
-    CHECK(relative_error(logits_of(dir, {.weight_dtype = Dtype::int8}, false, 64), expected) < 0.02);
-  }
+  for (const Form& form : forms)
+    for (const bool sparse : {false, true}) {
+      CAPTURE(form.name, sparse);
+      Folder coded, dense;
+      if (sparse) coded.use_experts(), dense.use_experts();
+      form.fill(coded, dense);
+      const std::string dir = coded.write();
+      Dtype kept = Dtype::f32;
+      const auto expected = logits_of(dense.write(), {}, true, 64);
+      const auto exact = logits_of(dir, {}, true, 64, &kept);
+      CHECK(kept == form.dtype);
+      if (form.in_order) CHECK(same_bits(exact, expected));
+      CHECK(relative_error(exact, expected) < 1e-6);
+      // Widened at load, other rows of the table compute the same numbers.
+      CHECK(same_bits(logits_of(dir, {.weight_dtype = Dtype::f32}, false, 64, &kept), expected));
+      CHECK(kept == Dtype::f32);
+      // Activations are rounded to 2^-16 of the largest of a group for each weight. The error is measured up to 1.1e-4.
+      const auto dot = logits_of(dir, {}, false, 64);
+      CHECK(relative_error(dot, expected) < 3e-4);
+      CHECK(same_bits(dot, expected) == (form.dtype == Dtype::fp8));
+      for (int chunk : {1, 3}) CHECK(same_bits(logits_of(dir, {}, false, chunk), dot));
+      // Rounded weights also change how much of each expert a token takes.
+      CHECK(relative_error(logits_of(dir, {.weight_dtype = Dtype::int8}, false, 64), expected) <
+            (sparse ? 0.05 : 0.02));
+    }
 }
 
 TEST_CASE("quantised: weights that are quantised at load have the error of their number of bits",

@@ -41,6 +41,14 @@ const char* kWide = R"({
   "attention_bias": true, "mlp_bias": true
 })";
 
+// A sparse layer, then a dense one, then a sparse one. 27 columns of an expert, so that K-groups are unequal.
+const char* kExperts = R"({
+  "model_type": "qwen3_moe", "hidden_size": 40, "intermediate_size": 91, "moe_intermediate_size": 27,
+  "num_experts": 10, "num_experts_per_tok": 4, "norm_topk_prob": true, "mlp_only_layers": [1],
+  "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "vocab_size": 117,
+  "max_position_embeddings": 256
+})";
+
 struct Loaded {
   Loaded(const std::string& text, Dtype dtype) {
     auto parsed = parse_model_config(text, "wide/config.json");
@@ -157,8 +165,14 @@ std::vector<float> on_one_rank(const Loaded& loaded, Dtype kv_dtype = Dtype::f32
 }
 
 TEST_CASE("sharded llama: logits have the bits of one rank, for tp 1 to 8 and pp 1 to 3", "[shards][model]") {
-  for (Dtype dtype : {Dtype::f32, Dtype::bf16, Dtype::int8, Dtype::int4, Dtype::fp8}) {
-    Loaded loaded(kWide, dtype);
+  for (const auto& [text, dtype] : {std::pair(kWide, Dtype::f32),
+                                    {kWide, Dtype::bf16},
+                                    {kWide, Dtype::int8},
+                                    {kWide, Dtype::int4},
+                                    {kWide, Dtype::fp8},
+                                    {kExperts, Dtype::f32},
+                                    {kExperts, Dtype::int4}}) {
+    Loaded loaded(text, dtype);
     const auto expected = on_one_rank(loaded);
     for (float logit : expected) REQUIRE(std::isfinite(logit));
     for (int tp : {1, 2, 4, 8})
@@ -173,10 +187,10 @@ TEST_CASE("sharded llama: logits have the bits of one rank, for tp 1 to 8 and pp
   }
 }
 
-TEST_CASE("sharded llama: waves have the bits of steps that are waited for", "[shards][model][waves]") {
-  Loaded loaded(kWide, Dtype::f32);
+void check_waves(const std::string& text, const std::vector<int>& tps) {
+  Loaded loaded(text, Dtype::f32);
   const auto expected = on_one_rank(loaded);
-  for (int tp : {1, 2, 4})
+  for (int tp : tps)
     for (int pp : {2, 3})
       for (int window : {0, 2, 3, 5, 64})
         for (bool watched : {false, true})
@@ -191,6 +205,11 @@ TEST_CASE("sharded llama: waves have the bits of steps that are waited for", "[s
             CHECK(unwritten == 0);
             if (again == 2) CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3}), expected));
           }
+}
+
+TEST_CASE("sharded llama: waves have the bits of steps that are waited for", "[shards][model][waves]") {
+  for (const auto& [text, tps] : {std::pair(kWide, std::vector{1, 2, 4}), {kExperts, std::vector{2}}})
+    check_waves(text, tps);
 }
 
 TEST_CASE("sharded llama: waiting for a wave can be interrupted, and a wave under way outlives its caller",

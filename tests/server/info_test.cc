@@ -1,3 +1,4 @@
+#include <cmath>
 #include <fstream>
 
 #include "allocator/kv_memory.h"
@@ -110,6 +111,34 @@ TEST_CASE("info: weight sizes match those of a loaded model", "[info]") {
       CHECK(on_card.out["weight_bytes"]["bf16"] == info.out["weight_bytes"]["bf16"].get<double>() + turns - table);
       CHECK(info.out["parameters"] == parsed.value().parameters());
     }
+}
+
+TEST_CASE("info: a model with experts counts all and active parameters, its weights and its steps", "[info][moe]") {
+  json config = testing::parsed(kConfig);
+  config.update({{"model_type", "qwen3_moe"}, {"num_experts", 6}, {"num_experts_per_tok", 2}});
+  config.update({{"moe_intermediate_size", 24}, {"mlp_only_layers", {1}}});
+  ModelDir model(testing::as_text(config));
+  const ModelConfig parsed = load_model_config(model.dir.path).value();
+  // Attention with head norms, a dense MLP of 96, two routers, two layers of six experts of 24, norms, both tables.
+  const long attention = 64 * (64 + 2 * 32) + 64 * 64 + 2 * 64 + 2 * 16, tables = 2 * 128 * 64 + 64;
+  const long expert = 3 * 64 * 24, rest = 3 * attention + 3 * 64 * 96 + 2 * 6 * 64 + tables;
+  CHECK(parsed.parameters() == rest + 2 * 6 * expert);
+  CHECK(parsed.active_parameters() == rest + 2 * 2 * expert);
+  ThreadTeam team(1);
+  for (Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+    const Info info = run_info(model.dir.path, {"--dtype", dtype_name(dtype)});
+    REQUIRE(info.code == 0);
+    const auto weights = load_weights(model.dir.path, parsed, {.dtype = dtype, .dummy = true}, team).value();
+    CHECK(info.out["weight_bytes"][dtype_name(dtype)] == weights->bytes());
+    CHECK(info.out["parameters"] == parsed.parameters());
+    CHECK(info.out["experts"]["active_parameters"] == parsed.active_parameters());
+    const json steps = info.out["experts"]["decode_steps"];
+    CHECK(steps[0]["experts"] == Approx(2));
+    CHECK(steps[1]["experts"] == Approx(6 * (1 - std::pow(4 / 6.0, 4))));
+    const long expert_bytes = long(dtype_bytes(dtype)) * expert, four = steps[1]["bytes"], one = steps[0]["bytes"];
+    CHECK(double(four - one) > 2 * double(expert_bytes) * (steps[1]["experts"].get<double>() - 2));
+  }
+  CHECK(run_info(model.dir.path, {"--device", "cuda"}).code == 2);
 }
 
 TEST_CASE("info: bad input is exit code 2", "[info]") {
