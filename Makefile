@@ -56,6 +56,7 @@ bench-peers: build  ## compare our GEMM with OpenBLAS, BLIS and oneDNN (installs
 	@$(if $(filter llama,$(PEERS)),$(BUILD)/xpyd_llama_peers $(ARGS))
 
 RUN     ?= 1
+QUICK   ?=
 DEVICE  ?=
 RUN_PY   = $(PYTHON) experiments/run.py
 EXP_ARGS = --bin $(BUILD)/xpyd_experiments $(if $(DEVICE),--device $(DEVICE)) $(ARGS)
@@ -69,9 +70,9 @@ exp-%: deps  ## exp-NAME runs one experiment (DEVICE=cuda: on a GPU)
 	@$(EXP_BIN)
 	@$(RUN_PY) run $* $(EXP_ARGS)
 
-claims: deps  ## measure what is missing, then print the evidence for every claim and the state of every table of the notes and papers (RUN=0: do not measure, only name what is stale)
+claims: deps  ## measure what is missing, then print the evidence for every claim (QUICK=1: the parts that took at most 30 s, into build/experiments/quick; RUN=0: measure nothing)
 	@$(EXP_BIN)
-	@$(RUN_PY) check $(if $(filter 0,$(RUN)),--no-run) $(EXP_ARGS)
+	@$(RUN_PY) check $(if $(filter 0,$(RUN)),--no-run) $(if $(QUICK),--quick --results build/experiments/quick) $(EXP_ARGS)
 
 figures:  ## draw every figure from the CSVs in experiments/results
 	@tools/install-packages python3-matplotlib
@@ -95,7 +96,7 @@ gpu-bundle: cuda  ## pack build/xpyd-gpu.tar.gz, which is gpu-report for a machi
 	@rm -rf build/xpyd-gpu && mkdir -p build/xpyd-gpu/bin build/xpyd-gpu/tools build/xpyd-gpu/experiments/gpu build/xpyd-gpu/tests
 	@for b in xpyd xpyd_gpu_tests xpyd_gpu_report xpyd_experiments; do strip -o build/xpyd-gpu/bin/$$b build/cuda/$$b || exit 1; done
 	@cp build/cuda/*.so.* build/xpyd-gpu/bin/
-	@cp tools/gpu-report build/xpyd-gpu/tools/ && cp experiments/gpu/sdpa.py build/xpyd-gpu/experiments/gpu/ && cp -r experiments/models experiments/*.py build/xpyd-gpu/experiments/ && $(PYTHON) experiments/run.py sources >build/xpyd-gpu/experiments/sources.json && cp -r tests/data build/xpyd-gpu/tests/ && cp LICENSE build/xpyd-gpu/
+	@cp tools/gpu-report build/xpyd-gpu/tools/ && cp experiments/gpu/sdpa.py build/xpyd-gpu/experiments/gpu/ && cp -r experiments/models experiments/*.py experiments/*.csv build/xpyd-gpu/experiments/ && cp -r tests/data build/xpyd-gpu/tests/ && cp LICENSE build/xpyd-gpu/
 	@tar -C build -czf build/xpyd-gpu.tar.gz xpyd-gpu
 	@ls -l build/xpyd-gpu.tar.gz && echo "there: tar xzf xpyd-gpu.tar.gz && xpyd-gpu/tools/gpu-report bin"
 

@@ -1,7 +1,8 @@
-"""Turns results into verdicts about claims. The interval of the samples is compared with a paper's figure and with our arithmetic.
+"""Turns results into verdicts. The interval of the samples is compared with the range of the published figure, or with the range
+that our arithmetic expects.
 
-An interval lies inside a range, outside it, or across its edge. If it lies across the edge, the claim is undecided, however
-close the median is to the middle of the range.
+An interval lies inside a range, outside it, or across its edge. Across the edge nothing is reproduced, however close the median is
+to the middle of the range.
 """
 import random
 import statistics
@@ -11,8 +12,7 @@ RESAMPLES = 1000
 # With fewer samples no bootstrap gives a 95 % interval (the extremes of 5 samples cover 94 %), so the whole range is taken.
 FEWEST = 6
 
-VERDICTS = ["agrees with the paper", "differs from the paper", "agrees with arithmetic", "differs from arithmetic",
-            "undecided", "not run"]
+YES, NO, ELSEWHERE, MISSING = "reproduced", "not reproduced", "not comparable here", "no result"
 
 
 def interval(numbers):
@@ -25,75 +25,11 @@ def interval(numbers):
 
 
 def against(low, high, least, most):
-    """Compares the interval [low, high] with the range [least, most]."""
-    slack = 1e-9 * max(abs(least), abs(most))  # rounding of binary fractions
+    """Where the interval [low, high] lies to the range [least, most]: "in", "out" or "across" an edge."""
+    slack = 1e-6 * max(abs(least), abs(most))  # ranges have six digits
     if least - slack <= low and high <= most + slack:
-        return "agrees"
-    return "differs" if high < least - slack or low > most + slack else "undecided"
-
-
-@dataclass
-class Estimate:
-    """A number with an interval of its own. It is for counts, where a repeated measurement gives the same count."""
-    middle: float
-    low: float
-    high: float
-    n: int
-
-
-def _root(rises, low, high):
-    """The argument at which an increasing function becomes positive."""
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if rises(middle) > 0 else (middle, high)
-    return (low + high) / 2
-
-
-def share(right, n):
-    """The share right / n, with Wilson's 95 % interval."""
-    z, p = 1.959964, right / n
-    centre, half = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** .5
-    return Estimate(p, (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n), n)
-
-
-def lost(lost_, won, n):
-    """Returns (lost - won) / n for n questions that two configurations answer. `lost_` counts the questions that only the first
-    one answers correctly, `won` those that only the second one does. The interval is Tango's 95 % score interval for paired
-    proportions (1998), which inverts McNemar's test. With no question lost and none won it is still not (0, 0)."""
-    def score(d):
-        b = (2 * n - lost_ + won) * d - lost_ - won
-        q = ((b * b + 8 * n * won * d * (1 - d)) ** .5 - b) / (4 * n)  # the most likely share of `won` if the difference is d
-        return (n * d - lost_ + won) / max(n * (2 * q + d * (1 - d)), 1e-300) ** .5
-    difference = (lost_ - won) / n
-    return Estimate(difference, _root(lambda d: score(d) + 1.959964, -1, difference),
-                    _root(lambda d: score(d) - 1.959964, difference, 1), n)
-
-
-READ = {"paper": "", "summary": ", from a summary", "memory": ", from memory"}
-
-
-@dataclass
-class Printed:
-    """A published figure: its text, and the range in which our figure counts as the same (without one nothing is compared)."""
-    text: str
-    low: float = None
-    high: float = None
-    read: str = "paper"  # source of the figure: the paper (or its code and documents), a summary of the paper, or memory
-
-    def known(self):
-        return READ[self.read]
-
-    def comparable(self):
-        return self.low is not None
-
-
-def printed(text, low=None, high=None, read="paper"):
-    """A range is compared as it was published. A single figure gets 5 % on each side. If it is a ratio, the margin is also at
-    most a quarter of the effect that the ratio claims, so that 1 does not reproduce 1.05."""
-    if low is not None and high is None:
-        near = min(.05 * abs(low), abs(low - 1) / 4) if low != 1 else .05
-        low, high = low - near, low + near
-    return Printed(text, low, high, read)
+        return "in"
+    return "out" if high < least - slack or low > most + slack else "across"
 
 
 @dataclass
@@ -103,31 +39,24 @@ class Evidence:
     low: float = None
     high: float = None
     n: int = 0
-    paper: str = ""  # "agrees", "differs" or "undecided"; "": no figure to compare
-    arithmetic: str = ""
-    trouble: str = ""  # why it was not run
-
-    def words(self):
-        """The verdict. The comparison with our arithmetic is added if it says something else than that with the paper."""
-        if self.paper and self.arithmetic and self.paper != self.arithmetic:
-            return f"{self.verdict}; {self.arithmetic} with arithmetic".replace("differs with", "differs from").replace(
-                "undecided with", "undecided against")
-        return self.verdict
+    paper: str = ""  # where the interval lies to the published range; "": there is none to compare
+    expected: str = ""  # and to the expected range
+    why: str = ""  # why there is no result, or why it is not reproduced
 
 
-def decide(numbers, least, most, paper):
-    """`numbers` has one number a sample, or holds one Estimate. `least` and `most` come from our arithmetic. `paper` is a
-    Printed or None."""
-    if isinstance(numbers[0], Estimate):
-        one, = numbers
-        low, high = one.low, one.high
-        found = Evidence("", one.middle, low, high, one.n)
+def decide(numbers, claim):
+    """The evidence of a claim (claims.Claim) from one number a sample."""
+    low, high = interval(numbers)
+    found = Evidence("", statistics.median(numbers), low, high, len(numbers))
+    found.expected = against(low, high, claim.low, claim.high)
+    if claim.comparable:
+        found.paper = against(low, high, claim.paper_low, claim.paper_high)
+    target = found.paper or found.expected
+    if claim.paper and not claim.comparable and found.expected == "in":
+        found.verdict = ELSEWHERE
     else:
-        low, high = interval(numbers)
-        found = Evidence("", statistics.median(numbers), low, high, len(numbers))
-    found.arithmetic = against(low, high, least, most)
-    if paper and paper.comparable():
-        found.paper = against(low, high, paper.low, paper.high)
-    against_what, name = (found.paper, "the paper") if found.paper else (found.arithmetic, "arithmetic")
-    found.verdict = {"agrees": f"agrees with {name}", "differs": f"differs from {name}"}.get(against_what, "undecided")
+        found.verdict = YES if target == "in" else NO
+    if found.verdict == NO:
+        across = "the interval crosses an edge of the range" if target == "across" else ""
+        found.why = claim.differs if claim.differs and (found.paper or claim.paper) else across
     return found

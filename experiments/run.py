@@ -1,28 +1,22 @@
 #!/usr/bin/env python3
-"""Runs experiments, keeps their results, and compares them with the expected ranges. It needs only the standard library.
+"""Runs experiments, keeps their results, and compares them with the claims. It needs only the standard library.
 
     run.py run [NAME...]      measure what is missing (without a name: everything that this machine can run)
-    run.py check              the same, then print the evidence for every claim (--no-run: only that). Without names it also prints
-                              the state of every table of the notes and papers (tables.py). It fails if a result differs and
-                              no reason is given.
-    run.py readme             rewrite CLAIMS.md, ranges.csv, the table in experiments/README.md and the last column of the table of
-                              ideas in README.md (--check: only say whether they are up to date). It refuses a range that was changed after a run without an amendment.
-    run.py log                print the spans of offload_cost/trace as an event log (disagg/request_trace.h) for `xpyd trace FILE`: steps
-                              as steps, copies as transfers
+    run.py check              the same, then print the evidence for every claim (--no-run: only that; --quick: only parts that took at
+                              most 30 s). It fails if a result is not reproduced and no reason is given.
+    run.py older              name the results that are older than the code of their folders, and the ranges younger than their results
+    run.py readme             rewrite CLAIMS.md, the table in experiments/README.md and the last column of the table of ideas in
+                              README.md (--check: only say whether they are up to date)
     run.py list               print names, devices, the minutes that each last run took, and their sum
-    run.py sources            print the sources stamp of each result file as JSON, for a bundle without sources
 
-A point that is already in the result file is not measured again. Each file is stamped with hashes of the sources that it
-depends on (sources.py), the machine and the seed. A file with another stamp is set aside, never overwritten.
+A point that is already in the result file is not measured again. A file of another machine, seed or older code is set aside, never
+overwritten. A program built from a tree with changes that are not committed writes to build/ only.
 """
 import argparse
 import concurrent.futures
 import contextlib
-import csv
 import fcntl
-import functools
 import glob
-import io
 import json
 import os
 import re
@@ -37,28 +31,25 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 SHOWN = 20  # rows of a result that are printed when it is measured
+QUICK = 30  # seconds
 sys.path.insert(0, HERE)
 
-from claims import CLAIMS, FRONT_PAGE  # noqa: E402
-from evidence import VERDICTS, Evidence, decide  # noqa: E402
-from sources import Sources, changed  # noqa: E402
+import older  # noqa: E402
+from claims import FRONT_PAGE, PARTS  # noqa: E402
+from evidence import ELSEWHERE, MISSING, NO, YES, Evidence, decide  # noqa: E402
 from table import Table, TableError, point_hash  # noqa: E402
-from tables import by, rows_of, states  # noqa: E402
 
 ETCD = os.path.join(ROOT, "build/etcd/usr/bin") + os.pathsep + os.environ.get("PATH", "")
 BEGIN, END = "<!-- made by `experiments/run.py readme`: -->", "<!-- end -->"
-
-
-sources_below = functools.lru_cache(Sources)
-
-
-def sources_stamp(root, claim):
-    """The hash of everything that the experiment's result depends on."""
-    kept = os.path.join(root, "experiments", "sources.json")  # a bundle (make gpu-bundle) has no sources
-    if os.path.exists(kept):
-        with open(kept, encoding="utf-8") as file:
-            return json.load(file)[claim.file]
-    return sources_below(root, claim.device).stamp(claim.name)
+# What a part may need (parts.csv): why it cannot run here, and whether that is so.
+NEEDS = {
+    "callgrind": ("it needs valgrind to count instructions", lambda options: not shutil.which("valgrind")),
+    "rdma": ("it needs an RDMA device: `make check STAGE=rdma` runs it in a virtual machine that has one",
+             lambda options: not glob.glob("/sys/class/infiniband/*")),
+    "netns": ("it needs root, iproute2 and etcd: `make check STAGE=netns` installs the last two",
+              lambda options: os.geteuid() or not all(map(shutil.which, ("ip", "tc"))) or not shutil.which("etcd", path=ETCD)),
+    "traces": ("it needs the Mooncake traces; --traces names their folder", lambda options: not options.traces),
+}
 
 
 class Progress:
@@ -67,35 +58,28 @@ class Progress:
     def __init__(self, label, done, total):
         self.label, self.done, self.total, self.first = label, done, total, done
         self.start = time.monotonic()
-        self.shown = sys.stderr.isatty()
 
-    def step(self, note=""):
-        if not self.shown:
-            return
-        filled = 24 * self.done // max(1, self.total)
-        line = f"{self.label} [{'#' * filled}{'.' * (24 - filled)}] {self.done}/{self.total}"
-        if self.done > self.first:
-            left = (time.monotonic() - self.start) / (self.done - self.first) * (self.total - self.done)
-            line += f" {left / 60:.1f} min left"
-        width = os.get_terminal_size(sys.stderr.fileno()).columns
-        sys.stderr.write("\r\033[K" + f"{line} {note}"[:width - 1])
-        sys.stderr.flush()
-
-    def clear(self):
-        if self.shown:
-            sys.stderr.write("\r\033[K")
+    def show(self, line):
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\033[K" + line[:os.get_terminal_size(sys.stderr.fileno()).columns - 1])
             sys.stderr.flush()
+
+    def step(self, note):
+        self.done += 1
+        left = (time.monotonic() - self.start) / (self.done - self.first) * (self.total - self.done) / 60
+        self.show(f"{self.label} {self.done}/{self.total}, {left:.1f} min left {note}")
 
 
 class Program:
     """One process `xpyd_experiments run NAME`, which is asked point by point. If a point ends it, it is started again."""
 
-    def __init__(self, runner, claim):
-        self.words = [runner.options.bin, "run", claim.name, *runner.settings(claim)]
+    def __init__(self, runner, part):
+        self.words = [runner.options.bin, "run", part.part, *runner.settings(part)]
         self.process, self.log, self.counted = None, None, None
-        if claim.callgrind:
+        if "callgrind" in part.needs:
             self.counted = tempfile.NamedTemporaryFile(prefix="callgrind.")
-            self.words = ["valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={self.counted.name}", *self.words]
+            self.words = ["valgrind", "--tool=callgrind", "--instr-atstart=no",
+                          f"--callgrind-out-file={self.counted.name}", *self.words]
 
     def ask(self, parameters):
         if self.process is None:
@@ -135,77 +119,63 @@ class Program:
 class Runner:
     def __init__(self, options):
         self.options = options
-        self.machine = None
-        self.peaks = {}
+        self.peaks, self.known = {}, None
 
-    def call(self, *words):
-        """Runs the program to its end. Returns (exit code, stdout, last line of stderr)."""
+    def answer(self, *words):
+        """Runs the program to its end. Returns what it printed as JSON."""
         try:
             done = subprocess.run([self.options.bin, *words], cwd=ROOT, capture_output=True, text=True)
         except OSError as error:
             raise SystemExit(f"run.py: {self.options.bin}: {error.strerror}: `make experiments` builds it")
-        last = done.stderr.strip().split("\n")[-1].replace("xpyd_experiments: ", "")
-        return done.returncode, done.stdout, last
+        if done.returncode != 0:
+            last = done.stderr.strip().split("\n")[-1].replace("xpyd_experiments: ", "")
+            raise SystemExit(f"run.py: {' '.join(words)}: {last}")
+        return json.loads(done.stdout)
 
-    def answer(self, *words):
-        code, out, error = self.call(*words)
-        if code != 0:
-            raise SystemExit(f"run.py: {' '.join(words)}: {error}")
-        return json.loads(out)
+    @property
+    def machine(self):
+        self.known = self.known or self.answer("machine")
+        return self.known
 
-    def missing(self, claim):
-        """Why this machine cannot run the claim; "" if it can."""
-        self.machine = self.machine or self.answer("machine")
-        if claim.device == "cuda" and self.machine["cuda_missing"]:
+    def missing(self, part):
+        """Why this machine cannot run the part; "" if it can."""
+        if part.device == "cuda" and self.machine["cuda_missing"]:
             return self.machine["cuda_missing"]
-        if claim.callgrind and not shutil.which("valgrind"):
-            return "it needs valgrind to count instructions"
-        if claim.rdma and not glob.glob("/sys/class/infiniband/*"):
-            return "it needs an RDMA device: `make check STAGE=rdma` runs it in a virtual machine that has one"
-        if claim.netns and (os.geteuid() or not all(map(shutil.which, ("ip", "tc"))) or not shutil.which("etcd", path=ETCD)):
-            return "it needs root, iproute2 and etcd: `make check STAGE=netns` installs the last two"
-        return "it needs the Mooncake traces; --traces names their folder" if (
-            claim.traces and not self.options.traces) else ""
+        return next((why for need, (why, lacks) in NEEDS.items() if need in part.needs and lacks(self.options)), "")
 
-    def settings(self, claim):
-        words = ["--device", claim.device, "--seed", str(self.options.seed)]
+    def settings(self, part):
+        words = ["--device", part.device, "--seed", str(self.options.seed)]
         if self.options.traces:
             words += ["--traces", self.options.traces]
         return words + (["--tiny"] if self.options.tiny else [])
 
-    def stamp(self, claim):
-        """(stamp that two comparable results must share, further facts for the reader)."""
-        self.missing(claim)
-        must = {
-            "experiment": claim.name,
-            "device": claim.device if claim.device == "cpu" else self.machine["cuda"],
+    def stamp(self, part):
+        """What two comparable results share."""
+        return {
+            "experiment": part.part,
+            "device": part.device if part.device == "cpu" else self.machine["cuda"],
             "machine": self.machine["machine"],
-            "sources": sources_stamp(ROOT, claim),
             "seed": str(self.options.seed),
             "sizes": "tiny" if self.options.tiny else "full",
         }
-        return must, {"commit": self.machine["commit"], "build": self.machine["build"]}
 
-    def path(self, claim):
-        return os.path.join(self.options.results, claim.file)
+    def path(self, part):
+        return os.path.join(self.options.results, part.file)
 
-    def stale(self, claim, table):
-        """Why the file does not belong to these sources on this machine; "" if it does."""
-        must, _ = self.stamp(claim)
-        for key, value in must.items():
+    def stale(self, part, table):
+        """Why the file does not belong to the program's code on this machine; "" if it does."""
+        for key, value in self.stamp(part).items():
             if table.stamp.get(key, "?") != value:
-                if key == "sources":
-                    return f"measured at commit {table.stamp['commit']}, {changed(table.stamp['sources'], value)}"
                 return f"measured with {key} '{table.stamp.get(key, '?')}', here it is '{value}'"
-        return ""
+        return older.since(ROOT, part, table.stamp["commit"], self.machine["commit"].removesuffix("-dirty"))
 
-    def open(self, claim):
+    def open(self, part):
         """The table to continue. A file that cannot be continued is set aside first."""
-        path = self.path(claim)
+        path = self.path(part)
         if os.path.exists(path):
             try:
                 table = Table.load(path)
-                why = self.stale(claim, table)
+                why = self.stale(part, table)
                 for trouble in table.troubles:
                     print(f"  {trouble}; that point is measured again")
                 if not why:
@@ -214,54 +184,52 @@ class Runner:
                 why = str(error)
             kept = os.path.join(ROOT, "build", "experiments", "set-aside")
             os.makedirs(kept, exist_ok=True)
-            aside, number = os.path.join(kept, time.strftime("%Y%m%d-%H%M%S-") + claim.file), 0
-            while os.path.exists(aside):
-                number += 1
-                aside = os.path.join(kept, time.strftime("%Y%m%d-%H%M%S-") + f"{number}-{claim.file}")
+            aside = os.path.join(tempfile.mkdtemp(dir=kept, prefix=time.strftime("%Y%m%d-%H%M%S-")), part.file)
             os.replace(path, aside)
-            print(f"  {claim.file}: {why}; moved to {os.path.relpath(aside, ROOT)}")
-        must, more = self.stamp(claim)
-        if claim.device not in self.peaks:
-            self.peaks[claim.device] = json.dumps(self.answer("peak", "--device", claim.device))
-        date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        return Table(path, {**must, **more, "peaks": self.peaks[claim.device], "begun": date})
+            print(f"  {part.file}: {why}; moved to {os.path.relpath(aside, ROOT)}")
+        if part.device not in self.peaks:
+            self.peaks[part.device] = json.dumps(self.answer("peak", "--device", part.device))
+        return Table(path, {**self.stamp(part), "commit": self.machine["commit"], "build": self.machine["build"],
+                            "peaks": self.peaks[part.device], "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
 
-    def plan(self, claim):
+    def plan(self, part):
         """[(hash, repetition, parameters)]: all points once, then all again, so that the configurations take turns."""
-        points = self.answer("points", claim.name, *self.settings(claim))
-        repeats = min(claim.repeats, self.options.repeats or claim.repeats)
-        return [(point_hash(claim.name, claim.device, self.options.seed, self.options.tiny, p), r, p)
+        points = self.answer("points", part.part, *self.settings(part))
+        repeats = min(part.repeats, self.options.repeats or part.repeats)
+        return [(point_hash(part.part, part.device, self.options.seed, self.options.tiny, p), r, p)
                 for r in range(repeats) for p in points]
 
-    def run(self, claim):
+    def run(self, part):
         """Measures what is missing. Returns True if the result is then complete."""
-        why = self.missing(claim)
+        why = self.missing(part)
+        if not why and self.machine["commit"].endswith("-dirty") and not self.options.results.startswith(
+                os.path.join(ROOT, "build")):
+            why = f"the program is of {self.machine['commit']}, which no commit has; --results build/... keeps its results apart"
         if why:
-            print(f"{claim.name} ({claim.device}): not run: {why}")
+            print(f"{part.part} ({part.device}): not run: {why}")
             return False
-        plan = self.plan(claim)
-        table = self.open(claim)
+        plan = self.plan(part)
+        table = self.open(part)
         done = table.done()
         todo = [unit for unit in plan if unit[:2] not in done]
         table.stamp.pop("failed", None)
         begin, spent = time.monotonic(), float(table.stamp.get("seconds", 0))
         busy = resource.getrusage(resource.RUSAGE_CHILDREN)
         failures = []
-        progress = Progress(claim.name, len(plan) - len(todo), len(plan))
+        progress = Progress(part.part, len(plan) - len(todo), len(plan))
         mine, programs = threading.local(), []
 
         def ask(unit):
             if not hasattr(mine, "program"):
-                mine.program = Program(self, claim)
+                mine.program = Program(self, part)
                 programs.append(mine.program)
             return mine.program.ask(unit[2])
 
-        # A claim that reads no clock of this machine runs in as many processes as there are cores; a timed claim runs in one.
-        timed = any(claim.how_of(e) == "measured" for e in claim.expect)
+        # A part that reads no clock of this machine runs in as many processes as there are cores; a timed one runs in one.
+        timed = any(claim.how == "measured" for claim in part.claims)
         pool = concurrent.futures.ThreadPoolExecutor(1 if timed else len(os.sched_getaffinity(0)))
         replies = (pool.submit(ask, unit).result() for unit in todo) if timed else pool.map(ask, todo)
         for (hash_, repeat, parameters), reply in zip(todo, replies):
-            progress.done += 1
             progress.step(" ".join(f"{k}={v}" for k, v in parameters.items()))
             if "rows" in reply:
                 table.stamp["seconds"] = f"{spent + time.monotonic() - begin:.0f}"
@@ -278,238 +246,187 @@ class Runner:
             cpu = ended.ru_utime + ended.ru_stime - busy.ru_utime - busy.ru_stime
             table.stamp["seconds"] = f"{spent + cpu / len(os.sched_getaffinity(0)):.0f}"
             table.write()
-        progress.clear()
+        progress.show("")
         for failure in failures:
-            print(f"  {claim.name}: {failure}")
-        print(f"{claim.name} ({claim.device}): {len(plan) - len(failures)} of {len(plan)} points in "
-              f"{os.path.relpath(self.path(claim), ROOT)}, {len(todo)} measured now in {time.monotonic() - begin:.0f} s")
+            print(f"  {part.part}: {failure}")
+        print(f"{part.part} ({part.device}): {len(plan) - len(failures)} of {len(plan)} points in "
+              f"{os.path.relpath(self.path(part), ROOT)}, {len(todo)} measured now in {time.monotonic() - begin:.0f} s")
         if len(table.rows) <= SHOWN:
             print(table.text())
         return not failures
 
 
-def minutes(results, claim):
-    """Minutes that the last run took on two idle cores, from its stamp; None if there was no run."""
+def seconds(part, results=os.path.join(HERE, "results")):
+    """What the last run took on two idle cores, from its stamp; None if there was no run."""
     try:
-        return float(Table.load(os.path.join(results, claim.file)).stamp["seconds"]) / 60
+        return float(Table.load(os.path.join(results, part.file)).stamp["seconds"])
     except (TableError, KeyError):
         return None
 
 
-def took(results, claim):
-    known = minutes(results, claim)
-    return "never run" if known is None else f"{known:.1f} minutes" if known >= 0.1 else f"{60 * known:.0f} seconds"
+def took(part):
+    known = seconds(part)
+    return "never run" if known is None else f"{known / 60:.1f} minutes" if known >= 6 else f"{known:.0f} seconds"
 
 
-def evidence(claim, table):
-    """[(expectation, Evidence)] of a claim, from the rows of its result file alone."""
+def evidence(part, table):
+    """[(claim, Evidence)] of a part, from the rows of its result file alone."""
     found = []
-    for e in claim.expect:
+    for claim in part.claims:
         try:
-            numbers = [e.value(part) for part in table.samples()]
-            if not numbers:
-                raise TableError(f"{table.path}: the file has no rows")
-            found.append((e, decide(numbers, e.low, e.high, e.paper)))
+            if not table or not table.rows:
+                raise TableError(f"{part.file}: " + ("the file has no rows" if table else "there is no such result"))
+            found.append((claim, decide([claim.value(sample) for sample in table.samples()], claim)))
         except (TableError, ZeroDivisionError) as error:
-            found.append((e, Evidence("not run", trouble=str(error).replace(os.path.dirname(table.path) + os.sep, ""))))
+            found.append((claim, Evidence(MISSING, why=str(error).replace(os.path.join(HERE, "results") + os.sep, ""))))
     return found
 
 
-def seen(e, found):
+def seen(claim, found):
     """The median, its interval and the number of samples, as text."""
     if found.n == 0:
-        return ""
-    text = e.show(found.middle)
+        return MISSING
+    text = claim.show(found.middle)
     if found.n > 1 and found.low != found.high:
-        text += f" [{e.range(found.low, found.high)}]"
+        text += f" [{claim.range(found.low, found.high)}]"
     return text + (f", n {found.n}" if found.n > 1 else "")
 
 
-def unexplained(e, found):
-    """Whether the result differs and the claim gives no reason."""
-    return found.paper == "differs" and not e.differs or found.arithmetic == "differs" and not (found.paper and e.differs)
-
-
-def verdict(runner, claim):
-    """(state of the result file, [(expectation, Evidence)]) of one claim, from its result file alone."""
-    path = runner.path(claim)
-    missing = runner.missing(claim)
-    if not os.path.exists(path):
-        return missing or f"no {claim.file}: `{claim.command}`", []
+def loaded(part, results):
+    """(table or None, why there is none)."""
     try:
-        table = Table.load(path)
+        return Table.load(os.path.join(results, part.file)), ""
     except TableError as error:
-        return f"{error}: `{claim.command}`", []
+        return None, str(error)
+
+
+def verdict(runner, part):
+    """(state of the result file, [(claim, Evidence)]) of one part, from its result file alone."""
+    missing = runner.missing(part)
+    table, why = loaded(part, runner.options.results)
+    if not table:
+        return missing or f"{why}: `{part.command}`", evidence(part, None)
     notes = list(table.troubles)
     if "failed" in table.stamp:
         notes.append(f"failed: {table.stamp['failed']}")
     if missing:
         notes.append(f"on {table.stamp['device']}, commit {table.stamp['commit']}; here: {missing}")
     else:
-        stale = runner.stale(claim, table)
+        stale = runner.stale(part, table)
         notes += [f"stale: {stale}"] if stale else []
-        if not stale:
-            left = len([u for u in runner.plan(claim) if u[:2] not in table.done()])
-            notes += [f"{left} points are still missing"] if left else []
-    return "; ".join(notes), evidence(claim, table)
+        left = 0 if stale else len([u for u in runner.plan(part) if u[:2] not in table.done()])
+        notes += [f"{left} points are still missing"] if left else []
+    return "; ".join(notes), evidence(part, table)
 
 
-def check(runner, claims):
+def check(runner, parts):
     """Prints the evidence for every claim. Returns True if nothing failed and every difference has a reason."""
-    counts, good, due, every = {}, True, [], {}
-    for claim in claims:
-        state, found = verdict(runner, claim)
-        print(f"\n{claim.name} ({claim.device})" + (f": {state}" if state else ""))
-        print(f"  {claim.question}\n  {claim.source}; {claim.command}; {claim.file}")
-        if ("stale" in state or "missing" in state or not found) and not runner.missing(claim):
-            due.append(claim)
+    counts, good, due = {}, True, []
+    for part in parts:
+        state, found = verdict(runner, part)
+        print(f"\n{part.part} ({part.device})" + (f": {state}" if state else ""))
+        print(f"  {part.question}\n  {part.command}; {part.file}")
+        if not runner.missing(part) and (state or any(one.verdict == MISSING for _, one in found)):
+            due.append(part)
         good &= "failed: " not in state
-        found = found or [(e, Evidence("not run")) for e in claim.expect]
-        every.update(keyed(claim, found))
-        for e, one in found:
+        for claim, one in found:
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
-            print(f"    {one.words():24} {e.label}: {seen(e, one) or one.trouble or 'no result'}"
-                  f" ({claim.how_of(e)}; arithmetic {e.range(e.low, e.high)}" + (f"; paper {e.paper.text})" if e.paper else ")"))
-            if unexplained(e, one):
+            print(f"    {one.verdict:20} {claim.claim}: {seen(claim, one)} ({claim.how}; expected {claim.range(claim.low, claim.high)}"
+                  + (f"; published {claim.paper}, {claim.page})" if claim.paper else ")") + (f"; {one.why}" if one.why else ""))
+            if one.verdict == NO and not one.why:
                 good = False
                 print("      the claim gives no reason for the difference")
-    print("\n" + "; ".join(f"{word}: {counts[word]}" for word in VERDICTS if word in counts))
-    def sum_of(some):
-        return f"{sum(minutes(runner.options.results, c) or 0 for c in some):.0f} minutes"
-    print(f"the last runs of these claims took {sum_of(c for c in claims if not runner.missing(c))}; to be measured, because they are stale or missing: "
-          + (", ".join(f"{c.name} ({took(runner.options.results, c)})" for c in due) or "nothing") + (": " + sum_of(due) if due else ""))
-    if len(claims) == len(CLAIMS):
-        print(tables_in_words(every))
+    print("\n" + "; ".join(f"{word}: {counts[word]}" for word in (YES, NO, ELSEWHERE, MISSING) if word in counts))
+    print("to be measured, because they are stale or missing: " +
+          (", ".join(f"{part.part} ({took(part)})" for part in due) or "nothing"))
     return good
 
 
-def keyed(claim, found):
-    """{`experiment: label`: (Claim, Expect, Evidence)}, the form that tables.py reads."""
-    return {f"{claim.anchor}: {e.label}": (claim, e, one) for e, one in found}
-
-
-def tables_in_words(found):
-    """Every table and figure of the notes and papers, the experiments that rebuild it, and its state, as text."""
-    all_, counts = states(found)
-    out, of = ["\ntables and figures of the notes and papers:"], ""
-    for row, word, notes in all_:
-        if row.of != of:
-            of = row.of
-            out.append(f"  {of}")
-        how = ", ".join(by(row, found)) or row.command
-        out.append(f"    {word:12} {row.name}: {row.shows}" + (f" ({how})" if how else "") + (f". {notes}" if notes else ""))
-    return "\n".join([*out, counts])
-
-
-def tables_page(found):
-    """The same list as a section of CLAIMS.md."""
-    all_, counts = states(found)
-    out = [f"\n## Tables and figures of the notes and papers\n\n{counts}.\n", "| of | what | shows | state | by | how, why, and what is not here |", "|---|---|---|---|---|---|"]
-    for row, word, notes in all_:
-        how = ", ".join(f"[{name}](#{name})" for name in by(row, found)) or (f"`{row.command}`" if row.command else "")
-        out.append("| " + " | ".join(cell(text) for text in (row.of, row.name, row.shows, word, how, notes)) + " |")
-    return "\n".join(out)
+def tell_older(parts, results):
+    """Prints the results that are older than the code of their folders, and the ranges that are younger than their results."""
+    count = 0
+    for part in parts:
+        table, why = loaded(part, results)
+        why = why or older.since(ROOT, part, table.stamp["commit"])
+        late = older.younger(ROOT, part.claims, table.stamp["commit"].removesuffix("-dirty")) if table else []
+        if why or late:
+            print(f"{part.file}: " + (why or "its code is unchanged") +
+                  (f"; {len(late)} of {len(part.claims)} ranges are younger than it" if late else ""))
+        count += bool(why)
+    print(f"{count} of {len(parts)} results are older than the code of their folders, or missing")
+    return count == 0
 
 
 def cell(text):
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def published(e):
-    if not e.paper:
+def published(claim):
+    if not claim.paper:
         return ""
-    text = e.paper.text + e.paper.known()
-    if e.paper.comparable() and (e.paper.low, e.paper.high) != (e.low, e.high):
-        text += f" (the same: {e.range(e.paper.low, e.paper.high)})"
-    return text
+    exact = claim.comparable and (claim.paper_low, claim.paper_high) != (claim.low, claim.high)
+    return f"{claim.paper}: {claim.page}" + (
+        f" (the same: {claim.range(claim.paper_low, claim.paper_high)})" if exact else "")
 
 
-def results(runner):
-    """[(claim, table or None, [(expectation, Evidence)])] of all claims."""
-    all_ = []
-    for claim in CLAIMS:
-        try:
-            table = Table.load(os.path.join(runner.options.results, claim.file))
-            all_.append((claim, table, evidence(claim, table)))
-        except TableError:
-            all_.append((claim, None, [(e, Evidence("not run")) for e in claim.expect]))
-    return all_
-
-
-def claims_page(runner):
+def claims_page(all_):
     """The text of CLAIMS.md."""
-    all_ = results(runner)
-    out = [PAGE_HEAD, tables_page({key: value for claim, _, found in all_ for key, value in keyed(claim, found).items()})]
-    for claim, table, found in all_:
-        out.append(f"\n## {claim.anchor}\n\n{claim.question}\n")
-        where = f"`{claim.command}`, {took(runner.options.results, claim)}"
+    out = ["# Claims, one by one\n\n`experiments/run.py readme` makes this page from [expected.csv](expected.csv) and the [results](results).\n"
+           "[README.md](README.md#how-to-read-a-verdict) explains the verdicts."]
+    for part, table, found in all_:
+        out.append(f"\n## {part.anchor}\n\n{part.question}\n")
+        where = f"`{part.command}`, {took(part)}"
         if table:
-            device = table.stamp["machine"] if claim.device == "cpu" else table.stamp["device"]
-            where += (f". [results/{claim.file}](results/{claim.file}): {device}, commit {table.stamp['commit']}, "
+            device = table.stamp["machine"] if part.device == "cpu" else table.stamp["device"]
+            where += (f". [results/{part.file}](results/{part.file}): {device}, commit {table.stamp['commit']}, "
                       f"{table.stamp.get('begun', '?')[:10]}")
-        else:
-            where += ". Not run: " + ("no result" if claim.device == "cpu" else "no CUDA device")
-        out.append(f"{claim.source}. {where}.\n")
-        out.append("| | of | ours | how | paper | our arithmetic | verdict |\n|---|---|---|---|---|---|---|")
-        notes = []
-        for e, one in found:
-            mark = ""
-            why = []
-            if "differs" in (one.paper, one.arithmetic) and e.differs:
-                why.append(f"differs: {e.differs}")
-            if e.amended:
-                why.append(f"amended {e.amended}" + (f", was {e.range(*e.was)}" if e.was else "") + f": {e.reason}")
-            if one.trouble:
-                why.append(one.trouble)
-            if why:
-                notes.append(". ".join(why))
-                mark = f" <sup>{len(notes)}</sup>"
-            range_ = e.range(e.low, e.high) + (", amended" if e.amended else "")
-            of = ", ".join(f"{row.of}, {row.name}" for row in rows_of(f"{claim.anchor}: {e.label}"))
+        out.append(f"{where}.\n")
+        out.append("| claim | ours | how | published | expected | verdict |\n|---|---|---|---|---|---|")
+        for claim, one in found:
+            why = f", because {one.why}" if one.verdict == NO and one.why else f": {one.why}" if one.why else ""
             out.append("| " + " | ".join(cell(text) for text in (
-                e.label, of, seen(e, one), claim.how_of(e), published(e), range_, f"{one.words()}{mark}")) + " |")
-        if notes:
-            out.append("\n" + "\n".join(f"{number}. {note}." for number, note in enumerate(notes, 1)))
+                claim.claim, seen(claim, one), claim.how, published(claim), claim.range(claim.low, claim.high),
+                one.verdict + why)) + " |")
     return "\n".join(out) + "\n"
 
 
-PAGE_HEAD = """# Claims, one by one
-
-`experiments/run.py readme` makes this page from [claims.py](claims.py), [tables.py](tables.py) and the [results](results).
-[README.md](README.md#how-to-read-a-verdict) explains the verdicts. The column *of* names the table or figure to which a claim belongs. If
-it is empty, we know of none that prints the claim."""
-
-
-def readme_table(runner):
+def readme_table(all_):
     """The table of README.md: one row an experiment, with all its parts."""
-    all_ = results(runner)
-    total = {word: sum(one.verdict == word for _, _, found in all_ for _, one in found) for word in VERDICTS}
-    rows = ["**" + f"{sum(total.values())} claims. " + "; ".join(f"{word}: {total[word]}" for word in VERDICTS if total[word]) + ".**\n",
-            "| experiment | question | how | = paper | ≠ paper | = arithmetic | ≠ arithmetic | undecided | not run |",
+    def counts(found):
+        """Published figures: reproduced, not, not comparable; our arithmetic: reproduced, not; no result."""
+        of_papers = [one.verdict for claim, one in found if claim.paper]
+        ours = [one.verdict for claim, one in found if not claim.paper]
+        return [of_papers.count(YES), of_papers.count(NO), of_papers.count(ELSEWHERE), ours.count(YES), ours.count(NO),
+                (of_papers + ours).count(MISSING)]
+    every = [pair for _, _, found in all_ for pair in found]
+    n = counts(every)
+    rows = [f"**{len(every)} claims. Published figures: {n[0]} reproduced, {n[1]} not reproduced, {n[2]} not comparable here. "
+            f"Figures that nobody has published: {n[3]} as our arithmetic expects, {n[4]} not. No result: {n[5]}.**\n",
+            "| experiment | question | how | published: reproduced | not | not comparable | ours: as expected | not | no result |",
             "|---|---|---|---:|---:|---:|---:|---:|---:|"]
-    for experiment in dict.fromkeys(claim.experiment for claim, _, _ in all_):
-        parts = [(claim, found) for claim, _, found in all_ if claim.experiment == experiment]
-        how = ", ".join(dict.fromkeys(claim.how_of(e) for claim, found in parts for e, _ in found))
-        counts = [sum(one.verdict == word for _, found in parts for _, one in found) for word in VERDICTS]
-        more = ", ".join(f"[{claim.anchor[len(experiment) + 1:]}](CLAIMS.md#{claim.anchor})" for claim, _ in parts[1:])
+    for experiment in dict.fromkeys(part.experiment for part, _, _ in all_):
+        parts = [(part, found) for part, _, found in all_ if part.experiment == experiment]
+        found = [pair for _, of in parts for pair in of]
+        how = ", ".join(dict.fromkeys(claim.how for claim, _ in found))
+        more = ", ".join(f"[{part.anchor[len(experiment) + 1:]}](CLAIMS.md#{part.anchor})" for part, _ in parts[1:])
         rows.append(f"| [{experiment}](CLAIMS.md#{parts[0][0].anchor})" + (f"; {more}" if more else "") +
-                    f" | {cell(parts[0][0].question)} | {how} | " + " | ".join(str(n) if n else "" for n in counts) + " |")
+                    f" | {cell(parts[0][0].question)} | {how} | " + " | ".join(str(k) if k else "" for k in counts(found)) + " |")
     return "\n".join(rows)
 
 
-def front_page(runner, text):
+def front_page(all_, text):
     """The text of the root README with the last column of its table of ideas: our value of FRONT_PAGE's claim, and the paper's."""
-    found = {key: of for claim, _, evidence_ in results(runner) for key, of in keyed(claim, evidence_).items()}
+    found = {(part.anchor, claim.claim): (claim, one) for part, _, of in all_ for claim, one in of}
     shown = []
 
     def row(match):
         anchor = match[2]
         label, words = FRONT_PAGE[anchor]
-        claim, e, one = found[f"{anchor}: {label}"]
+        claim, one = found[anchor, label]
         shown.append(anchor)
-        paper = {"agrees": "", "differs": " (differs)", "undecided": " (undecided)", "": ""}[one.paper]
-        ours = e.show(one.middle) if one.n else "not run"
-        return f"{match[1]}{words}, {claim.how_of(e)}: **{ours}**" + (f"; {cell(e.paper.text + e.paper.known())}{paper}" if e.paper else "") + " |"
+        ours = claim.show(one.middle) if one.n else MISSING
+        paper = f"; {cell(claim.paper)}" + ("" if one.verdict == YES else f" ({one.verdict})") if claim.paper else ""
+        return f"{match[1]}{words}, {claim.how}: **{ours}**{paper} |"
 
     text = re.sub(r"^(\|(?:[^|\n]*\|){4} \[[^]]*\]\(experiments/CLAIMS\.md#([^)]*)\) \| ).*\|$", row, text, flags=re.M)
     if sorted(shown) != sorted(FRONT_PAGE):
@@ -517,140 +434,82 @@ def front_page(runner, text):
     return text
 
 
-def ranges_of(claims):
-    """{(experiment, label): (low, high, amended)}, the content of ranges.csv."""
-    return {(c.anchor, e.label): (str(e.low), str(e.high), e.amended) for c in claims for e in c.expect}
-
-
-def unamended(old, claims):
-    """Complaints about ranges that differ from `old`, for experiments that have run. A changed range must state its date, the
-    range before, and why; a new claim among old ones must give its reason. An amendment must not be removed."""
-    wrong, known = [], {experiment for experiment, _ in old}
-    for claim in claims:
-        for e in claim.expect:
-            low, high, amended = old.get((claim.anchor, e.label), ("", "", ""))
-            if (low, high) == (str(e.low), str(e.high)):
-                good = e.amended >= amended
-            elif low:
-                good = e.reason and e.amended >= max(amended, "2") and tuple(map(str, e.was)) == (low, high)
-            else:
-                good = e.reason or claim.anchor not in known
-            if not good:
-                was = f"it was {low} to {high}" + (f", amended {amended}" if amended else "") if low else "it is new"
-                wrong.append(f"{claim.anchor}: {e.label}: {was}: `amended`, `was` and `reason` must record the change")
-    return wrong
-
-
-def readme(runner, only_check):
-    path = os.path.join(HERE, "README.md")
-    with open(path, encoding="utf-8") as file:
-        text = file.read()
+def readme(options):
+    """Writes the pages. Returns True if they were up to date, or are now."""
+    all_ = []
+    for part in PARTS:
+        table, _ = loaded(part, options.results)
+        all_.append((part, table, evidence(part, table)))
+    page, front = os.path.join(HERE, "README.md"), os.path.join(ROOT, "README.md")
+    with open(page, encoding="utf-8") as file, open(front, encoding="utf-8") as front_file:
+        text, front_text = file.read(), front_file.read()
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"run.py: {path}: expected the lines '{BEGIN}' and '{END}'")
+        raise SystemExit(f"run.py: {page}: expected the lines '{BEGIN}' and '{END}'")
     good = True
-    kept = os.path.join(HERE, "ranges.csv")
-    with open(kept, newline="", encoding="utf-8") as file:
-        old = {tuple(row[:2]): tuple(row[2:]) for row in list(csv.reader(file))[1:]}
-    wrong = unamended(old, [claim for claim, table, _ in results(runner) if table])
-    if wrong:
-        print("\n".join(["these ranges were changed after a run, but claims.py records no amendment:", *wrong]))
-        return False
-    new = io.StringIO()
-    csv.writer(new, lineterminator="\n").writerows([("experiment", "label", "low", "high", "amended"),
-                                                   *(key + value for key, value in ranges_of(CLAIMS).items())])
-    front = os.path.join(HERE, "..", "README.md")
-    with open(front, encoding="utf-8") as file:
-        front_text = front_page(runner, file.read())
-    pages = {front: front_text, path: f"{head}{BEGIN}\n\n{readme_table(runner)}\n\n{END}{tail}",
-             os.path.join(HERE, "CLAIMS.md"): claims_page(runner), kept: new.getvalue()}
-    for path, new in pages.items():
+    for path, new in ((front, front_page(all_, front_text)), (page, f"{head}{BEGIN}\n\n{readme_table(all_)}\n\n{END}{tail}"),
+                      (os.path.join(HERE, "CLAIMS.md"), claims_page(all_))):
         name = os.path.relpath(path, ROOT)
-        old = ""
-        if os.path.exists(path):
-            with open(path, encoding="utf-8") as file:
-                old = file.read()
-        if new == old:
-            continue
+        with open(path, encoding="utf-8") as file:
+            if file.read() == new:
+                continue
         good = False
-        if only_check:
+        if options.check:
             print(f"{name} is out of date; `experiments/run.py readme` rewrites it")
             continue
-        with open(path + ".new", "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8") as file:
             file.write(new)
-        os.replace(path + ".new", path)
         print(f"{name}: written")
-    return good or not only_check
-
-
-def span_log(table):
-    """Lines of an event log: the first round of the first sample of offload_cost/trace. Each part becomes an instance."""
-    first = table.samples()[0]
-    lines = [{"xpyd_event_log": 1, "options": {}}]
-    for number, row in enumerate(first.select(round=first.distinct("round")[0])):
-        begin, end = (float(row[column]) / 1e3 for column in ("begin_ms", "end_ms"))
-        part, of = row["part"], {"t": begin, "seconds": end - begin, "tokens": int(row["tokens"])}
-        if row["what"] == "step":
-            lines.append({"e": "step", "instance": part, "steps": 1, **of})
-        else:
-            source, destination = (part, "host") if row["what"] == "out" else ("host", part)
-            lines.append({"e": "transfer", "from": source, "to": destination, "request": number, **of})
-    return "\n".join(map(json.dumps, lines))
+    return good or not options.check
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run", "check", "readme", "log", "list", "sources"])
+    parser.add_argument("command", choices=["run", "check", "older", "readme", "list"])
     parser.add_argument("names", nargs="*", help="experiments; none: all")
     parser.add_argument("--bin", default="build/release/xpyd_experiments", help="path of xpyd_experiments, the program that measures")
     parser.add_argument("--results", default=os.path.join(HERE, "results"), help="folder of the CSVs")
-    parser.add_argument("--device", default="", help="only claims of this device: cpu or cuda")
-    parser.add_argument("--repeats", type=int, default=0, help="at most this many repetitions; 0: as many as the claim says")
+    parser.add_argument("--device", default="", help="only parts of this device: cpu or cuda")
+    parser.add_argument("--repeats", type=int, default=0, help="at most this many repetitions; 0: as many as parts.csv says")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--traces", default="../shared/traces", help="folder of the Mooncake traces")
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a test")
+    parser.add_argument("--quick", action="store_true", help=f"only parts whose last run took at most {QUICK} s")
     parser.add_argument("--no-run", action="store_true", help="check: measure nothing, compare the results that exist")
     parser.add_argument("--check", action="store_true", help="readme: write nothing, only name the files that are out of date")
     options = parser.parse_args()
     options.bin = os.path.abspath(os.path.join(ROOT, options.bin))
+    options.results = os.path.abspath(options.results)
     if not os.path.isdir(os.path.join(ROOT, options.traces)):
         options.traces = ""
-    names = {claim.experiment for claim in CLAIMS} | {claim.name for claim in CLAIMS}
+    names = {part.experiment for part in PARTS} | {part.part for part in PARTS}
     for name in options.names:
         if name not in names:
             raise SystemExit(f"run.py: no experiment '{name}'; there are {', '.join(sorted(names))}")
-    claims = [c for c in CLAIMS if (not options.names or {c.name, c.experiment} & set(options.names))
-              and options.device in ("", c.device)]
-    runner = Runner(options)
+    parts = [p for p in PARTS if (not options.names or {p.part, p.experiment} & set(options.names))
+             and options.device in ("", p.device) and (not options.quick or (took_s := seconds(p)) is not None and took_s <= QUICK)]
     if options.command == "list":
-        for c in claims:
-            print(f"{c.name:20} {c.device:5} {took(options.results, c):13} {c.question}")
-        print(f"{'':26} {sum(minutes(options.results, c) or 0 for c in claims):.1f} minutes")
+        for p in parts:
+            print(f"{p.part:28} {p.device:5} {took(p):13} {p.question}")
+        print(f"{'':34} {sum(seconds(p) or 0 for p in parts) / 60:.1f} minutes")
         return 0
-    if options.command == "sources":
-        print(json.dumps({c.file: sources_stamp(ROOT, c) for c in CLAIMS}, indent=1))
-        return 0
-    if options.command == "log":
-        print(span_log(Table.load(os.path.join(options.results, "offload_cost-trace.csv"))))
-        return 0
+    if options.command == "older":
+        return 0 if tell_older(parts, options.results) else 1
     if options.command == "readme":
-        return 0 if readme(runner, options.check) else 1
+        return 0 if readme(options) else 1
+    runner, good = Runner(options), True
     os.makedirs(options.results, exist_ok=True)
-    good = True
     if options.command == "run" or not options.no_run:
         with open(os.path.join(options.results, ".lock"), "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise SystemExit(f"run.py: another run is writing to {options.results}")
-            left_out = [f"  {claim.name} ({claim.device}): {runner.missing(claim)}" for claim in claims if runner.missing(claim)]
-            if left_out:
-                print("\n".join(["not run, because this machine cannot run them:", *left_out]), flush=True)
-            for claim in claims:
-                good &= runner.run(claim) or bool(runner.missing(claim))
+            for part in parts:
+                good &= runner.run(part) or bool(runner.missing(part))
     if options.command == "check":
-        good = check(runner, claims)
+        good &= check(runner, parts)
     return 0 if good else 1
 
 

@@ -1,6 +1,6 @@
 """One result file: a CSV whose leading comment lines say how it was made.
 
-    # experiment: waste          the stamp: experiment, device, machine, commit, sources, seed, peaks, ...
+    # experiment: waste          the stamp: experiment, device, machine, commit, seed, peaks, ...
     point,repeat,block,...       `point` is the hash of the row's parameters; a point may have several rows
     8c1f0e2a44,0,16,...
 
@@ -51,7 +51,7 @@ class Table:
             key, _, value = lines[n_stamp][2:].partition(": ")
             table.stamp[key] = value
             n_stamp += 1
-        missing = [key for key in ("experiment", "device", "machine", "commit", "sources") if key not in table.stamp]
+        missing = [key for key in ("experiment", "device", "machine", "commit") if key not in table.stamp]
         if missing:
             raise TableError(f"{path}: no line '# {missing[0]}: ...' at its head: expected a CSV that run.py wrote")
         if not text.endswith("\n"):
@@ -90,7 +90,7 @@ class Table:
         """The rows in aligned columns."""
         lines = [self.columns[2:]] + [[row[column] for column in self.columns[2:]] for row in self.rows]
         widths = [max(map(len, column)) for column in zip(*lines)]
-        return "\n".join("  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+        return "\n".join("  " + "  ".join(c.ljust(width) for c, width in zip(line, widths)).rstrip() for line in lines)
 
     def write(self):
         out = io.StringIO()
@@ -99,8 +99,7 @@ class Table:
         writer = csv.writer(out, lineterminator="\n")
         if len(self.columns) > 2:
             writer.writerow(self.columns)
-        for row in self.rows:
-            writer.writerow([row[c] for c in self.columns])
+        writer.writerows([row[c] for c in self.columns] for row in self.rows)
         temporary = self.path + ".new"
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(out.getvalue())
@@ -113,21 +112,34 @@ class Table:
     def samples(self):
         """One table per sample. Each repetition is a sample, or several if the experiment has a column `sample`: time slices in
         which all configurations took turns, or draws of the load."""
-        def number(row):
-            return int(row["repeat"]), int(row.get("sample") or 0)
-        tables = []
-        for key in sorted({number(row) for row in self.rows}):
-            part = Table(self.path, self.stamp)
-            part.columns = self.columns
-            part.rows = [row for row in self.rows if number(row) == key]
-            tables.append(part)
-        return tables
+        parts = {}
+        for row in self.rows:
+            key = int(row["repeat"]), int(row.get("sample") or 0)
+            if key not in parts:
+                parts[key] = Table(self.path, self.stamp)
+                parts[key].columns = self.columns
+            parts[key].rows.append(row)
+        return [parts[key] for key in sorted(parts)]
+
+    def where(self, conditions):
+        """The rows that meet conditions (column, whether its value must be among the values, values)."""
+        for column, _, _ in conditions:
+            self._need(column)
+        return [row for row in self.rows if all((row[c] in values) == among for c, among, values in conditions)]
 
     def select(self, **where):
         """The rows whose columns have these values. Raises TableError if the file has no such column."""
-        for column in where:
-            self._need(column)
-        return [row for row in self.rows if all(row[c] == str(v) for c, v in where.items())]
+        return self.where([(column, True, [str(value)]) for column, value in where.items()])
+
+    def numbers(self, column, rows):
+        """The column of these rows as numbers."""
+        self._need(column)
+        try:
+            return [float(row[column]) for row in rows]
+        except ValueError:
+            bad = next(row[column] for row in rows if not row[column].replace(".", "").isdigit())
+            raise TableError(f"{self.path}: column {column} holds '{bad}', expected a number"
+                             + ("" if bad else ": there are too few samples for this percentile"))
 
     def distinct(self, column, **where):
         """The distinct values of a column, in the order of the file."""
@@ -135,44 +147,25 @@ class Table:
         return list(dict.fromkeys(row[column] for row in self.select(**where)))
 
     def values(self, column, **where):
-        self._need(column)
-        numbers = []
-        for row in self.select(**where):
-            try:
-                numbers.append(float(row[column]))
-            except ValueError:
-                if row[column] == "":
-                    raise TableError(f"{self.path}: {column} is empty, because there are too few samples for this percentile")
-                raise TableError(f"{self.path}: column {column} holds '{row[column]}', expected a number")
-        return numbers
+        return self.numbers(column, self.select(**where))
 
     def __call__(self, column, **where):
-        """The median of a column over the matching rows, which must be repetitions of one point."""
-        numbers = self.values(column, **where)
-        asked = {}  # each draw of the load is a point of its own, with the same parameters otherwise
-        for row in self.select(**where):
-            asked.setdefault((row["repeat"], row.get("sample")), set()).add(row["point"])
-        n_points = max(map(len, asked.values()), default=0)
-        if n_points != 1:
-            words = ", ".join(f"{c}={v}" for c, v in where.items())
-            raise TableError(f"{self.path}: {n_points} points with {words}, expected one")
-        return statistics.median(numbers)
+        """The median of a column over the matching rows, which must be of one point in each sample."""
+        rows = self.select(**where)
+        points = {(row["repeat"], row.get("sample"), row["point"]) for row in rows}
+        if not rows or len(points) > len({point[:2] for point in points}):
+            raise TableError(f"{self.path}: {len({point[2] for point in points})} points with "
+                             f"{', '.join(f'{c}={v}' for c, v in where.items())}, expected one")
+        return statistics.median(self.numbers(column, rows))
 
     def curve(self, x, y, **where):
         """[(x, median of y, its interval)], with x ascending, as a figure draws it."""
         self._need(x)
         at = {}
         for row in self.select(**where):
-            at.setdefault(float(row[x]), []).append(row["repeat"])
-        return [(value, statistics.median(numbers), *interval(numbers)) for value, numbers in sorted(
-            (key, self._at(x, key, y, where)) for key in at)]
-
-    def _at(self, x, key, y, where):
-        self._need(y)
-        numbers = [row[y] for row in self.select(**where) if float(row[x]) == key]
-        if "" in numbers:
-            raise TableError(f"{self.path}: {y} is empty, because there are too few samples for this percentile")
-        return [float(number) for number in numbers]
+            at.setdefault(float(row[x]), []).append(row)
+        numbers = {key: self.numbers(y, rows) for key, rows in at.items()}
+        return [(key, statistics.median(of), *interval(of)) for key, of in sorted(numbers.items())]
 
     def _need(self, column):
         if column not in self.columns:

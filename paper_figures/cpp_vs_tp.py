@@ -34,4 +34,4 @@ panels[0].set_ylim(top=25)
 panels[1].set_ylim(bottom=.06)
 for panel in panels[:2]:
     panel.axhline(1, color="black", linewidth=.8)
-style.save(figure, "cpp_vs_tp", table)
+style.save(figure, "cpp_vs_tp", table, scene="up to 8 H200, Llama-3-70B")

@@ -14,4 +14,4 @@ for at, (column, trace) in enumerate((c, t) for t in table.distinct("trace") for
         panels[at].set_yscale("log")
         style.plain_log(panels[at])
 panels[0].legend(fontsize=7)
-style.save(figure, "fetch_or_compute", table)
+style.save(figure, "fetch_or_compute", table, scene="16 nodes of 8 A800, Llama-3-70B")

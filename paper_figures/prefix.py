@@ -13,7 +13,7 @@ style.line(right, [(x, *(v / base for v in rest)) for x, *rest in ttft], 0, "cac
 off = [(x, *(v / base for v in rest)) for x, *rest in table.curve("share", "ttft_ms", cache="off")]
 style.line(right, off, 1, "cache off")
 right.plot([0, 1], [1, 0], color="0.4", linestyle=":", label="tokens left")
-style.paper(right, .95, .14, "0.14 at 95 % of 128K tokens", style.known("prefix", "TTFT, 94 % shared"))  # FAST'25: TTFT -86 %
+style.paper(right, .95, .14, "0.14 at 95 % of 128K tokens")  # FAST'25: TTFT -86 %
 right.set_ylabel("TTFT / with nothing shared")
 right.set_ylim(bottom=0)
 for panel in (left, right):

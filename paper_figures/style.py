@@ -14,14 +14,12 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 sys.path.insert(0, os.path.join(ROOT, "experiments"))
 
-from claims import known  # noqa: E402, F401
 from evidence import interval  # noqa: E402
 from table import Table, TableError  # noqa: E402, F401
 
 plt.rcParams.update({
     "font.size": 9, "axes.grid": True, "grid.color": "0.88", "axes.axisbelow": True, "lines.markersize": 5,
     "legend.frameon": True, "legend.framealpha": .9, "legend.edgecolor": "0.85", "legend.fancybox": False, "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 110,
-    "pdf.fonttype": 42, "svg.hashsalt": "xpyd",
 })
 
 # The colours of Okabe and Ito, one per configuration in order. Each has a dash and a marker of its own.
@@ -33,9 +31,9 @@ FILLS = [{"facecolor": color, "edgecolor": "black", "linewidth": .6, **({"hatch"
 PAPER = {"color": "black", "marker": "*", "markersize": 11, "linestyle": "none", "markerfacecolor": "#F0E442", "zorder": 5}
 
 
-def paper(axes, x, y, text, how):
-    """Plots published points. The legend gives their values and `how` they are known (claims.known())."""
-    label = f"paper{how}: {text}"
+def paper(axes, x, y, text):
+    """Plots published points. The legend gives their values."""
+    label = f"paper: {text}"
     axes.plot(x, y, label=None if label in axes.get_legend_handles_labels()[1] else label, **PAPER)
 
 
@@ -114,10 +112,12 @@ def plain_log(axes):
     axes.set_ylim(low, high)
 
 
-def save(figure, name, table, source="", bottom=.06):
-    """Writes the figure. `source` says where published points come from; `bottom` is the space below the panels."""
+def save(figure, name, table, source="", scene="", bottom=.06):
+    """Writes the figure. `source` says where published points come from, `scene` what is simulated; `bottom` is the space below
+    the panels."""
     device = "CPU" if table.stamp["device"] == "cpu" else table.stamp["device"]
-    text = f"{device}: {table.stamp['machine']}; commit {table.stamp['commit']}, {table.stamp['begun'][:10]}"
+    text = f"simulated: {scene}" if scene else f"{device}: {table.stamp['machine']}"
+    text += f"; commit {table.stamp['commit']}, {table.stamp['begun'][:10]}"
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         mine = [(h, w) for h, w in zip(handles, labels) if axes.get_legend() or w.startswith("paper")]
@@ -129,6 +129,5 @@ def save(figure, name, table, source="", bottom=.06):
     figure.text(0.01, 0.012, text + (f"\nstars and dotted lines: {source}" if source else ""), fontsize=6.5, color="0.3")
     out = os.path.join(HERE, "out")
     os.makedirs(out, exist_ok=True)
-    for suffix, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
-        figure.savefig(os.path.join(out, f"{name}.{suffix}"), metadata=metadata)
-    print(f"paper_figures/out/{name}.png, .pdf")
+    figure.savefig(os.path.join(out, f"{name}.png"), metadata={"Software": None})
+    print(f"paper_figures/out/{name}.png")

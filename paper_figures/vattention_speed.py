@@ -23,7 +23,7 @@ table = style.result("vattention_speed")
 figure, panels = style.plt.subplots(1, 4, figsize=(13, 4))
 sizes = [int(s) for s in table.distinct("size", phase="prefill")]
 style.line(panels[0], [(s, *gain("prefill", s, "seconds", True)) for s in sizes], 0, "vattention / paged")
-style.paper(panels[0], [sizes[-1]] * 2, PUBLISHED_PREFILL, "1.24 to 1.36 x", style.known("vattention_speed", "prompt of 3,584"))
+style.paper(panels[0], [sizes[-1]] * 2, PUBLISHED_PREFILL, "1.24 to 1.36 x")
 style.line(panels[0], table.curve("size", "attention_share", phase="prefill", allocator="vattention"), 1,
            "attention's share of the time")
 panels[0].set_title("prompts (Fig. 7: at 192K)", fontsize=8)
@@ -49,9 +49,9 @@ for number, (phase, size, column, invert) in enumerate((("prefill", sizes[-1], "
                                                         ("offline", offline, "requests_per_min", False))):
     middle, low, high = gain(phase, size, column, invert)
     panels[3].bar(number, middle, width=.6, yerr=[[middle - low], [high - middle]], capsize=3, **style.FILLS[0])
-style.paper(panels[3], [0, 0], PUBLISHED_PREFILL, "1.24-1.36, 1, 1.13-1.23 x", style.known("vattention_speed", "prompt of 3,584"))
-style.paper(panels[3], [2, 2], PUBLISHED_OFFLINE, "1.24-1.36, 1, 1.13-1.23 x", style.known("vattention_speed", "offline"))
-style.paper(panels[3], 1, 1, "1.24-1.36, 1, 1.13-1.23 x", style.known("vattention_speed", "decode at 32, median step, paged"))
+style.paper(panels[3], [0, 0], PUBLISHED_PREFILL, "1.24-1.36, 1, 1.13-1.23 x")
+style.paper(panels[3], [2, 2], PUBLISHED_OFFLINE, "1.24-1.36, 1, 1.13-1.23 x")
+style.paper(panels[3], 1, 1, "1.24-1.36, 1, 1.13-1.23 x")
 panels[3].axhline(1, color="0.4", linestyle=":")
 panels[3].set_xticks(range(3), ["prompts", "decoding", "offline"])
 panels[3].set_ylabel("vattention / paged, speed")

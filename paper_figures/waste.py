@@ -25,7 +25,7 @@ for panel, dataset in zip(panels, ("sharegpt", "mooncake")):
     row = table.select(dataset=dataset)[0]
     panel.set_title(f"{dataset} ({row['lengths']} lengths)\n{row['scene']}", fontsize=9)
 panels[0].set_ylabel("share of the KV pool")
-style.paper(panels[0], *zip(*PUBLISHED), "20.4 % (Orca Max), 96.3 % (vLLM)", style.known("waste", "useful, slots"))
+style.paper(panels[0], *zip(*PUBLISHED), "20.4 % (Orca Max), 96.3 % (vLLM)")
 panels[0].legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -.32), ncol=3)
 for number, dataset in enumerate(("sharegpt", "mooncake")):
     slots = table("batch_mean", dataset=dataset, allocator="contiguous", block=0)
@@ -34,7 +34,7 @@ for number, dataset in enumerate(("sharegpt", "mooncake")):
     rows = [(b, batch / slots) for b, batch, *_ in table.curve("block", "batch_mean", dataset=dataset, allocator="vattention")]
     panels[2].plot(*zip(*rows), marker="s", markersize=7, markerfacecolor="none", color=style.COLORS[number],
                    linestyle="none", label=f"{dataset}, vattention (rows)")
-style.paper(panels[2], *PUBLISHED_BATCH, "4.3 x at blocks of 16", style.known("waste", "batch, blocks of 16 / slots"))
+style.paper(panels[2], *PUBLISHED_BATCH, "4.3 x at blocks of 16")
 style.powers(panels[2], [1, 4, 16, 64, 256])
 panels[2].set_ylim(bottom=0)
 panels[2].set_xlabel("tokens of a block, or of a row")
@@ -42,4 +42,5 @@ panels[2].set_ylabel("sequences at once / with slots")
 panels[2].legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, -.28), ncol=2)
 for panel in (panels[0], panels[2]):
     panel.get_legend().set_in_layout(False)
-style.save(figure, "waste", table, "PagedAttention (SOSP'23) Fig. 2 and section 6.2, OPT-13B, ShareGPT, A100", bottom=.2)
+style.save(figure, "waste", table, "PagedAttention (SOSP'23) Fig. 2 and section 6.2, OPT-13B, ShareGPT, A100",
+           scene="12 GiB of KV, OPT-13B, a model that computes nothing", bottom=.2)

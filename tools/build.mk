@@ -59,7 +59,7 @@ SIMT_SRC  := $(filter-out base/cuda/cuda.cu base/cuda/cuda_driver.cu model/cuda/
              $(foreach r,$(ROOMS) end_to_end,$(wildcard tests/$(r)/*.cu))
 object     = $(patsubst %.cc,$(BUILD)/%.o,$(1))
 # Several files are compiled as one unit (tools/units), except those with flags of their own. `make UNITS=` compiles each file
-# by itself, as MODE=odr does. A missing #include then fails, and test_run.py can ask the linker which file needs which.
+# by itself, as MODE=odr does. A missing #include then fails.
 UNITS    ?= $(if $(filter odr,$(MODE)),,1)
 ALONE    := %_avx2.cc $(AVX512_SRC) base/version.cc model/folder.cc server/backend.cc server/openai/page.cc server/http/boost_impl.cc \
             experiments/experiment.cc tests/main.cc
@@ -91,7 +91,7 @@ FLAGS_NOW := $(CXX) $(filter-out -Werror,$(CXXFLAGS))
 $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/flags 2>/dev/null)" = "$(FLAGS_NOW)" ] || echo "$(FLAGS_NOW)" >$(BUILD)/flags; })
 # The commit is compiled into one object, which is recompiled whenever it changes. Changed results and figures do not count as
 # -dirty, because they do not change code.
-COMMIT := $(shell git describe --always 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- . ':!experiments/results' ':!experiments/*.md' ':!experiments/ranges.csv' ':!paper_figures/out' 2>/dev/null || echo -dirty)
+COMMIT := $(shell git describe --always 2>/dev/null || echo unknown)$(shell git diff --quiet HEAD -- . ':!experiments/results' ':!experiments/*.md' ':!experiments/*.csv' ':!paper_figures/out' 2>/dev/null || echo -dirty)
 $(shell mkdir -p $(BUILD) && { [ "$$(cat $(BUILD)/commit 2>/dev/null)" = "$(COMMIT)" ] || echo "$(COMMIT)" >$(BUILD)/commit; })
 $(BUILD)/base/version.o: private DEFINES += -DXPYD_COMMIT='"$(COMMIT)"'
 $(BUILD)/base/version.o: $(BUILD)/commit

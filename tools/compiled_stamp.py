@@ -2,13 +2,9 @@
 compiler instead of the machine's peaks. The outcome of a compilation does not depend on the machine."""
 import os
 import subprocess
-import sys
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "experiments"))
-
-from sources import Sources  # noqa: E402
 
 
 def said(*words):
@@ -26,11 +22,7 @@ def commit():
 
 
 def head(name):
-    sources = Sources(ROOT, "cuda")
-    kernels = [file for file in sources.texts if file.endswith(".cu") and file.split("/")[0] != "experiments" or
-               file.startswith("experiments/cuda/")]
     nvcc = os.path.join(os.environ["CUDA_HOME"], "bin", "nvcc") if os.environ.get("CUDA_HOME") else "nvcc"
     stamp = {"experiment": name, "device": "none: compiled for sm_80 and sm_90a",
-             "sources": sources.stamp_of(sources.closure(kernels)), "commit": commit(),
-             "compiler": said(nvcc, "--version"), "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+             "commit": commit(), "compiler": said(nvcc, "--version"), "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     return "".join(f"# {key}: {value}\n" for key, value in stamp.items())
