@@ -49,7 +49,7 @@ struct ModelConfig {
   bool qk_norm = false;  // Qwen3: RMSNorm over head_dim of q and k, before RoPE
   bool tied_embeddings = false;
   Quantization quantization;
-  bool has_predict_head = false;  // the folder has multi-token heads (DeepSeek-V3, section 2.2)
+  int n_predict_heads = 0;  // multi-token heads in the folder (DeepSeek-V3, section 2.2)
   // Layers without the multi-token head's.
   int trunk_layers() const { return n_layers - n_predict; }
   int bos_token = -1;           // -1: none
