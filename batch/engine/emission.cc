@@ -8,6 +8,12 @@
 namespace xpyd::batch {
 
 bool Emission::accept(Sequence& s, int at, Sampled sampled, uint64_t row_hash, double now) {
+  if (!sampled.finite) {
+    emit_end(s, FinishReason::error,
+             "the model's logits are not finite: its weights contain NaN or infinite values, or its numbers overflow",
+             now);
+    return true;
+  }
   const int32_t token = sampled.chosen.token;
   s.logits_hash = chain_hash(s.logits_hash, row_hash);
   if (size_t(at) == s.tokens.size()) {

@@ -23,7 +23,8 @@ class Emission {
     sequence.prompt_logprobs[size_t(at)] = judge({row, vocab_}, sequence.tokens[size_t(at)],
                                                  sequence.request->prompt_logprobs, scratch_);
   }
-  // Stores `sampled` as token `at`, which may hold a draft, and sends its event. True: the sequence has ended.
+  // Stores `sampled` as token `at`, which may hold a draft, and sends its event. True: the sequence has ended. It ends
+  // with an error if the logits are not finite.
   bool accept(Sequence& sequence, int at, Sampled sampled, uint64_t row_hash, double now);
 
  private:

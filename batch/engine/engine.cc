@@ -130,6 +130,7 @@ void Engine::take_chosen(EngineStep& step, double now) {
     if (entry.ended) continue;
     Sampled sampled;
     sampled.chosen.token = c.token;
+    sampled.finite = c.nan_logits == 0;
     take_token(*entry.sequence, entry.end(), std::move(sampled), c.row_hash, now);
   }
 }
