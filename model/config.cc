@@ -313,14 +313,14 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   read_experts(root, family, file, config);
   read_quantization(root, file, config);
   read_special_tokens(root, file, config);
-  config.has_predict_head = fields.integer_or(kPredictLayers, 0, 64, 0) > 0;
+  config.n_predict_heads = int(fields.integer_or(kPredictLayers, 0, 64, 0));
   return config;
 } catch (const Error& error) {
   return error;
 }
 
 Status predict_next_tokens(ModelConfig& config) {
-  if (!config.has_predict_head)
+  if (config.n_predict_heads == 0)
     return invalid("model " + config.name + " has no multi-token prediction head: its config.json has no " +
                    kPredictLayers);
   config.n_predict = 1;

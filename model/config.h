@@ -64,7 +64,7 @@ struct ModelConfig {
   bool sparse(int layer) const;  // the layer's MLP is a mixture of experts
   int sparse_layers() const;
   Quantization quantization;
-  bool has_predict_head = false;  // the folder has multi-token heads (DeepSeek-V3, section 2.2)
+  int n_predict_heads = 0;  // multi-token heads in the folder (DeepSeek-V3, section 2.2)
   // Layers without the multi-token head's.
   int trunk_layers() const { return n_layers - n_predict; }
   int bos_token = -1;           // -1: none

@@ -28,6 +28,7 @@ struct Top {
   float value = kLowest;
   int id = 0;
   int nans = 0;
+  bool finite() const { return nans == 0 && value > kLowest && value <= FLT_MAX; }
 };
 
 Top find_top(const float* x, int n) {
@@ -208,6 +209,7 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params, Samp
   }
 
   Sampled sampled;
+  sampled.finite = raw.finite();
   sampled.chosen.token = top.id;
   if (draws(params) && top.value != kLowest)
     sampled.chosen.token = draw(x, n, top.value, params, state.random, scratch);

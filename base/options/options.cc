@@ -72,7 +72,8 @@ std::string problem(const OptionRow& row, std::string& value) {
     }
     case OptionKind::integer: {
       int64_t x = 0;
-      if (read_number(value, x) && double(x) >= row.min && double(x) <= row.max) return "";
+      const auto beyond = [&] { return row.max < 0x1p63 && x > int64_t(row.max); };  // double(2^53 + 1) is 2^53
+      if (read_number(value, x) && double(x) >= row.min && !beyond()) return "";
       return "expected a whole number " + range_words(row);
     }
     case OptionKind::number: {

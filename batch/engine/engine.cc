@@ -129,6 +129,7 @@ void Engine::take_chosen(EngineStep& step, double now) {
     if (entry.ended) continue;
     Sampled sampled;
     sampled.chosen.token = c.token;
+    sampled.finite = c.nan_logits == 0;
     take_token(*entry.sequence, entry.end(), std::move(sampled), c.row_hash, now);
   }
 }
@@ -179,8 +180,15 @@ Sampled Engine::draw(Sequence& s, const float* row) {
   return sample({row, vocab_}, s.request->sampling, s.sampler, scratch_);
 }
 
-// Stores `sampled` as token `at`, which may hold a draft, and sends its event. True: the sequence has ended.
+// Stores `sampled` as token `at`, which may hold a draft, and sends its event. True: the sequence has ended. It ends
+// with an error if the logits are not finite.
 bool Engine::emit(Sequence& s, int at, Sampled sampled, uint64_t row_hash, double now) {
+  if (!sampled.finite) {
+    emit_end(s, FinishReason::error,
+             "the model's logits are not finite: its weights contain NaN or infinite values, or its numbers overflow",
+             now);
+    return true;
+  }
   const int32_t token = sampled.chosen.token;
   s.logits_hash = chain_hash(s.logits_hash, row_hash);
   if (size_t(at) == s.tokens.size()) {

@@ -31,7 +31,7 @@ XPYD_FIELDS(Request, id, prompt, sampling, max_tokens, n, prompt_logprobs, ignor
             include_stop_text, skip_special_tokens, prompt_is_text_prefix, priority, cache_salt, arrival_s, deadline_s)
 XPYD_FIELDS(ChoiceState, choice, stands_for, output, logits_hash, cached_tokens, queued_s, scheduled_s, hidden_tokens,
             hidden)
-XPYD_FIELDS(Sampled, chosen, top, rank)
+XPYD_FIELDS(Sampled, chosen, top, rank, finite)
 XPYD_FIELDS(TokenEvent, request_id, choice, token, text, finish, stop_text, stop_token, error, has_logprobs, sampled,
             prompt_logprobs, cached_tokens, logits_hash, queued_s, scheduled_s, time_s)
 XPYD_FIELDS(KvShape, n_layers, n_kv_heads, head_dim, dtype)

@@ -185,6 +185,13 @@ ChannelPtr ProcessCluster::channel_of(InstanceId id) const {
   return found == workers_.end() ? nullptr : found->second.channel;
 }
 
+std::string ProcessCluster::process_of(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, worker] : workers_)
+    if (worker.name == name) return worker.channel->peer().id;
+  return "";
+}
+
 void ProcessCluster::send(InstanceId from, InstanceId to, Message message) {
   if (const ChannelPtr channel = channel_of(to))
     channel->send(frame_type(message), encode(from, to, message, clock_.now()));

@@ -37,6 +37,7 @@ class ProcessCluster final : public Runtime, public MessageBus {
   const std::string& id() const { return id_; }            // "conductor.1f…", drawn at random
   void take_workers(bool yes) { takes_workers_ = yes; }    // accepts or refuses new workers
   bool wait_members(int n, double seconds);                // true: n instances serve
+  std::string process_of(const std::string& name) const;   // of an instance, see process_name(); "": there is none
   // See Runtime: the instance drains, then ends or joins again as `role`.
   Status retire(const std::string& name, std::optional<Role> role) override;
   Status start() override { return ok(); }  // workers join by themselves

@@ -5,8 +5,8 @@
 // lists and dicts; and the filters, tests and methods of the table in jinja_eval.cc. parse() refuses everything else,
 // with line and name.
 //
-// A template comes from the model's folder or from the operator. Its nesting and its output are bounded, its time is
-// not.
+// A template comes from the model's folder or from the operator. Its nesting, its output and the steps of a rendering
+// are bounded, and with the steps its time and the bytes of its values.
 //
 // Thread safety: const after parsing.
 #pragma once
@@ -35,6 +35,8 @@ struct Value {
   std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const std::string>, std::shared_ptr<const List>,
                std::shared_ptr<const Dict>, std::shared_ptr<Namespace>, const Node*>
       as;  // a Node is a macro; null stands for a function of ours
+  uint32_t weight = 1;  // the values inside, itself included; 16 bytes of text count as one more; at most kMaxWeight
+  uint32_t height = 0;  // of the lists and dicts inside
   template <class T>
   const T* get() const {
     auto* held = std::get_if<std::shared_ptr<T>>(&as);
@@ -51,14 +53,13 @@ struct Namespace {
   Dict attributes;
 };
 
+constexpr uint32_t kMaxWeight = 1u << 31;
 Value text_value(std::string text);
-Value list_value(List items);
+Value list_value(List items);  // the evaluator refuses nesting beyond a bound, here and in dicts
 Value dict_value(Dict items);
 // Converts JSON that parse_json() has accepted; objects keep their order.
 Value json_value(std::string_view json);
 const Value* find(const Dict& dict, std::string_view key);
-// The values inside, itself included; 16 bytes of text count as one more.
-size_t weight_of(const Value& value);
 
 class Template {
  public:

@@ -9,6 +9,7 @@ namespace xpyd::model::jinja {
 namespace {
 
 constexpr size_t kMaxOutput = size_t{64} << 20;
+constexpr uint64_t kMaxSteps = uint64_t{1} << 26, kMaxValue = uint64_t{1} << 22;
 constexpr int kMaxNesting = 500;
 constexpr std::string_view kFunctions[] = {"namespace", "raise_exception", "strftime_now"};
 
@@ -170,8 +171,29 @@ class Evaluator {
   }
 
  private:
+  // A node that is evaluated is a step, and so are 16 bytes of a value that is made or read through.
+  void take(uint64_t steps) {
+    if (steps > left_) throw Fault{"the rendering takes more than " + std::to_string(kMaxSteps) + " steps"};
+    left_ -= steps;
+  }
+  // Of a text, or of a list or dict that refers to its items.
+  static uint64_t bytes16(const Value& v) { return v.list() ? 1 + 2 * v.list()->size() : v.weight; }
+  Value made(Value value) {
+    if (value.weight > kMaxValue) throw Fault{"a value has more than 64 MiB"};
+    take(bytes16(value));
+    return value;
+  }
+  // Before a filter, test or method, which may read each argument once for each of the values in `v`.
+  void take_for(const Node& node, const Value& v, const List& arguments) {
+    const bool at_once = find_builtin(node.kind, node.name)->at_once || (node.name == "length" && !v.text());
+    uint64_t each = at_once ? 0 : 1 + v.height;
+    for (const Value& one : arguments) each += at_once ? 0 : one.weight;
+    take(each * v.weight);
+  }
+
   void set(const std::string& name, Value value) { set_in(scopes_.back(), name, std::move(value)); }
-  static void set_in(Dict& dict, const std::string& name, Value value) {
+  void set_in(Dict& dict, const std::string& name, Value value) {
+    take(dict.size() / 16);
     for (auto& [known, old] : dict)
       if (known == name) return void(old = std::move(value));
     dict.emplace_back(name, std::move(value));
@@ -192,7 +214,7 @@ class Evaluator {
         for (const NodePtr& kid : node.kids) run(*kid);
         break;
       case Kind::output:
-        out_ += str(eval(*node.kids[0]));
+        out_ += str(made(eval(*node.kids[0])));
         if (out_.size() > kMaxOutput) throw Fault{"the output has more than 64 MiB"};
         break;
       case Kind::set: assign(*node.kids[0], eval(*node.kids[1])); break;
@@ -212,7 +234,7 @@ class Evaluator {
     if (target.kind == Kind::name) return set(target.name, std::move(value));
     if (target.kind == Kind::tuple) {
       if (target.kids.size() == 1) return assign(*target.kids[0], std::move(value));
-      const List values = list_of(value);
+      const List& values = list_of(value);
       if (values.size() != target.kids.size()) throw Fault{"the wrong number of values to unpack"};
       for (size_t i = 0; i < values.size(); ++i) assign(*target.kids[i], values[i]);
       return;
@@ -225,6 +247,7 @@ class Evaluator {
 
   void run_for(const Node& node) {
     const Value over = eval(*node.kids[1]);
+    take(bytes16(over));
     List items;
     if (over.dict())
       for (const auto& [key, value] : *over.dict()) items.push_back(text_value(key));
@@ -235,6 +258,7 @@ class Evaluator {
       std::erase_if(items, [&](const Value& item) { return assign(*node.kids[0], item), !eval(*node.kids[2]).truth(); });
     const int64_t n = int64_t(items.size());
     for (int64_t i = 0; i < n; ++i) {
+      take(35);  // the dict `loop`
       const auto item = [&](int64_t at) { return at >= 0 && at < n ? items[size_t(at)] : Value(); };
       scopes_.back() = {{"loop", dict_value({{"index0", {i}},
                                              {"index", {i + 1}},
@@ -254,6 +278,14 @@ class Evaluator {
     List given;
     for (size_t i = 1; i < node.kids.size(); ++i) given.push_back(node.kids[i] ? eval(*node.kids[i]) : Value());
     return given;
+  }
+
+  Value call_builtin(const Node& node) {
+    const Value v = eval(*node.kids[0]);
+    const List given = arguments(node);
+    take_for(node, v, given);
+    if (node.kind == Kind::test) return {apply_test(node.name, v, given)};
+    return made(node.kind == Kind::filter ? apply_filter(node.name, v, given) : call_method(node.name, v, given));
   }
 
   // Calls a function or a macro.
@@ -288,6 +320,7 @@ class Evaluator {
         throw Fault{"the macro " + macro.name + " does not take these arguments"};
       set_in(parameters, name.empty() ? parameters[i].first : name, value);
     }
+    take(5 * scopes_[0].size());
     std::vector<Dict> outer = std::exchange(scopes_, {scopes_[0], std::move(parameters)});
     std::string before = std::exchange(out_, "");
     run(*macro.kids[0]);
@@ -295,15 +328,18 @@ class Evaluator {
     return text_value(std::exchange(out_, std::move(before)));
   }
 
-  Value eval_name(const std::string& name) const {
-    for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope)
+  Value eval_name(const std::string& name) {
+    for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
+      take(1 + scope->size() / 16);
       if (const Value* found = find(*scope, name)) return *found;
+    }
     const bool ours = std::find(std::begin(kFunctions), std::end(kFunctions), name) != std::end(kFunctions);
     return ours ? Value{static_cast<const Node*>(nullptr)} : Value();
   }
 
   Value eval(const Node& node) {
     const Deeper deeper(*this);
+    take(1);
     auto kid = [&](size_t i) { return eval(*node.kids[i]); };
     switch (node.kind) {
       case Kind::constant: return node.value;
@@ -314,17 +350,17 @@ class Evaluator {
       case Kind::list: {
         List items;
         for (const NodePtr& each : node.kids) items.push_back(eval(*each));
-        return list_value(std::move(items));
+        return made(list_value(std::move(items)));
       }
       case Kind::dict: {
         Dict items;
         for (size_t i = 0; i < node.kids.size(); i += 2) items.emplace_back(text_of(kid(i)), kid(i + 1));
-        return dict_value(std::move(items));
+        return made(dict_value(std::move(items)));
       }
       case Kind::call: return call(node);
-      case Kind::filter: return apply_filter(node.name, kid(0), arguments(node));
-      case Kind::test: return {apply_test(node.name, kid(0), arguments(node))};
-      case Kind::method: return call_method(node.name, kid(0), arguments(node));
+      case Kind::filter:
+      case Kind::test:
+      case Kind::method: return call_builtin(node);
       case Kind::not_: return {!kid(0).truth()};
       case Kind::binary: return binary(node);
       default:  // conditional
@@ -337,25 +373,28 @@ class Evaluator {
     const Value a = eval(*node.kids[0]);
     if (op == "and" || op == "or") return a.truth() == (op == "and") ? eval(*node.kids[1]) : a;
     const Value b = eval(*node.kids[1]);
+    take(op == "in" || op == "not in" ? uint64_t{a.weight} * b.weight : std::min(a.weight, b.weight));
     if (op == "==") return {equal(a, b)};
     if (op == "!=") return {!equal(a, b)};
     if (op == "in" || op == "not in") return {contains(b, a) == (op == "in")};
-    if (op == "~") return text_value(str(a) + str(b));
-    if (op == "+" && a.text() && b.text()) return text_value(*a.text() + *b.text());
+    if (op == "~") return made(text_value(str(a) + str(b)));
+    if (op == "+" && a.text() && b.text()) return made(text_value(*a.text() + *b.text()));
     if (op == "+" && a.list() && b.list()) {
       List all = *a.list();
       all.insert(all.end(), b.list()->begin(), b.list()->end());
-      return list_value(std::move(all));
+      return made(list_value(std::move(all)));
     }
     const int64_t x = integer_of(a), y = integer_of(b);
     if (op == "<") return {x < y};
     if (op == ">") return {x > y};
     if (op == "<=") return {x <= y};
     if (op == ">=") return {x >= y};
-    if (op == "+") return {x + y};
-    if (op == "-") return {x - y};
+    int64_t result = 0;
+    if (op == "+" ? __builtin_add_overflow(x, y, &result) : op == "-" && __builtin_sub_overflow(x, y, &result))
+      throw Fault{op + " of integers goes beyond 64 bits"};
+    if (op != "%") return {result};
     if (y <= 0) throw Fault{"% by a number that is not positive"};
-    return {(x % y + y) % y};
+    return {x % y + (x % y < 0 ? y : 0)};
   }
 
   static bool contains(const Value& in, const Value& value) {
@@ -366,15 +405,16 @@ class Evaluator {
     return std::any_of(list.begin(), list.end(), [&](const Value& each) { return equal(each, value); });
   }
 
-  static Value attribute(const Value& object, const std::string& name) {
+  Value attribute(const Value& object, const std::string& name) {
     if (object.is_undefined()) throw Fault{"." + name + " of an undefined value"};
     const Namespace* space = object.get<Namespace>();
     const Dict* dict = space ? &space->attributes : object.dict();
+    take(dict ? dict->size() / 16 : 0);
     const Value* found = dict ? find(*dict, name) : nullptr;
     return found ? *found : Value();
   }
 
-  static Value item(const Value& object, const Value& key) {
+  Value item(const Value& object, const Value& key) {
     if (key.text()) return attribute(object, *key.text());
     if (object.is_undefined() || object.text()) throw Fault{"an item of a string or of an undefined value"};
     auto* index = std::get_if<int64_t>(&key.as);
@@ -386,6 +426,7 @@ class Evaluator {
   // Of a list: [a:b] and [::-1]; of a text: [a:b], in code points.
   Value slice(const Node& node) {
     const Value object = eval(*node.kids[0]);
+    take(bytes16(object));
     const int64_t n = std::get<int64_t>(length(object).as);
     auto bound = [&](size_t kid, int64_t fallback) {
       const int64_t i = node.kids[kid] ? integer_of(eval(*node.kids[kid])) : fallback;
@@ -410,6 +451,7 @@ class Evaluator {
   std::vector<Dict> scopes_;  // innermost last
   std::vector<std::shared_ptr<Namespace>> spaces_;
   std::string out_;
+  uint64_t left_ = kMaxSteps;
   int depth_ = 0;
 };
 
@@ -421,33 +463,33 @@ Error error_of(const Fault& fault) {
 
 const Builtin* find_builtin(Kind kind, std::string_view name) {
   static const Builtin kBuiltins[] = {
-      {Kind::filter, "default", {"default_value", "boolean"}},
-      {Kind::filter, "first"},
+      {Kind::filter, "default", {"default_value", "boolean"}, true},
+      {Kind::filter, "first", {}, true},
       {Kind::filter, "items"},
       {Kind::filter, "join", {"d"}},
-      {Kind::filter, "last"},
+      {Kind::filter, "last", {}, true},
       {Kind::filter, "length"},
       {Kind::filter, "list"},
       {Kind::filter, "map", {"filter", "attribute"}},
       {Kind::filter, "reject", {"test", "value"}},
       {Kind::filter, "rejectattr", {"attribute", "test", "value"}},
-      {Kind::filter, "safe"},
+      {Kind::filter, "safe", {}, true},
       {Kind::filter, "select", {"test", "value"}},
       {Kind::filter, "selectattr", {"attribute", "test", "value"}},
       {Kind::filter, "string"},
       {Kind::filter, "tojson", {"ensure_ascii", "indent"}},
       {Kind::filter, "trim", {"chars"}},
-      {Kind::test, "defined"},
+      {Kind::test, "defined", {}, true},
       {Kind::test, "eq", {"other"}},
       {Kind::test, "equalto", {"other"}},
       {Kind::test, "false"},
-      {Kind::test, "iterable"},
-      {Kind::test, "mapping"},
-      {Kind::test, "none"},
-      {Kind::test, "sequence"},
-      {Kind::test, "string"},
+      {Kind::test, "iterable", {}, true},
+      {Kind::test, "mapping", {}, true},
+      {Kind::test, "none", {}, true},
+      {Kind::test, "sequence", {}, true},
+      {Kind::test, "string", {}, true},
       {Kind::test, "true"},
-      {Kind::test, "undefined"},
+      {Kind::test, "undefined", {}, true},
       {Kind::method, "endswith", {"suffix"}},
       {Kind::method, "get", {"key", "default"}},
       {Kind::method, "items"},

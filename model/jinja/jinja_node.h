@@ -60,6 +60,7 @@ struct Builtin {
   Kind kind;  // filter, test or method
   std::string_view name;
   std::vector<std::string_view> parameters = {};
+  bool at_once = false;  // reads none of what a value holds
 };
 const Builtin* find_builtin(Kind kind, std::string_view name);
 

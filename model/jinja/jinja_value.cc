@@ -102,9 +102,35 @@ void append_json(const Value& value, int indent, int level, std::string& out) {
 
 }  // namespace
 
-Value text_value(std::string text) { return {std::make_shared<const std::string>(std::move(text))}; }
-Value list_value(List items) { return {std::make_shared<const List>(std::move(items))}; }
-Value dict_value(Dict items) { return {std::make_shared<const Dict>(std::move(items))}; }
+namespace {
+
+// Gives a list or dict `held` the weight of its items and itself, and a height above theirs.
+Value above(Value held, uint64_t weight, uint32_t height) {
+  if (height >= 500) throw Fault{"lists and dicts are nested too deeply"};
+  held.weight = uint32_t(std::min<uint64_t>(weight, kMaxWeight));
+  held.height = height + 1;
+  return held;
+}
+
+}  // namespace
+
+Value text_value(std::string text) {
+  const auto weight = uint32_t(std::min<uint64_t>(1 + text.size() / 16, kMaxWeight));
+  return {std::make_shared<const std::string>(std::move(text)), weight};
+}
+Value list_value(List items) {
+  uint64_t weight = 1;
+  uint32_t height = 0;
+  for (const Value& item : items) weight += item.weight, height = std::max(height, item.height);
+  return above({std::make_shared<const List>(std::move(items))}, weight, height);
+}
+Value dict_value(Dict items) {
+  uint64_t weight = 1;
+  uint32_t height = 0;
+  for (const auto& [key, item] : items)
+    weight += 1 + key.size() / 16 + item.weight, height = std::max(height, item.height);
+  return above({std::make_shared<const Dict>(std::move(items))}, weight, height);
+}
 
 Value json_value(std::string_view json) {
   JsonBuilder builder;
@@ -115,16 +141,6 @@ Value json_value(std::string_view json) {
 const Value* find(const Dict& dict, std::string_view key) {
   const auto found = std::find_if(dict.begin(), dict.end(), [&](const auto& item) { return item.first == key; });
   return found == dict.end() ? nullptr : &found->second;
-}
-
-size_t weight_of(const Value& value) {
-  size_t sum = 1;
-  if (auto* text = value.text()) sum += text->size() / 16;
-  if (auto* list = value.list())
-    for (const Value& item : *list) sum += weight_of(item);
-  if (auto* dict = value.dict())
-    for (const auto& [key, item] : *dict) sum += 1 + key.size() / 16 + weight_of(item);
-  return sum;
 }
 
 bool Value::truth() const {
@@ -142,6 +158,7 @@ bool equal(const Value& a, const Value& b) {
   if (a.text()) return *a.text() == *b.text();
   if (a.list()) return std::equal(a.list()->begin(), a.list()->end(), b.list()->begin(), b.list()->end(), equal);
   if (a.dict()) {
+    if (a.dict()->size() != b.dict()->size()) return false;
     const auto sorted = [](Dict dict) {
       std::sort(dict.begin(), dict.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
       return dict;

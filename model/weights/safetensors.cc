@@ -91,6 +91,21 @@ Result<TensorMap> parse_safetensors_header(std::string_view json_text, uint64_t 
   TensorMap tensors;
   for (const auto& [name, value] : root.items())
     if (name != "__metadata__") tensors.emplace(name, parse_entry(value, data_bytes, name, file_name));
+  // The format allows neither holes nor overlaps.
+  std::vector<const TensorMap::value_type*> in_order;
+  for (const auto& one : tensors) in_order.push_back(&one);
+  std::ranges::sort(in_order, {}, [](auto* one) { return std::pair(one->second.begin, one->second.end); });
+  uint64_t at = 0;
+  for (const auto* one : in_order) {
+    if (one->second.begin != at)
+      return bad(file_name, "tensor " + name_in_quotes(one->first) + ": it begins at byte " +
+                                std::to_string(one->second.begin) +
+                                " of the data, but what is before it ends at byte " + std::to_string(at));
+    at = one->second.end;
+  }
+  if (at != data_bytes)
+    return bad(file_name, "the tensors end at byte " + std::to_string(at) + " of the data, but the file has " +
+                              std::to_string(data_bytes));
   return tensors;
 } catch (const Error& error) {
   return error;

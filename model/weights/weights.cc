@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <optional>
 #include <set>
@@ -52,9 +53,11 @@ Status check_unused(const Checkpoint& checkpoint, const ModelConfig& config, Ran
     if (used.count(name) || (name == "lm_head.weight" && config.tied_embeddings)) continue;
     if (name.ends_with(".rotary_emb.inv_freq")) continue;  // old files; follows from config.json
     const int layer = layer_of(name);
-    if (!whole && !(layers.begin <= layer && layer < layers.end)) continue;
+    // The last stage also judges the layers that config.json does not have.
+    const int end = layers.end == config.n_layers ? INT_MAX : layers.end;
+    if (!whole && !(layers.begin <= layer && layer < end)) continue;
     // Unused heads, and a head's copies of the trunk's embedding or lm_head, which all heads share.
-    if (config.has_predict_head && layer >= config.trunk_layers()) continue;
+    if (layer >= config.trunk_layers() && layer < config.trunk_layers() + config.n_predict_heads) continue;
     // GPTQ's tools write zero biases for matrices that have none.
     if (config.quantization.method == Quantization::Method::gptq && name.ends_with(".bias") &&
         all_zero(checkpoint, name))

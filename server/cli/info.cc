@@ -99,7 +99,7 @@ json describe_model(const ModelConfig& c) {
   std::printf("  vocabulary %d, context %d tokens, sliding window %d%s\n", c.vocab, c.max_position, c.sliding_window,
               c.tied_embeddings ? ", tied embeddings" : "");
   std::printf("  parameters %ld%s\n\n", c.parameters(),
-              c.has_predict_head ? ", plus a multi-token prediction head (--speculate mtp)" : "");
+              c.n_predict_heads > 0 ? ", plus a multi-token prediction head (--speculate mtp)" : "");
   return {{"n_layers", c.n_layers},
           {"hidden", c.hidden},
           {"intermediate", c.intermediate},

@@ -61,7 +61,7 @@ Command arguments_of(const Options& options, Role role, size_t instance, size_t 
 class Children {
  public:
   Children(std::vector<Command> commands, Clock& clock)
-      : commands_(std::move(commands)), clock_(clock), pids_(commands_.size(), -1), start_at_s_(commands_.size()) {}
+      : clock_(clock), commands_(std::move(commands)), pids_(commands_.size(), -1), start_at_s_(commands_.size()) {}
   ~Children() { end(); }
 
   // Returns when `all_serve`, when `told_to_end`, or when a child has ended, because it would end again.
@@ -75,6 +75,13 @@ class Children {
     }
     starting_ = false;
     return ok();
+  }
+  // The child that is this process is started again in this role. Other processes may be workers of other hosts.
+  void change_role(const std::string& process, Role role) {
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < pids_.size(); ++i)
+      if (pids_[i] > 0 && process_name(pids_[i]) == process)
+        *std::next(std::find(commands_[i].begin(), commands_[i].end(), "--role")) = role_name(role);
   }
   // From now on no child is started or logged.
   void let_go() {
@@ -127,10 +134,10 @@ class Children {
     start_at_s_[i] = clock_.now() + 1;
   }
 
-  const std::vector<Command> commands_;
   Clock& clock_;
   std::mutex mutex_;  // guards the members below
   std::condition_variable wake_;
+  std::vector<Command> commands_;
   std::vector<pid_t> pids_;         // -1: none
   std::vector<double> start_at_s_;  // while there is none
   bool starting_ = true, stop_ = false;
@@ -186,7 +193,12 @@ class LocalWorkers final : public Runtime {
   }
   uint64_t logits_hash() const override { return cluster_->logits_hash(); }
   void clear_prefix_caches() override { cluster_->clear_prefix_caches(); }
-  Status retire(const std::string& name, std::optional<Role> role) override { return cluster_->retire(name, role); }
+  Status retire(const std::string& name, std::optional<Role> role) override {
+    const std::string process = cluster_->process_of(name);
+    Status told = cluster_->retire(name, role);
+    if (told && role) children_.change_role(process, *role);
+    return told;
+  }
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink) override {
     return cluster_->submit(std::move(request), std::move(sink));
   }

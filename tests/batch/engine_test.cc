@@ -3,6 +3,8 @@
 #include "batch/engine/engine.h"
 
 #include <array>
+#include <cmath>
+#include <limits>
 #include <map>
 
 #include "base/random.h"
@@ -215,6 +217,52 @@ struct Alone {
 
 // A sequence that held memory early stood before an adopted one. It gave that memory up and did not fit any more, and
 // the adopted one behind it was never asked for its own. Both waited for ever.
+// One logit of each row is `odd`, and all others are `rest`.
+struct OddModel final : SynchronousModel {
+  OddModel(float o, float r) : odd(o), rest(r) {}
+  const ModelConfig& config() const override { return tiny_config(); }
+  Work work(const StepInput&) const override { return {}; }
+  void forward(const StepInput& step, float* logits) override {
+    for (size_t row = 0; row < step.logit_rows.size(); ++row, logits += config().vocab) {
+      std::fill_n(logits, config().vocab, rest);
+      logits[50] = odd;
+    }
+  }
+  const float odd, rest;
+};
+
+TEST_CASE("engine: a sequence whose logits are not finite ends with an error that says so", "[engine]") {
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  struct {
+    float odd, rest;
+    FinishReason finish;
+  } const cases[] = {{NAN, 0, FinishReason::error},
+                     {kInfinite, 0, FinishReason::error},
+                     {-kInfinite, -kInfinite, FinishReason::error},
+                     {-kInfinite, 0, FinishReason::length},
+                     {1, 0, FinishReason::length}};
+  for (const auto& one : cases)
+    for (const char* topology : {"1C", "1P1D"})
+      for (int n : {1, 2}) {
+        CAPTURE(one.odd, one.rest, topology, n);
+        TinySetup setup{.topology = topology};
+        setup.make_model = [&](const TinySetup&, DeviceQueue&) {
+          return Result<std::unique_ptr<Model>>(std::make_unique<OddModel>(one.odd, one.rest));
+        };
+        TinyCluster tiny(setup);
+        auto request = tiny_request(1, {1, 2, 3}, 4);
+        request->n = n;
+        REQUIRE(tiny.submit(request).ok());
+        tiny.run();
+        for (int c = 0; c < n; ++c) {
+          const Recorder::Choice choice = tiny.recorder->choice(1, c);
+          CHECK(choice.finish == one.finish);
+          CHECK(choice.error.starts_with("the model's logits are not finite") == (one.finish == FinishReason::error));
+        }
+        for (const auto& instance : tiny.cluster->instances()) CHECK(instance->memory().stats().active == 0);
+      }
+}
+
 TEST_CASE("engine: a sequence that is adopted behind one that holds memory early runs before it", "[engine]") {
   Alone alone(10);
   auto early = alone.holding(1, 130, 16, {});  // wants 9 blocks of 10, and has one

@@ -123,9 +123,19 @@ TEST_CASE("serve: a worker that is killed is restarted, and a retired one is not
     }));
   }
   CHECK(count(server.log(), "ended: signal 9") == 2);
-  CHECK(post(port, "/retire_instance", R"({"name":"P0"})").status == 200);
-  CHECK(server.said("ended: exit code 0\n"));
+  // A worker that dies is started again in the role that it was given last.
+  const pid_t first = server.worker("prefill");
+  CHECK(post(port, "/retire_instance", R"({"name":"P0","role":"decode"})").status == 200);
+  REQUIRE(until(60, [&] { return has(get(port, "/stats").body, "\"D1\""); }));
+  kill(first, SIGKILL);
+  CHECK(until(60, [&] {
+    const std::set<pid_t> now = server.children();
+    return now.size() == 2 && !now.contains(first) && has(get(port, "/stats").body, "\"D1\"");
+  }));
   CHECK(server.worker("prefill") == -1);
+  CHECK(post(port, "/retire_instance", R"({"name":"D1"})").status == 200);
+  CHECK(server.said("ended: exit code 0\n"));
+  CHECK(server.children().size() == 1);
   CHECK(server.end(SIGTERM) == 0);
   CHECK(server.files_left() == 0);
 }

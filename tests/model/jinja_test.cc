@@ -1,5 +1,5 @@
 // Tests the template language: jinja2's output for the same templates (tests/data/jinja_cases.json, made by
-// make_jinja_fixtures.py), and the bounds of depth and output.
+// make_jinja_fixtures.py), and the bounds of depth, output and steps.
 #include "model/jinja/jinja.h"
 
 #include <ctime>
@@ -58,7 +58,7 @@ TEST_CASE("jinja: every construct renders as jinja2 renders it", "[model][jinja]
   CHECK(render("a\n{{ raise_exception('No ' ~ 1) }}") == "ERROR line 2: No 1");
 }
 
-TEST_CASE("jinja: depth and output are bounded", "[model][jinja]") {
+TEST_CASE("jinja: depth, output and steps are bounded", "[model][jinja]") {
   const auto many = [](const std::string& part, int times) {
     std::string text;
     for (int i = 0; i < times; ++i) text += part;
@@ -86,6 +86,33 @@ TEST_CASE("jinja: depth and output are bounded", "[model][jinja]") {
   CHECK(
       has(render("{% set s = '" + std::string(1 << 20, 'x') + "' %}{% for x in " + numbers + " %}{{ s }}{% endfor %}"),
           "more than 64 MiB"));
+  // Each of these would take days, or more memory than there is.
+  const std::string loops = "{% for a in n %}{% for b in n %}{% for c in n %}{% for d in n %}{% for e in n %}";
+  const std::string ends = many("{% endfor %}", 5);
+  const std::string twice = "{% set ns = namespace(v='0123456789abcdef', w=[]) %}{% for a in n %}";
+  const std::pair<const char*, std::string> endless[] = {
+      {"loops", loops + ends},
+      {"a text", twice + "{% set ns.v = ns.v ~ ns.v %}{% endfor %}"},
+      {"a list of itself", twice + "{% set ns.w = [ns.w, ns.w] %}{% endfor %}{{ ns.w|tojson }}"},
+      {"comparison", twice + "{% set ns.w = [ns.w, ns.w] %}{% set ns.v = [ns.v, ns.v] %}{% endfor %}"
+                             "{{ ns.w == ns.v }}"},
+      {"join", twice + "{% set ns.v = n|join(ns.v) %}{% endfor %}"},
+      {"strip", twice + "{% set ns.v = ns.v ~ ns.v %}{% if ns.v.strip(ns.v) %}{% endif %}{% endfor %}"},
+  };
+  for (const auto& [what, source] : endless) {
+    INFO(what);
+    const std::string got = render("{% set n = " + numbers + " %}" + source);
+    INFO(got.substr(0, 200));
+    CHECK((has(got, "the rendering takes more than 67108864 steps") || has(got, "a value has more than 64 MiB")));
+  }
+  CHECK(has(render("{% set n = " + numbers + " %}{% set ns = namespace(v=[]) %}"
+                   "{% for a in n %}{% for b in n %}{% set ns.v = [ns.v] %}{% endfor %}{% endfor %}"),
+            "lists and dicts are nested too deeply"));
+  // Integers have 64 bits.
+  for (const char* beyond : {"9223372036854775807 + 1", "-9223372036854775807 - 2", "0 - 9223372036854775807 - 2"})
+    CHECK(has(render("{{ " + std::string(beyond) + " }}"), "of integers goes beyond 64 bits"));
+  CHECK(render("{{ 9223372036854775806 % 9223372036854775807 }}") == "9223372036854775806");
+  CHECK(render("{{ -9223372036854775807 % 9223372036854775807 }}") == "0");
   // A long template is not a deep one.
   CHECK(render("{% if 0 %}" + many("{% elif 0 %}", 999) + "{% else %}x{% endif %}") == "x");
   // A namespace that holds itself is freed (LeakSanitizer checks it).

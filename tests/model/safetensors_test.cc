@@ -162,11 +162,11 @@ struct SpoiledModel {
     bytes.replace(at, from.size(), to);
     write_file(dir.path + "/" + file, bytes);
   }
-  std::string load_error() const {
+  std::string load_error(Range layers = {}) const {
     ThreadTeam team(2);
     auto config = load_model_config(dir.path);
     REQUIRE(config);
-    auto weights = load_weights(dir.path, config.value(), {}, team);
+    auto weights = load_weights(dir.path, config.value(), {.layers = layers}, team);
     return weights ? "accepted" : weights.error().message;
   }
   TempDir dir;
@@ -184,6 +184,15 @@ TEST_CASE("safetensors: a checkpoint that does not fit its config.json is refuse
   SpoiledModel extra("llama_linear_bias");
   extra.replace("config.json", "\"mlp_bias\": true", "\"mlp_bias\": false");
   CHECK_THAT(extra.load_error(), Contains(file) && Contains("down_proj.bias\": a llama model with this config.json"));
+  SpoiledModel beyond("llama31");  // layer 1 may be a prediction head, and layer 2 is none of this model
+  beyond.replace("config.json", "\"num_hidden_layers\": 3",
+                 "\"num_hidden_layers\": 1, \"num_nextn_predict_layers\": 1");
+  CHECK_THAT(beyond.load_error(),
+             Contains("tensor \"model.layers.2.") && Contains("a llama model with this config.json"));
+  beyond.replace("config.json", "\"num_nextn_predict_layers\": 1", "\"num_nextn_predict_layers\": 2");
+  CHECK(beyond.load_error() == "accepted");
+  beyond.replace("config.json", "\"num_nextn_predict_layers\": 2", "\"num_nextn_predict_layers\": 0");
+  CHECK_THAT(beyond.load_error({0, 1}), Contains("tensor \"model.layers.1."));
   SpoiledModel dtype("llama_linear_bias");
   dtype.replace(file, "\"dtype\":\"F16\"", "\"dtype\":\"I16\"");
   CHECK_THAT(dtype.load_error(), Contains(file) && Contains("dtype I16 is not supported (expected F32, F16 or BF16)"));

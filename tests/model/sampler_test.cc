@@ -251,12 +251,16 @@ TEST_CASE("sampler: any logits give a token", "[model][sampler]") {
           Sampled nan = run({NAN, 1, NAN, -kInf});
           CHECK(nan.chosen.token == 1);
           CHECK(nan.chosen.logprob == 0);
+          CHECK_FALSE(nan.finite);
           Sampled nothing = run({NAN, -kInf, -kInf});
           CHECK(nothing.chosen.token == 0);
+          CHECK_FALSE(run({-kInf, -kInf}).finite);
           CHECK(nothing.chosen.logprob == -kInf);
           Sampled infinite = run({0, 3, kInf, 5});
           CHECK(infinite.chosen.token == 2);
           CHECK(infinite.chosen.logprob == 0);
+          CHECK_FALSE(infinite.finite);
+          CHECK(run({-kInf, 3e38f}).finite);
           CHECK(run({-3e38f, 3e38f}).chosen.token == 1);
           CHECK(run({7}).chosen.token == 0);
         }
