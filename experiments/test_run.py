@@ -411,6 +411,15 @@ class ClaimsTest(unittest.TestCase):
         for anchor, (label, _) in FRONT_PAGE.items():
             self.assertTrue([c for c in every if (c.experiment, c.claim) == (anchor, label)], anchor)
 
+    def test_each_experiment_begins_with_its_card(self):
+        for name in {part.experiment for part in PARTS}:
+            lines = older.text(ROOT, f"experiments/{name}.cc").split("\n")
+            card = lines[:next(i for i, line in enumerate(lines) if not line.startswith("//"))]
+            self.assertLessEqual(len(card), 15, name)
+            heads = [line[3:].split(",")[0].split(":")[0] for line in card if line[3:4] != " "]
+            self.assertEqual(heads, [name, "Paper", "Set-up", "Command", "Expected", "Found"])
+            self.assertIn(f"Command: make exp-{name} (", "\n".join(card))
+
     def test_each_experiment_depends_on_its_own_folders(self):
         for part in PARTS:
             paths = older.paths_of(ROOT, part)
