@@ -1,19 +1,19 @@
-"""The claims, which are the lines of expected.csv, and the parts of experiments that check them (parts.csv). expected.csv has
-the columns
+"""The claims, which are the lines of expected.csv, and the parts of experiments that check them (parts.csv).
+expected.csv has the columns
 
     experiment, claim     the part of an experiment whose result file is compared, and what is compared, in words
     how                   how the value is known: a word of HOW
-    metric, cell, over    the value: a column of the result, in the rows whose columns have the values of `cell` (`a=1; b=x|y`);
-                          then what it is divided by: a number, or the columns in which the other cell differs (`b=*`: any value)
-    low, high, unit       the range that our arithmetic expects, written down before the first run ("%": the value is a share)
+    metric, cell, over    the value: a column of the result, in the rows whose columns have the values of `cell`
+                          (`a=1; b=x|y`); then what it is divided by: a number, or the columns in which the other cell
+                          differs (`b=*`: any value)
+    low, high, unit       the range that our arithmetic expects, written down before the first run ("%": a share)
     paper, page           the published figure in words, and where it was read: the paper and section, or a public page
-    paper_low, paper_high the range that counts as the published figure; empty: it cannot be compared here (a CPU for a card)
+    paper_low, paper_high the range that counts as the published figure; empty: it cannot be compared here
     differs               why the result differs from the published figure
 
-A metric is `column`, `column/column` or another of + - between two columns of a row. It is the median over the rows of one point, or,
-with `max`, `min`, `sum` or `mean` before it, that of all rows of the cell. `over` may begin with one of these words, too.
-Git is the register of the ranges: `run.py older` names each line that is younger than its result.
-"""
+A metric is `column`, `column/column` or another of + - between two columns of a row. It is the median over the rows of
+one point, or, with `max`, `min`, `sum` or `mean` before it, that of all rows of the cell. `over` may begin with one of
+these words, too. Git is the register of the ranges: `run.py older` names each line that is younger than its result. """
 import csv
 import os
 import re
@@ -136,11 +136,14 @@ class Part:
 # The claim of each row of README.md's table of ideas, by the anchor of CLAIMS.md to which the row links.
 FRONT_PAGE = {
     "waste": ("useful, blocks of 16", "share of a full pool that holds KV, blocks of 16"),
-    "vattention_speed": ("offline, requests/min, vattention / paged", "requests a minute over those with a block table"),
-    "slots": ("TTFT of later turns after 1,024 tokens, slots, kept / contiguous", "TTFT of a later turn over that without its slot"),
+    "vattention_speed": ("offline, requests/min, vattention / paged",
+                         "requests a minute over those with a block table"),
+    "slots": ("TTFT of later turns after 1,024 tokens, slots, kept / contiguous",
+              "TTFT of a later turn over that without its slot"),
     "prefix": ("TTFT, 94 % shared / nothing shared", "TTFT with 94 % of the prompt shared, over that with nothing"),
     "offload_virtual": ("tier alone / none", "requests/s of documents asked a third time, host tier over no tier"),
-    "paged_attention-cuda": ("decode 32 x 16K, blocks of 16 / contiguous", "decode attention, time over blocks of 16 over contiguous"),
+    "paged_attention-cuda": ("decode 32 x 16K, blocks of 16 / contiguous",
+                             "decode attention, time over blocks of 16 over contiguous"),
     "kv_dtype": ("tokens, int8 / f16, scales counted", "tokens in the same bytes, int8 over f16"),
     "batching-sarathi_capacity": ("Mistral-7B: chunked / prefill first, ShareGPT, strict objective",
                                   "requests/s within an objective, chunks over whole prompts"),
@@ -148,18 +151,24 @@ FRONT_PAGE = {
     "speculate": ("llama-1b alone, the same: turbo / off", "tokens/s on text that repeats itself, over no drafts"),
     "pd": ("P99 ITL at load 0.4, 1P1D / 1C", "P99 gap between tokens, 1P1D over 1C"),
     "transfer_exposed": ("100 Gb/s, request / layer", "wait for KV, sent at the end over layer by layer"),
-    "disagg_orders": ("median first gap at load 0.6, decode_first / push", "median gap after the first token, `decode_first` over `push`"),
-    "cpp_vs_tp-bubble": ("90 % of 131K reused, one at a time, equal parts: PP8 / TP", "tokens/s, PP8 over TP8, one prompt, 90 % of it reused"),
-    "fetch_or_compute-pool": ("conversation: hits, global / longest prefix", "cache hits, with fetches over by longest prefix"),
-    "mooncake_serving": ("schedulers, conversation: mean TTFT, global / local", "mean TTFT, with fetches over without them"),
+    "disagg_orders": ("median first gap at load 0.6, decode_first / push",
+                      "median gap after the first token, `decode_first` over `push`"),
+    "cpp_vs_tp-bubble": ("90 % of 131K reused, one at a time, equal parts: PP8 / TP",
+                         "tokens/s, PP8 over TP8, one prompt, 90 % of it reused"),
+    "fetch_or_compute-pool": ("conversation: hits, global / longest prefix",
+                              "cache hits, with fetches over by longest prefix"),
+    "mooncake_serving": ("schedulers, conversation: mean TTFT, global / local",
+                         "mean TTFT, with fetches over without them"),
     "rejection": ("12P1D: correlation of P's and D's load, early", "correlation of P's and D's load"),
-    "rejection-reservation": ("reuse 131K, c=8, P holds 0.9 of the prompts: tokens/s, escrow / off", "tokens/s if P holds 0.9 of the prompts, over no reservation"),
+    "rejection-reservation": ("reuse 131K, c=8, P holds 0.9 of the prompts: tokens/s, escrow / off",
+                              "tokens/s if P holds 0.9 of the prompts, over no reservation"),
     "failure_timeline": ("requests lost", "requests lost when workers are killed"),
 }
 
 
 def load(expected, parts):
-    """The parts of parts.csv with the claims of expected.csv. A line that cannot be read ends the program with its number."""
+    """The parts of parts.csv with the claims of expected.csv. A line that cannot be read ends the program with its
+    number."""
     all_ = {}
     with open(parts, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

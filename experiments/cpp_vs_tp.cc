@@ -1,4 +1,18 @@
-// cpp_vs_tp: a pipeline of P cards (chunks of a prompt) beside tensor parallelism over the same P cards.
+// cpp_vs_tp: When does a pipeline of P GPUs beat tensor parallelism over the same P, by length, reused prefix, queued
+//   prompts, chunks and window?
+// Paper: Mooncake (FAST'25) section 3.3, which has no figure; WavePP (2026-09) Table 4.
+// Set-up: first token and throughput, by length, reused prefix, queued prompts, chunks and window. /crossover: where
+//   one becomes faster than the other. Llama-3-70B on H200 by the card's figures (experiments/simulate/hardware.cc). A
+//   boundary carries 16 KiB a token at 50 GB/s and 20 us. TP has two exposed ring all-reduces a layer over NVLink (450
+//   GB/s, 1 us a hop) or NICs (50 GB/s, 5 us).
+// Command: make exp-cpp_vs_tp (seconds; computed).
+// Expected: a token costs 40.6 us at P = 8, and 49 us in the mean of 128K tokens. TP sends 4.59 MB of it: 10.2 us over
+//   NVLink, 92 us over NICs. So TP is slower by o = .25 to .11, and by 2.3 to 1.0. With a queue, CPP overtakes at M =
+//   (P - 1) / o chunks: 30 and 4. One cold prompt of 128K in equal-time chunks takes U = 11.7 s plus 1.5 s: equal to TP
+//   over NVLink; in chunks of 8,192 it never is. With 90 % cached it takes 1.1 to 1.35 times as long, in two chunks 4
+//   to 5.5. Windows: 32 prompts in chunks of 8,192 lose 1.2 to 1.45 with W = P.
+// Found: with 90 % of 131K reused PP8 has .37 of TP8's tokens/s, as WavePP prints. Its cold PP8 is below TP8; here it
+//   is 2 to 15 % above.
 #include <algorithm>
 #include <cmath>
 
@@ -9,16 +23,6 @@
 namespace xpyd::experiments::cpp_vs_tp_experiment {
 namespace {
 
-// cpp_vs_tp: first token and throughput, by length, reused prefix, queued prompts, chunks and window. /crossover: where
-// one becomes faster than the other. Llama-3-70B on H200 by the card's figures (experiments/simulate/hardware.cc). A
-// boundary carries 16 KiB a token at 50 GB/s and 20 us. TP has two exposed ring all-reduces a layer over NVLink (450
-// GB/s, 1 us a hop) or NICs (50 GB/s, 5 us).
-//
-// Expected: a token costs 40.6 us at P = 8, and 49 us in the mean of 128K tokens. TP sends 4.59 MB of it: 10.2 us over
-// NVLink, 92 us over NICs. So TP is slower by o = .25 to .11, and by 2.3 to 1.0. With a queue, CPP overtakes at M = (P
-// - 1) / o chunks: 30 and 4. One cold prompt of 128K in equal-time chunks takes U = 11.7 s plus 1.5 s: equal to TP over
-// NVLink; in chunks of 8,192 it never is. With 90 % cached it takes 1.1 to 1.35 times as long, in two chunks 4 to 5.5.
-// Windows: 32 prompts in chunks of 8,192 lose 1.2 to 1.45 with W = P.
 namespace surface {
 
 constexpr double kHidden = 8192, kElement = 2, kLayers = 80, kStep = 8192;

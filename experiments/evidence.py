@@ -1,22 +1,23 @@
-"""Turns results into verdicts. The interval of the samples is compared with the range of the published figure, or with the range
-that our arithmetic expects.
+"""Turns results into verdicts. The interval of the samples is compared with the range of the published figure, or with
+the range that our arithmetic expects.
 
-An interval lies inside a range, outside it, or across its edge. Across the edge nothing is reproduced, however close the median is
-to the middle of the range.
-"""
+An interval lies inside a range, outside it, or across its edge. Across the edge nothing is reproduced, however close
+the median is to the middle of the range. """
 import random
 import statistics
 from dataclasses import dataclass
 
 RESAMPLES = 1000
-# With fewer samples no bootstrap gives a 95 % interval (the extremes of 5 samples cover 94 %), so the whole range is taken.
+# With fewer samples no bootstrap gives a 95 % interval (the extremes of 5 samples cover 94 %), so the whole range is
+# taken.
 FEWEST = 6
 
 YES, NO, ELSEWHERE, MISSING = "reproduced", "not reproduced", "not comparable here", "no result"
 
 
 def interval(numbers):
-    """95 % bootstrap interval of the median, by percentiles. Every call with the same numbers returns the same interval."""
+    """95 % bootstrap interval of the median, by percentiles. Every call with the same numbers returns the same
+    interval."""
     if len(numbers) < FEWEST or min(numbers) == max(numbers):
         return min(numbers), max(numbers)
     dice = random.Random(1)

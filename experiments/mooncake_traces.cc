@@ -1,4 +1,12 @@
-// mooncake_traces: the content of Mooncake's released traces, what a cache finds of them, and what their prompts cost.
+// mooncake_traces: How long are the prompts and answers of the released traces, and how often is a block requested?
+// Paper: Mooncake (FAST'25) Table 2, Fig. 9; arXiv 2407.00079 v4, Figs. 5 and 6.
+// Set-up: distributions of prompts, answers and uses of blocks in the two released traces (arXiv, Figs. 5 and 6;
+//   FAST'25, Table 2).
+// Command: make exp-mooncake_traces (seconds; counted).
+// Expected, from another program: 3 M tokens find 37 and 48 % of the tokens of an unlimited cache, 50 M tokens 99 and
+//   100 %.
+// Found: 3 M tokens find 37 and 48 % of what an endless cache finds (41 and 46); 76 and 58 % of the blocks are used
+//   once.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -16,8 +24,6 @@ namespace {
 
 using namespace disagg;
 
-// mooncake_traces: distributions of prompts, answers and uses of blocks in the two released traces (arXiv, Figs. 5 and
-// 6; FAST'25, Table 2).
 namespace lengths {
 
 std::vector<Values> points(const Setting& setting) {

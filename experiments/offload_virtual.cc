@@ -1,4 +1,15 @@
-// offload_virtual: the gain of a host tier on the machine for which it was published.
+// offload_virtual: What does a host tier gain with the costs of the machine on which it was published?
+// Paper: light-vllm (wde), experiments 3 to 5.
+// Set-up: wde's experiments 3 to 5 (RTX 4090, Qwen2.5-3B and -7B) with the real engine, policy, paged memory and tier
+//   on a virtual clock: 150 TFLOP/s, .8 TB/s, 2.1 us or 12 GB/s for a copy of a block's layer. `plan`: planning takes
+//   no time (none), or the time of an engine in Python, before each step (sync) or during the step before (async-2).
+// Command: make exp-offload_virtual (seconds; virtual).
+// Expected, hits: 200 prompts of 1,000 tokens, 24 out: 42 ms of computing, 9.4 of copies, 10 of decode: equal up to .8,
+//   all / none 3.5 to 6. rounds: 10 documents of 10,240: none .8 /s, prefix cache 50, tier 10 to 13; an answer of o
+//   tokens adds o / 2 steps of 19 ms. chunks: 2.5 ms of planning, derived from steps of 32 (1.30), and .4 more with a
+//   tier; the rest follows: 1,024 tokens 2.38 /s in sync. planned: all hits 1.22 to 1.3, none known 1.03 to 1.08.
+// Found: prefix cache / none 52 (55), tier / none 12.7 (10.1), both / prefix cache 1.00 (.99); async-2 / sync 1.31 at
+//   32 tokens (1.30).
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -17,15 +28,6 @@
 namespace xpyd::experiments::offload_virtual_experiment {
 namespace {
 
-// offload_virtual: wde's experiments 3 to 5 (RTX 4090, Qwen2.5-3B and -7B) with the real engine, policy, paged memory
-// and tier on a virtual clock: 150 TFLOP/s, .8 TB/s, 2.1 us or 12 GB/s for a copy of a block's layer. `plan`: planning
-// takes no time (none), or the time of an engine in Python, before each step (sync) or during the step before
-// (async-2).
-//
-// Expected, hits: 200 prompts of 1,000 tokens, 24 out: 42 ms of computing, 9.4 of copies, 10 of decode: equal up to .8,
-// all / none 3.5 to 6. rounds: 10 documents of 10,240: none .8 /s, prefix cache 50, tier 10 to 13; an answer of o
-// tokens adds o / 2 steps of 19 ms. chunks: 2.5 ms of planning, derived from steps of 32 (1.30), and .4 more with a
-// tier; the rest follows: 1,024 tokens 2.38 /s in sync. planned: all hits 1.22 to 1.3, none known 1.03 to 1.08.
 namespace engine {
 
 constexpr Rates kRates = {150e12, 0.8e12};

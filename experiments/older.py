@@ -1,4 +1,5 @@
-"""Which results are older than the code of their folders, and which expected ranges are younger than their results. Git knows both."""
+"""Which results are older than the code of their folders, and which expected ranges are younger than their results. Git
+knows both."""
 import functools
 import glob
 import os
@@ -35,7 +36,8 @@ def registered(root):
 
 @functools.lru_cache(maxsize=None)
 def brings(root, path):
-    """The files that a file includes, and the sources with a header's name before their suffix or before an underscore."""
+    """The files that a file includes, and the sources with a header's name before their suffix or before an
+    underscore."""
     found = [name for name in INCLUDE.findall(text(root, path)) if os.path.exists(os.path.join(root, name))]
     if path.endswith(".h"):
         stem = os.path.join(root, path[:-2])
@@ -44,7 +46,8 @@ def brings(root, path):
 
 
 def paths_of(root, part):
-    """The folders on which a part depends; of experiments/ the files. A folder counts whole, so a table's rows count, too."""
+    """The folders on which a part depends; of experiments/ the files. A folder counts whole, so a table's rows count,
+    too."""
     files = registered(root)
     first = files.get((part.part, part.device)) or files.get((part.part, "any"))
     if not first:
@@ -63,7 +66,8 @@ def commits(root, old, new, paths):
 
 
 def since(root, part, old, new="HEAD"):
-    """What changed the folders of a part between two commits, as text; "" if nothing did, or in a bundle, which has no history."""
+    """What changed the folders of a part between two commits, as text; "" if nothing did, or in a bundle, which has no
+    history."""
     if old == new or not os.path.exists(os.path.join(root, ".git")):
         return ""
     if old.endswith("-dirty"):
@@ -71,7 +75,7 @@ def since(root, part, old, new="HEAD"):
     found = commits(root, old, new, tuple(paths_of(root, part)))
     if found is None:
         return f"measured at commit {old}, which is not in this history"
-    return f"measured at commit {old}; {len(found)} commits changed its folders, the last is {found[0]}" if found else ""
+    return f"measured at commit {old}; {len(found)} commits changed its folders, last {found[0]}" if found else ""
 
 
 def younger(root, claims, old):

@@ -1,18 +1,16 @@
-// pd_notes: the runs of the xPyD notes by their cards' figures: two V100 as 1P1D and as 2C. /table: all requests at
-// once on these, on eight L40 as TP4 + TP4 and as TP8 with V0's and V1's schedules, on 2 x 8 H20 with DeepSeek-R1, and
-// two sweeps of the batch, each with its result block. The following is not in the notes and set here: lengths as
-// ShareGPT's, and 100 requests at once where they say "inf". Tensor ranks take two ring all-reduces a layer: `pcie` 20
-// GB/s and 10 us a hop among all; `pairs` two cards over 56 GB/s, then rings among the pairs; `nodes` NVLink, then a
-// NIC each.
-//
-// Expected, two V100: 500 prompts against 47 alone give 10.6 times the TTFT; 9 to 25 (the notes: a tenth). At a load of
-// .4 a static batch makes prompts wait: 3 to 20 times. Eight L40, Qwen2.5-32B's shape: TP8 4,600 tokens/s over PCIe and
-// 5,800 in pairs, TP4 3,300 and 3,600: TTFT of 4P4D / V0 1.65 to 1.8 (1.5). V0 computes all prompts first, so P/D
-// removes its tail of TPOT (P99 .2 to .7, published .53). R1: sixteen cards read all weights in 15 ms, eight cards half
-// of them: TP16 with MTP has 1.5 to 3.5 times the requests/s (1.23). Batch: tokens/s 17, 26 and 52 times at 256.
-// At once, on two V100 as 1P1D: P computes one prompt after another, 45 ms each, so 90 requests wait 2.9 times as long
-// as 30. A step of D is 24.7 ms of weights and .31 ms a sequence: 33.9 and 52.3 ms if all decode together (1.54 times),
-// less as short answers end (1.2 to 1.6).
+// pd_notes: Is TTFT a tenth with 1P1D on two V100, by load?
+// Paper: the xPyD notes.
+// Set-up: two V100 as 1P1D and as 2C; /table: all requests at once, also on eight L40 and on 2 x 8 H20, and two sweeps
+//   of the batch. Not in the notes and set here: ShareGPT's lengths, 100 requests where they say "inf". Links: `pcie`
+//   20 GB/s and 10 us a hop; `pairs` 56 GB/s between two cards; `nodes` NVLink, then a NIC each.
+// Command: make exp-pd_notes (seconds; virtual).
+// Expected: at a load of .4 a static batch makes prompts wait 3 to 20 times as long. Eight L40: TP8 computes 4,600
+//   tokens/s over PCIe and 5,800 in pairs, TP4 3,300 and 3,600: TTFT of 4P4D / V0 1.65 to 1.8 (1.5). V0 computes all
+//   prompts first, so P/D removes its tail of TPOT: P99 .2 to .7 (.53). R1: sixteen cards read all weights in 15 ms,
+//   eight half of them: 1.5 to 3.5 times the requests/s (1.23). Batch: tokens/s 17, 26 and 52 times at 256. At once: 90
+//   requests wait 2.9 times as long as 30; a step of 24.7 + .31 n ms: 1.2 to 1.6 times the gap.
+// Found: 2C with static batches waits 6.2 times as long as 1P1D (10). 4P4D's TTFT is 1.7 times TP8's (1.5), its P99 of
+//   TPOT .43 (.53).
 #include <algorithm>
 #include <cmath>
 #include <string>

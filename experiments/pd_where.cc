@@ -1,5 +1,16 @@
-// pd_where: where prefill/decode disaggregation wins over as many colocated instances and where not; one card cut in
-// two; and the ratio of P to D.
+// pd_where: Where does P/D beat the same number of colocated instances with the best chunk size, by prompt, output,
+//   objective, hardware and link?
+// Paper: DistServe (OSDI'24), Sarathi-Serve (OSDI'24), TaiChi; no map is published.
+// Set-up: goodput of the best of 1P3D, 2P2D and 3P1D over that of 4C with the best chunk size. Goodput is the rate at
+//   which 90 % of the requests keep ten times the unloaded TTFT, and `tbt` times c for the mean of the longest tenth of
+//   gaps; c is a step that only reads the weights. 8 x A800, Llama-3-70B; Poisson; found on a grid of 20 rates.
+// Command: make exp-pd_where (a minute; virtual).
+// Expected: with an objective T a step may take T, of which c computes no prompt. Prompts have L tokens of b seconds,
+//   outputs o decodes of d seconds. Per instance 4C reaches (T - c) / T / (L b + o d). P/D gains (L b + o d) T / (T -
+//   c) / (L b + o d T / (T - c)): 3 at 1.5 c and 1.05 at 20 c if prompts are most of the work, less the loss of whole
+//   instances. The winner changes at 3 to 6 c. At 10 Gb/s P/D is halved.
+// Found: at 10 Gb/s P/D keeps no objective of 2.5 steps; 4P2D is the best ratio for long prompts, 2P4D for long
+//   answers.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -11,14 +22,6 @@
 namespace xpyd::experiments::pd_where_experiment {
 namespace {
 
-// pd_where: goodput of the best of 1P3D, 2P2D and 3P1D over that of 4C with the best chunk size. Goodput is the rate at
-// which 90 % of the requests keep ten times the unloaded TTFT, and `tbt` times c for the mean of the longest tenth of
-// gaps; c is a step that only reads the weights. 8 x A800, Llama-3-70B; Poisson; found on a grid of 20 rates.
-//
-// Expected: with an objective T a step may take T, of which c computes no prompt. Prompts have L tokens of b seconds,
-// outputs o decodes of d seconds. Per instance 4C reaches (T - c) / T / (L b + o d). P/D gains (L b + o d) T / (T - c)
-// / (L b + o d T / (T - c)): 3 at 1.5 c and 1.05 at 20 c if prompts are most of the work, less the loss of whole
-// instances. The winner changes at 3 to 6 c. At 10 Gb/s P/D is halved.
 namespace map {
 
 using namespace disagg;

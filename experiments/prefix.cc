@@ -1,4 +1,11 @@
-// prefix: the gain of a shared prefix, how much real prompts repeat, and the loss by whole blocks.
+// prefix: What does a shared prefix save: how many tokens are found in the cache, and how does TTFT change?
+// Paper: Mooncake (FAST'25) Table 2; vLLM's automatic prefix caching.
+// Set-up: prompts of 1,024 tokens, of which `share` is one of two prefixes, one at a time. Real steps of llama-mini
+//   with the cache on and off.
+// Command: make exp-prefix (2 minutes; measured, counted).
+// Expected: 22 of 24 prompts find the prefix, so hits are 22/24 of the share. The first token takes 1 - share, plus
+//   attention to the prefix: below .35 at .75. Mooncake (Fig. 14): .14 at .95 of 128K tokens.
+// Found: TTFT falls to .077 with 94 % shared. An endless cache finds 37 and 65 % of the traces' tokens (40 and 66).
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -14,11 +21,6 @@
 namespace xpyd::experiments::prefix_experiment {
 namespace {
 
-// prefix: prompts of 1,024 tokens, of which `share` is one of two prefixes, one at a time. Real steps of llama-mini
-// with the cache on and off.
-//
-// Expected: 22 of 24 prompts find the prefix, so hits are 22/24 of the share. The first token takes 1 - share, plus
-// attention to the prefix: below .35 at .75. Mooncake (Fig. 14): .14 at .95 of 128K tokens.
 namespace shared {
 
 constexpr double kShares[] = {0, 0.25, 0.5, 0.75, 0.9375};

@@ -1,17 +1,18 @@
-// rdma: bandwidth and latency of the rdma transport by message size, beside perftest's ib_write_bw and ib_write_lat.
-// /kv: the KV of a prompt by layer, by chunk and by request, over one NIC and over two.
-//
-// Two transports in this process, polled in turn, use the RDMA devices of this machine. Without a device there are no
-// points. `make check STAGE=rdma` runs it in a virtual machine with Soft-RoCE; its figures show the cost of a transfer
-// and nothing about a card. Every byte is compared before a row is reported. perftest's programs run if they are
-// installed.
-//
+// rdma: What rate and latency does the rdma transport reach by message size, over one NIC and two, compared with
+//   perftest's programs?
+// Paper: no figure of these sizes; perftest on the same devices is the bound.
+// Set-up: beside perftest's ib_write_bw and ib_write_lat. /kv: the KV of a prompt by layer, by chunk and by request,
+//   over one NIC and over two. Two transports in this process, polled in turn, use the RDMA devices of this machine.
+//   `make check STAGE=rdma` runs it in a virtual machine with Soft-RoCE; its figures say nothing about a card. Every
+//   byte is compared before a row is reported.
+// Command: make exp-rdma (it has not run yet; measured).
 // Expected: a transfer is one write per piece and one word that completes it. So a stream of pieces of 64 KiB has
-// perftest's rate less a 64th: .95 to 1.05 of it. A write of 8 bytes until arrived() is two writes: 1 to 1.3 times
-// theirs. KV of 1,024 tokens of Llama-3.1-8B is 134 MB in pieces of 32 KiB at any grain. 32 transfers by layer and one
-// by request differ by 31 words: 1 to 1.05. After the last piece is computed, a 32nd remains by layer, a quarter by
-// chunk of 256, and all by request. Two NICs share a transfer's pieces: half of the time if the link is the limit, the
-// same if one processor drives both (Soft-RoCE).
+//   perftest's rate less a 64th: .95 to 1.05 of it. A write of 8 bytes until arrived() is two writes: 1 to 1.3 times
+//   theirs. KV of 1,024 tokens of Llama-3.1-8B is 134 MB in pieces of 32 KiB at any grain. 32 transfers by layer and
+//   one by request differ by 31 words: 1 to 1.05. After the last piece is computed, a 32nd remains by layer, a quarter
+//   by chunk of 256, and all by request. Two NICs share a transfer's pieces: half of the time if the link is the limit,
+//   the same if one processor drives both (Soft-RoCE).
+// Found: not run on a card yet.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,17 @@
-// rejection: which requests are refused under overload, when, and what that saves; and the gain of reservations.
+// rejection: Which requests does admission refuse under overload, when, and what does that save: early, predicted, or
+//   by reservation? How do the loads of P and D swing?
+// Paper: Mooncake (arXiv 2407.00079 v4) section 7, Fig. 9, Table 3; WavePP (2026-09) sections 4.2 to 4.5.
+// Set-up: the rows of --admission under overload. 12P1D of 8 x A800, four links of 200 Gb/s, Mooncake's conversation at
+//   twice its speed (5,000 requests, three parts), 30 s and 100 ms. table_3: 8P8D and the generated tool&agent at twice
+//   its speed. P's load is the work of accepted prompts over 30 s, D's its tokens over its room. `predicted` takes the
+//   moving mean of ended decodes as t_d, times `factor`.
+// Command: make exp-rejection (2 minutes; virtual).
+// Expected: a D holds 110 sequences of 17 s: 6.4 of 6.8 requests/s. `late` wastes the 10 to 20 % that D cannot take. An
+//   unbiased t_d refuses hardly any request early; four times that is careful. `reserve` wastes nothing and keeps .97
+//   to 1.1 of the best t_d. Under early rejection the loads of P and D are out of phase: correlation below 0. Table 3:
+//   with 8 KV heads no D is ever full, so the three rows refuse the same requests.
+// Found: late refusal wastes 38 % of prefill. P's and D's loads are out of phase, as published; Table 3's gains do not
+//   appear.
 #include <algorithm>
 
 #include "disagg/instance/cluster.h"
@@ -10,15 +23,6 @@ namespace {
 
 using namespace disagg;
 
-// rejection: the rows of --admission under overload. 12P1D of 8 x A800, four links of 200 Gb/s, Mooncake's conversation
-// at twice its speed (5,000 requests, three parts), 30 s and 100 ms. table_3: 8P8D and the generated tool&agent at
-// twice its speed. P's load is the work of accepted prompts over 30 s, D's its tokens over its room. `predicted` takes
-// the moving mean of ended decodes as t_d, times `factor`.
-//
-// Expected: a D holds 110 sequences of 17 s: 6.4 of 6.8 requests/s. `late` wastes the 10 to 20 % that D cannot take. An
-// unbiased t_d refuses hardly any request early; four times that is careful. `reserve` wastes nothing and keeps .97 to
-// 1.1 of the best t_d. Under early rejection the loads of P and D are out of phase: correlation below 0. Table 3: with
-// 8 KV heads no D is ever full, so the three rows refuse the same requests.
 namespace admission {
 
 constexpr int kDraws = 3;

@@ -2,16 +2,16 @@
 """Runs experiments, keeps their results, and compares them with the claims. It needs only the standard library.
 
     run.py run [NAME...]      measure what is missing (without a name: everything that this machine can run)
-    run.py check              the same, then print the evidence for every claim (--no-run: only that; --quick: only parts that took at
-                              most 30 s). It fails if a result is not reproduced and no reason is given.
-    run.py older              name the results that are older than the code of their folders, and the ranges younger than their results
-    run.py readme             rewrite CLAIMS.md, the table in experiments/README.md and the last column of the table of ideas in
-                              README.md (--check: only say whether they are up to date)
+    run.py check              the same, then print the evidence for every claim (--no-run: only that; --quick: only
+                              parts that took at most 30 s). It fails if a result is not reproduced without a reason.
+    run.py older              name the results that are older than the code of their folders, and the ranges that are
+                              younger than their results
+    run.py readme             rewrite CLAIMS.md, the table in experiments/README.md and the last column of the table of
+                              ideas in README.md (--check: only say whether they are up to date)
     run.py list               print names, devices, the minutes that each last run took, and their sum
 
-A point that is already in the result file is not measured again. A file of another machine, seed or older code is set aside, never
-overwritten. A program built from a tree with changes that are not committed writes to build/ only.
-"""
+A point that is already in the result file is not measured again. A file of another machine, seed or older code is set
+aside, never overwritten. A program built from a tree with changes that are not committed writes to build/ only. """
 import argparse
 import concurrent.futures
 import contextlib
@@ -47,7 +47,8 @@ NEEDS = {
     "rdma": ("it needs an RDMA device: `make check STAGE=rdma` runs it in a virtual machine that has one",
              lambda options: not glob.glob("/sys/class/infiniband/*")),
     "netns": ("it needs root, iproute2 and etcd: `make check STAGE=netns` installs the last two",
-              lambda options: os.geteuid() or not all(map(shutil.which, ("ip", "tc"))) or not shutil.which("etcd", path=ETCD)),
+              lambda options: os.geteuid() or not (shutil.which("ip") and shutil.which("tc")
+                                                   and shutil.which("etcd", path=ETCD))),
     "traces": ("it needs the Mooncake traces; --traces names their folder", lambda options: not options.traces),
 }
 
@@ -71,7 +72,8 @@ class Progress:
 
 
 class Program:
-    """One process `xpyd_experiments run NAME`, which is asked point by point. If a point ends it, it is started again."""
+    """One process `xpyd_experiments run NAME`, which is asked point by point. If a point ends it, it is started
+    again."""
 
     def __init__(self, runner, part):
         self.words = [runner.options.bin, "run", part.part, *runner.settings(part)]
@@ -189,8 +191,9 @@ class Runner:
             print(f"  {part.file}: {why}; moved to {os.path.relpath(aside, ROOT)}")
         if part.device not in self.peaks:
             self.peaks[part.device] = json.dumps(self.answer("peak", "--device", part.device))
+        date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return Table(path, {**self.stamp(part), "commit": self.machine["commit"], "build": self.machine["build"],
-                            "peaks": self.peaks[part.device], "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
+                            "peaks": self.peaks[part.device], "begun": date})
 
     def plan(self, part):
         """[(hash, repetition, parameters)]: all points once, then all again, so that the configurations take turns."""
@@ -204,7 +207,7 @@ class Runner:
         why = self.missing(part)
         if not why and self.machine["commit"].endswith("-dirty") and not self.options.results.startswith(
                 os.path.join(ROOT, "build")):
-            why = f"the program is of {self.machine['commit']}, which no commit has; --results build/... keeps its results apart"
+            why = f"the program is of {self.machine['commit']}, which no commit has: it writes to build/ only (--results)"
         if why:
             print(f"{part.part} ({part.device}): not run: {why}")
             return False
@@ -225,7 +228,8 @@ class Runner:
                 programs.append(mine.program)
             return mine.program.ask(unit[2])
 
-        # A part that reads no clock of this machine runs in as many processes as there are cores; a timed one runs in one.
+        # A part that reads no clock of this machine runs in as many processes as there are cores; a timed one runs in
+        # one.
         timed = any(claim.how == "measured" for claim in part.claims)
         pool = concurrent.futures.ThreadPoolExecutor(1 if timed else len(os.sched_getaffinity(0)))
         replies = (pool.submit(ask, unit).result() for unit in todo) if timed else pool.map(ask, todo)
@@ -331,8 +335,9 @@ def check(runner, parts):
         good &= "failed: " not in state
         for claim, one in found:
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
-            print(f"    {one.verdict:20} {claim.claim}: {seen(claim, one)} ({claim.how}; expected {claim.range(claim.low, claim.high)}"
-                  + (f"; published {claim.paper}, {claim.page})" if claim.paper else ")") + (f"; {one.why}" if one.why else ""))
+            paper = f"; published {claim.paper}, {claim.page}" if claim.paper else ""
+            print(f"    {one.verdict:20} {claim.claim}: {seen(claim, one)} ({claim.how}; expected "
+                  f"{claim.range(claim.low, claim.high)}{paper})" + (f"; {one.why}" if one.why else ""))
             if one.verdict == NO and not one.why:
                 good = False
                 print("      the claim gives no reason for the difference")
@@ -343,7 +348,8 @@ def check(runner, parts):
 
 
 def tell_older(parts, results):
-    """Prints the results that are older than the code of their folders, and the ranges that are younger than their results."""
+    """Prints the results that are older than the code of their folders, and the ranges that are younger than their
+    results."""
     count = 0
     for part in parts:
         table, why = loaded(part, results)
@@ -371,8 +377,8 @@ def published(claim):
 
 def claims_page(all_):
     """The text of CLAIMS.md."""
-    out = ["# Claims, one by one\n\n`experiments/run.py readme` makes this page from [expected.csv](expected.csv) and the [results](results).\n"
-           "[README.md](README.md#how-to-read-a-verdict) explains the verdicts."]
+    out = ["# Claims, one by one\n\n`experiments/run.py readme` makes this page from [expected.csv](expected.csv) and\n"
+           "the [results](results). [README.md](README.md#how-to-read-a-verdict) explains the verdicts."]
     for part, table, found in all_:
         out.append(f"\n## {part.anchor}\n\n{part.question}\n")
         where = f"`{part.command}`, {took(part)}"
@@ -400,9 +406,11 @@ def readme_table(all_):
                 (of_papers + ours).count(MISSING)]
     every = [pair for _, _, found in all_ for pair in found]
     n = counts(every)
-    rows = [f"**{len(every)} claims. Published figures: {n[0]} reproduced, {n[1]} not reproduced, {n[2]} not comparable here. "
-            f"Figures that nobody has published: {n[3]} as our arithmetic expects, {n[4]} not. No result: {n[5]}.**\n",
-            "| experiment | question | how | published: reproduced | not | not comparable | ours: as expected | not | no result |",
+    rows = [f"**{len(every)} claims. Published figures: {n[0]} reproduced, {n[1]} not reproduced, {n[2]} not "
+            f"comparable here. Figures that nobody has published: {n[3]} as our arithmetic expects, {n[4]} not. No "
+            f"result: {n[5]}.**\n",
+            "| experiment | question | how | published: reproduced | not | not comparable | ours: as expected | not "
+            "| no result |",
             "|---|---|---|---:|---:|---:|---:|---:|---:|"]
     for experiment in dict.fromkeys(part.experiment for part, _, _ in all_):
         parts = [(part, found) for part, _, found in all_ if part.experiment == experiment]
@@ -410,12 +418,14 @@ def readme_table(all_):
         how = ", ".join(dict.fromkeys(claim.how for claim, _ in found))
         more = ", ".join(f"[{part.anchor[len(experiment) + 1:]}](CLAIMS.md#{part.anchor})" for part, _ in parts[1:])
         rows.append(f"| [{experiment}](CLAIMS.md#{parts[0][0].anchor})" + (f"; {more}" if more else "") +
-                    f" | {cell(parts[0][0].question)} | {how} | " + " | ".join(str(k) if k else "" for k in counts(found)) + " |")
+                    f" | {cell(parts[0][0].question)} | {how} | " +
+                    " | ".join(str(k) if k else "" for k in counts(found)) + " |")
     return "\n".join(rows)
 
 
 def front_page(all_, text):
-    """The text of the root README with the last column of its table of ideas: our value of FRONT_PAGE's claim, and the paper's."""
+    """The text of the root README with the last column of its table of ideas: our value of FRONT_PAGE's claim, and the
+    paper's."""
     found = {(part.anchor, claim.claim): (claim, one) for part, _, of in all_ for claim, one in of}
     shown = []
 
@@ -430,7 +440,7 @@ def front_page(all_, text):
 
     text = re.sub(r"^(\|(?:[^|\n]*\|){4} \[[^]]*\]\(experiments/CLAIMS\.md#([^)]*)\) \| ).*\|$", row, text, flags=re.M)
     if sorted(shown) != sorted(FRONT_PAGE):
-        raise SystemExit(f"run.py: README.md: expected one row for each experiment of FRONT_PAGE; rows are {', '.join(shown)}")
+        raise SystemExit(f"run.py: README.md: expected a row for each experiment of FRONT_PAGE, not {', '.join(shown)}")
     return text
 
 
@@ -448,7 +458,8 @@ def readme(options):
     if not begin or not end:
         raise SystemExit(f"run.py: {page}: expected the lines '{BEGIN}' and '{END}'")
     good = True
-    for path, new in ((front, front_page(all_, front_text)), (page, f"{head}{BEGIN}\n\n{readme_table(all_)}\n\n{END}{tail}"),
+    for path, new in ((front, front_page(all_, front_text)),
+                      (page, f"{head}{BEGIN}\n\n{readme_table(all_)}\n\n{END}{tail}"),
                       (os.path.join(HERE, "CLAIMS.md"), claims_page(all_))):
         name = os.path.relpath(path, ROOT)
         with open(path, encoding="utf-8") as file:
@@ -468,16 +479,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["run", "check", "older", "readme", "list"])
     parser.add_argument("names", nargs="*", help="experiments; none: all")
-    parser.add_argument("--bin", default="build/release/xpyd_experiments", help="path of xpyd_experiments, the program that measures")
+    parser.add_argument("--bin", default="build/release/xpyd_experiments", help="the program that measures")
     parser.add_argument("--results", default=os.path.join(HERE, "results"), help="folder of the CSVs")
     parser.add_argument("--device", default="", help="only parts of this device: cpu or cuda")
-    parser.add_argument("--repeats", type=int, default=0, help="at most this many repetitions; 0: as many as parts.csv says")
+    parser.add_argument("--repeats", type=int, default=0, help="at most so many repetitions; 0: as parts.csv says")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--traces", default="../shared/traces", help="folder of the Mooncake traces")
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a test")
     parser.add_argument("--quick", action="store_true", help=f"only parts whose last run took at most {QUICK} s")
     parser.add_argument("--no-run", action="store_true", help="check: measure nothing, compare the results that exist")
-    parser.add_argument("--check", action="store_true", help="readme: write nothing, only name the files that are out of date")
+    parser.add_argument("--check", action="store_true", help="readme: only name the files that are out of date")
     options = parser.parse_args()
     options.bin = os.path.abspath(os.path.join(ROOT, options.bin))
     options.results = os.path.abspath(options.results)
@@ -488,7 +499,8 @@ def main():
         if name not in names:
             raise SystemExit(f"run.py: no experiment '{name}'; there are {', '.join(sorted(names))}")
     parts = [p for p in PARTS if (not options.names or {p.part, p.experiment} & set(options.names))
-             and options.device in ("", p.device) and (not options.quick or (took_s := seconds(p)) is not None and took_s <= QUICK)]
+             and options.device in ("", p.device)
+             and (not options.quick or (known := seconds(p)) is not None and known <= QUICK)]
     if options.command == "list":
         for p in parts:
             print(f"{p.part:28} {p.device:5} {took(p):13} {p.question}")

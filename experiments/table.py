@@ -4,9 +4,8 @@
     point,repeat,block,...       `point` is the hash of the row's parameters; a point may have several rows
     8c1f0e2a44,0,16,...
 
-The rows are raw, one set per repetition; readers compute medians and spreads. The file is replaced as a whole after every
-repetition, so an interruption leaves it as it was before or after that repetition.
-"""
+The rows are raw, one set per repetition; readers compute medians and spreads. The file is replaced as a whole after
+every repetition, so an interruption leaves it as it was before or after that repetition. """
 import csv
 import hashlib
 import io
@@ -36,7 +35,8 @@ class Table:
 
     @staticmethod
     def load(path):
-        """Loads the good rows of a file and describes bad ones in `troubles`. Raises TableError if it is no result file."""
+        """Loads the good rows of a file and describes bad ones in `troubles`. Raises TableError if it is no result
+        file."""
         try:
             with open(path, newline="", encoding="utf-8") as file:
                 text = file.read()
@@ -110,8 +110,8 @@ class Table:
     # The following calls serve claims and figures.
 
     def samples(self):
-        """One table per sample. Each repetition is a sample, or several if the experiment has a column `sample`: time slices in
-        which all configurations took turns, or draws of the load."""
+        """One table per sample. Each repetition is a sample, or several if the experiment has a column `sample`: time
+        slices in which all configurations took turns, or draws of the load."""
         parts = {}
         for row in self.rows:
             key = int(row["repeat"]), int(row.get("sample") or 0)

@@ -33,7 +33,8 @@ FAKE = textwrap.dedent("""\
     if words[0] == "machine":
         commit = os.environ.get("FAKE_COMMIT") or subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd="{root}", capture_output=True, text=True).stdout.strip()
-        print(json.dumps({{"commit": commit, "build": "release", "machine": "toy", "cuda": "", "cuda_missing": "no CUDA device"}}))
+        print(json.dumps({{"commit": commit, "build": "release", "machine": "toy", "cuda": "",
+                           "cuda_missing": "no CUDA device"}}))
     elif words[0] == "peak":
         print('{{"read_gbps": 1}}')
     elif words[0] == "points":
@@ -52,7 +53,7 @@ FAKE = textwrap.dedent("""\
                 print(json.dumps({{"rows": [{{"y": 10 * x}}]}}), flush=True)
     """)
 
-# The sources of the pretended program: two experiments, a header, its implementation, a table's row, and unrelated files.
+# The sources of the pretended program: two experiments, a header, its implementation, a row, and unrelated files.
 SOURCES = {
     "experiments/toy.cc": '#include "model/shape.h"\nREGISTER_EXPERIMENT("toy", "cpu", points, open);\n',
     "experiments/other.cc": '#include "disagg/far.h"\nREGISTER_EXPERIMENT("other", "any", points, open);\n',
@@ -66,8 +67,9 @@ SOURCES = {
 
 
 def claim(**more):
-    values = {**dict.fromkeys("paper page differs over".split(), ""), **dict.fromkeys(("paper_low", "paper_high")), **more}
-    return Claim(**{**dict(experiment="toy", claim="y at 2", how="measured", metric="y", cell="x=2", low=19, high=21, unit="s"), **values})
+    values = dict(experiment="toy", claim="y at 2", how="measured", metric="y", cell="x=2", over="", low=19,
+                  high=21, unit="s", paper="", paper_low=None, paper_high=None, page="", differs="")
+    return Claim(**{**values, **more})
 
 
 def table(columns, *rows):
@@ -99,7 +101,8 @@ class RunnerTest(unittest.TestCase):
         shutil.rmtree(self.dir)
 
     def git(self, *words):
-        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=self.dir, check=True, capture_output=True)
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=self.dir, check=True,
+                       capture_output=True)
 
     def commit(self, files):
         for path, text in files.items():
@@ -152,7 +155,8 @@ class RunnerTest(unittest.TestCase):
         self.claim.how = "virtual"
         self.assertTrue(self.run_part()[0])
         self.assertEqual(sorted(self.measured()), sorted(["1", "2", "4"] * 2))
-        self.assertEqual([(row["repeat"], row["x"]) for row in Table.load(self.csv).rows], [(r, x) for r in "01" for x in "124"])
+        self.assertEqual([(row["repeat"], row["x"]) for row in Table.load(self.csv).rows],
+                         [(r, x) for r in "01" for x in "124"])
 
     def test_an_interrupted_run_goes_on_where_it_was(self):
         os.environ["FAKE_DIE"] = "4"
@@ -179,7 +183,8 @@ class RunnerTest(unittest.TestCase):
         self.measured()
         with open(self.csv) as file:
             text = file.read()
-        for broken, word in ((text[:-3], "cut short"), (text[:text[:-1].rindex("\n") + 1] + "a,1\n", "2 fields, expected 4")):
+        last = text[:-1].rindex("\n") + 1
+        for broken, word in ((text[:-3], "cut short"), (text[:last] + "a,1\n", "2 fields, expected 4")):
             with open(self.csv, "w") as file:
                 file.write(broken)
             good, out = self.run_part()
@@ -198,7 +203,7 @@ class RunnerTest(unittest.TestCase):
             self.assertIn("stale: measured at commit", self.verdict()[1], path)
             good, out = self.run_part()
             self.assertTrue(good)
-            self.assertIn("1 commits changed its folders, the last is", out)
+            self.assertIn("1 commits changed its folders, last", out)
             self.assertEqual(self.measured(), ["1", "2", "4"] * 2)
         aside = glob.glob(os.path.join(self.dir, "build", "experiments", "set-aside", "*", "toy.csv"))
         self.assertEqual(len(aside), 4)
@@ -242,9 +247,10 @@ class RunnerTest(unittest.TestCase):
         self.assertIn("not run: no CUDA device", self.run_part()[1])
 
     def test_what_this_machine_lacks_is_said(self):
-        for need, lack, word in (("netns", unittest.mock.patch("os.geteuid", return_value=1000), "it needs root, iproute2 and etcd"),
-                                 ("rdma", unittest.mock.patch("glob.glob", return_value=[]), "it needs an RDMA device"),
-                                 ("callgrind", unittest.mock.patch("shutil.which", return_value=None), "it needs valgrind"),
+        lacks = unittest.mock.patch
+        for need, lack, word in (("netns", lacks("os.geteuid", return_value=1000), "it needs root, iproute2 and etcd"),
+                                 ("rdma", lacks("glob.glob", return_value=[]), "it needs an RDMA device"),
+                                 ("callgrind", lacks("shutil.which", return_value=None), "it needs valgrind"),
                                  ("traces", contextlib.nullcontext(), "it needs the Mooncake traces")):
             self.part.needs = (need,)
             with lack:
@@ -272,7 +278,7 @@ class RunnerTest(unittest.TestCase):
     def test_instructions_are_counted_of_one_process_a_point(self):
         tools = os.path.join(self.dir, "tools")
         os.makedirs(tools)
-        with open(os.path.join(tools, "valgrind"), "w") as file:  # imitates callgrind's options, and its file at the end
+        with open(os.path.join(tools, "valgrind"), "w") as file:  # imitates callgrind's options and its file
             file.write(textwrap.dedent(f"""\
                 #!{sys.executable}
                 import subprocess, sys
@@ -302,10 +308,11 @@ class RunnerTest(unittest.TestCase):
 class EvidenceTest(unittest.TestCase):
     def test_the_published_range_decides_and_not_our_own(self):
         paper = dict(low=.92, high=1.08, paper="1.24 to 1.36", page="a paper")
-        self.assertEqual(decide([.951, .932, .977, .95, .95, .96], claim(**paper, paper_low=1.24, paper_high=1.36)).verdict, NO)
-        self.assertEqual(decide([1.3] * 6, claim(**paper, paper_low=1.24, paper_high=1.36)).verdict, YES)
+        compared = claim(**paper, paper_low=1.24, paper_high=1.36)
+        self.assertEqual(decide([.951, .932, .977, .95, .95, .96], compared).verdict, NO)
+        self.assertEqual(decide([1.3] * 6, compared).verdict, YES)
         self.assertEqual(decide([1.0] * 6, claim(**paper)).verdict, ELSEWHERE)
-        self.assertEqual(decide([1.3] * 6, claim(**paper)).verdict, NO)  # what cannot be compared has our own range still
+        self.assertEqual(decide([1.3] * 6, claim(**paper)).verdict, NO)  # our own range decides, then
 
     def test_a_range_narrower_than_the_spread_is_not_reproduced_however_near_the_middle_is(self):
         found = decide([.86, .89, .98, 1.0, 1.02, 1.1, 1.14], claim(low=.95, high=1.05))
@@ -359,11 +366,12 @@ class ClaimsTest(unittest.TestCase):
                                 (dict(metric="ms", cell="way=x; load=2", over="way=y; load=*"), 3),
                                 (dict(metric="ms", cell="way=x; load=1", over="0.5"), 16),
                                 (dict(metric="ms", cell="way=x; load=1", over="min way=x|y; load=*"), 4),
-                                (dict(metric="ms/left", cell="way=x; load=1"), 4), (dict(metric="sum ms-left", cell="way!=y"), 11)):
+                                (dict(metric="ms/left", cell="way=x; load=1"), 4),
+                                (dict(metric="sum ms-left", cell="way!=y"), 11)):
             self.assertEqual(claim(**words).value(found), expected, words)
-        for words in (dict(metric="ms", cell="way=x"), dict(metric="ms", cell="way=z"), dict(metric="ms", cell="what=x")):
+        for cell in ("way=x", "way=z", "what=x"):
             with self.assertRaises(TableError):
-                claim(**words).value(found)
+                claim(metric="ms", cell=cell).value(found)
         empty = table("point repeat ms", "a 0 ")
         empty.rows[0]["ms"] = ""
         with self.assertRaisesRegex(TableError, "too few samples"):
@@ -377,7 +385,8 @@ class ClaimsTest(unittest.TestCase):
                 file.write("part,device,repeats,needs,question\ntoy,cpu,1,,?\n")
             for line, good in (("toy,y,measured,y,x=2,,1,2,s,,,,,", True), ("toy,y,guessed,y,x=2,,1,2,s,,,,,", False),
                                ("toy,y,measured,y,x=2,,2,1,s,,,,,", False), ("toy,y,measured,y,x,,1,2,s,,,,,", False),
-                               ("none,y,measured,y,x=2,,1,2,s,,,,,", False), ("toy,y,measured,y,x=2,,1,2,s,3 s,,,,", False),
+                               ("none,y,measured,y,x=2,,1,2,s,,,,,", False),
+                               ("toy,y,measured,y,x=2,,1,2,s,3 s,,,,", False),
                                ("toy,y,measured,y,x=2,,1,2,s,3 s,,,a paper,", True)):
                 with open(expected, "w") as file:
                     file.write(head + line + "\n")
@@ -402,6 +411,15 @@ class ClaimsTest(unittest.TestCase):
         for anchor, (label, _) in FRONT_PAGE.items():
             self.assertTrue([c for c in every if (c.experiment, c.claim) == (anchor, label)], anchor)
 
+    def test_each_experiment_begins_with_its_card(self):
+        for name in {part.experiment for part in PARTS}:
+            lines = older.text(ROOT, f"experiments/{name}.cc").split("\n")
+            card = lines[:next(i for i, line in enumerate(lines) if not line.startswith("//"))]
+            self.assertLessEqual(len(card), 15, name)
+            heads = [line[3:].split(",")[0].split(":")[0] for line in card if line[3:4] != " "]
+            self.assertEqual(heads, [name, "Paper", "Set-up", "Command", "Expected", "Found"])
+            self.assertIn(f"Command: make exp-{name} (", "\n".join(card))
+
     def test_each_experiment_depends_on_its_own_folders(self):
         for part in PARTS:
             paths = older.paths_of(ROOT, part)
@@ -421,10 +439,10 @@ class CompiledTest(unittest.TestCase):
     def test_what_the_cuda_compiler_said_has_a_head_as_results_do(self):
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, "one.ptxas"), "w") as file:
-                file.write("Compiling entry function 'f' for 'sm_80'\n0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
-                           "Used 8 registers\n")
-            text = subprocess.run([os.path.join(ROOT, "tools", "kernel-registers"), folder], capture_output=True, text=True,
-                                  check=True).stdout
+                file.write("Compiling entry function 'f' for 'sm_80'\n"
+                           "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nUsed 8 registers\n")
+            text = subprocess.run([os.path.join(ROOT, "tools", "kernel-registers"), folder], capture_output=True,
+                                  text=True, check=True).stdout
         head = dict(line[2:].split(": ", 1) for line in text.splitlines() if line.startswith("# "))
         self.assertEqual(list(head), ["experiment", "device", "commit", "compiler", "begun"])
         self.assertIn("\nsource,architecture,kernel,", text)

@@ -1,12 +1,16 @@
-// truth: a live cluster beside its simulation from a calibration alone. Every instance is a thread and computes
-// llama-micro. Loads with other lengths and arrivals alternate with those that are measured. The simulation gets
-// nothing except the steps and transfers in the event logs of the former (`xpyd calibrate`). Separate columns have the
-// error of predicted steps and transfers, and the recorded decisions that would now differ (`replay_differ`).
-// /simulator_speed: 23,608 requests of the generated tool&agent at eight workers (DynoSim: 2.41 s on an M4).
-//
+// truth: How close is the simulation of a cluster to the cluster if it knows only an event log of another load?
+// Paper: DynoSim's documents; Vidur and LLMServingSim publish errors of one engine.
+// Set-up: a live cluster beside its simulation from a calibration alone. Every instance is a thread and computes
+//   llama-micro. Loads with other lengths and arrivals alternate with those that are measured. The simulation gets
+//   nothing except the steps and transfers in the event logs of the former (`xpyd calibrate`). Separate columns have
+//   the error of predicted steps and transfers, and the recorded decisions that would now differ (`replay_differ`).
+//   /simulator_speed: 23,608 requests of the generated tool&agent at eight workers (DynoSim: 2.41 s on an M4).
+// Command: make exp-truth (2 minutes; measured, counted).
 // Expected, two cores: a prompt of 240 tokens takes 50 ms, a decode step 1 ms. At half of a core's capacity every
-// second prompt waits: the median TTFT has the step's error, its P90 the queue's. Speed: 30 steps a request, 1 to 3 us
-// a sequence each: 1.2 to 12 s.
+//   second prompt waits: the median TTFT has the step's error, its P90 the queue's. Speed: 30 steps a request, 1 to 3
+//   us a sequence each: 1.2 to 12 s.
+// Found: median TTFT within 2 % and 9 % on 1P1D and 2P2D, the median gap of 1C off by 16 %; every recorded decision
+//   comes again.
 #include <chrono>
 
 #include "base/files.h"

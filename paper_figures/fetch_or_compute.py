@@ -1,4 +1,5 @@
-"""TTFT and hits by link rate, if prefixes are fetched never, always, or whenever that takes less time than computing them."""
+"""TTFT and hits by link rate, if prefixes are fetched never, always, or whenever that takes less time than computing
+them."""
 import style
 
 table = style.result("fetch_or_compute")
@@ -9,7 +10,8 @@ for at, (column, trace) in enumerate((c, t) for t in table.distinct("trace") for
         style.line(panels[at], table.curve("gbps", column, policy=policy, trace=trace), number, policy)
     style.powers(panels[at], rates)
     panels[at].set_xlabel("Gb/s of an instance's link")
-    panels[at].set_title(f"{trace}: {'mean TTFT, s' if column == 'ttft_mean_s' else 'share of prompt tokens found'}", fontsize=9)
+    title = "mean TTFT, s" if column == "ttft_mean_s" else "share of prompt tokens found"
+    panels[at].set_title(f"{trace}: {title}", fontsize=9)
     if column == "ttft_mean_s":
         panels[at].set_yscale("log")
         style.plain_log(panels[at])

@@ -24,8 +24,9 @@ right.set_yticks([.5, 1, 2, 5, 10, 20, 50, 100], ["0.5", "1", "2", "5", "10", "2
 right.minorticks_off()
 right.set_xticks(range(len(ROUNDS)), [NAMES[cache] for cache in ROUNDS])
 right.set_ylabel("requests/s, round 3 (7B, 10 x 10,240 tokens)")
-for number, (plan, tier, label) in enumerate((("sync", "none", "sync"), ("sync", "host", "sync, tier"), ("async-2", "none", "async-2"), ("async-2", "host", "async-2, tier"))):
-    style.line(steps, table.curve("chunk", "requests_per_s", scene="chunks", plan=plan, cache=tier), number, label)
+for number, (plan, tier) in enumerate((plan, tier) for plan in ("sync", "async-2") for tier in ("none", "host")):
+    style.line(steps, table.curve("chunk", "requests_per_s", scene="chunks", plan=plan, cache=tier), number,
+               plan + (", tier" if tier == "host" else ""))
 style.paper(steps, [32, 1024], [.30, 2.48], "sync 0.30 and 2.48 /s")
 style.paper(steps, [32, 1024], [.39, 2.58], "async-2 0.39 and 2.58 /s")
 style.powers(steps, [32, 64, 128, 256, 512, 1024])

@@ -1,8 +1,9 @@
-"""Attention over blocks and over page groups, relative to attention over contiguous memory, all with one kernel (vAttention
-Figs 2, 7, 8, 14)."""
+"""Attention over blocks and over page groups, relative to attention over contiguous memory, all with one kernel
+(vAttention Figs 2, 7, 8, 14)."""
 import style
 
-# Slowdown of the paper's paged kernels (ASPLOS'25): Fig. 2 for blocks of 256 and 16; Fig. 3 for blocks of 128 relative to 16.
+# Slowdown of the paper's paged kernels (ASPLOS'25): Fig. 2 for blocks of 256 and 16; Fig. 3 for blocks of 128 relative
+# to 16.
 PUBLISHED = {"prefill": [(256, 1.37), (16, 1.42)], "decode": [(128, 1.9)]}
 
 table = style.result("paged_attention")
@@ -15,8 +16,8 @@ for panel, phase in zip(panels, phases):
     if phase in PUBLISHED:
         text = "up to " + " and ".join(f"{slower} x" for _, slower in PUBLISHED[phase])
         style.paper(panel, *zip(*PUBLISHED[phase]), text)
-    panel.axhline(table("ms", phase=phase, memory="token_major") / base, color=style.COLORS[1], linestyle="--", linewidth=1,
-                  label="slots, token_major of 8 layers")
+    panel.axhline(table("ms", phase=phase, memory="token_major") / base, color=style.COLORS[1], linestyle="--",
+                  linewidth=1, label="slots, token_major of 8 layers")
     panel.axhline(1, color="0.4", linestyle=":")
     style.powers(panel, sorted({int(row["block"]) for row in table.select(phase=phase)} - {0}))
     panel.set_xlabel("tokens of a block")

@@ -5,7 +5,8 @@ table = style.result("prefix")
 figure, (left, right) = style.plt.subplots(1, 2, figsize=(8, 3.3))
 hits = table.curve("share", "hit_share", cache="on")
 style.line(left, hits, 0, "measured")
-left.plot([x for x, *_ in hits], [x * 22 / 24 for x, *_ in hits], color="0.4", linestyle=":", label="22/24 of the share")
+left.plot([x for x, *_ in hits], [x * 22 / 24 for x, *_ in hits], color="0.4", linestyle=":",
+          label="22/24 of the share")
 left.set_ylabel("prompt tokens found")
 ttft = table.curve("share", "ttft_ms", cache="on")
 base = ttft[0][1]

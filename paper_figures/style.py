@@ -1,5 +1,6 @@
-"""Code that the figures share: loading of results, colours that colour-blind readers can distinguish, markers and dashes that
-survive grey print, bars of the spread, the papers' figures, and a footer with machine and commit. No figure measures anything."""
+"""Code that the figures share: loading of results, colours that colour-blind readers can distinguish, markers and
+dashes that survive grey print, bars of the spread, the papers' figures, and a footer with machine and commit. No figure
+measures anything."""
 import os
 import statistics
 import sys
@@ -19,7 +20,8 @@ from table import Table, TableError  # noqa: E402, F401
 
 plt.rcParams.update({
     "font.size": 9, "axes.grid": True, "grid.color": "0.88", "axes.axisbelow": True, "lines.markersize": 5,
-    "legend.frameon": True, "legend.framealpha": .9, "legend.edgecolor": "0.85", "legend.fancybox": False, "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 110,
+    "legend.frameon": True, "legend.framealpha": .9, "legend.edgecolor": "0.85", "legend.fancybox": False,
+    "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 110,
 })
 
 # The colours of Okabe and Ito, one per configuration in order. Each has a dash and a marker of its own.
@@ -28,7 +30,8 @@ LINES = [{"color": color, "linestyle": dash, "marker": marker}
          for color, dash, marker in zip(COLORS, ["-", "--", "-.", ":", "-", "--", "-."], "os^DvxP")]
 FILLS = [{"facecolor": color, "edgecolor": "black", "linewidth": .6, **({"hatch": hatch} if hatch else {})}
          for color, hatch in zip(["#0072B2", "#E69F00", "#56B4E9", "white", "#009E73"], ["", "...", "///", "", "xx"])]
-PAPER = {"color": "black", "marker": "*", "markersize": 11, "linestyle": "none", "markerfacecolor": "#F0E442", "zorder": 5}
+PAPER = {"color": "black", "marker": "*", "markersize": 11, "linestyle": "none", "markerfacecolor": "#F0E442",
+         "zorder": 5}
 
 
 def paper(axes, x, y, text):
@@ -79,11 +82,11 @@ def bar(axes, at, table, value, **look):
 
 
 def quantiles(axes, table, number, label, **where):
-    """Draws the distribution of gaps between tokens from the percentiles of a run: medians over the repetitions, with their
-    intervals."""
+    """Draws the distribution of gaps between tokens from the percentiles of a run: medians over the repetitions, with
+    their intervals."""
     known = [(5, "itl_ms_p5"), (25, "itl_ms_p25"), (50, "median_itl_ms"), (75, "itl_ms_p75"), (90, "itl_ms_p90"),
              (95, "itl_ms_p95"), (99, "p99_itl_ms")]
-    known = [(p, c) for p, c in known if all(row[c] for row in table.select(**where))]  # "": too few gaps for this percentile
+    known = [(p, c) for p, c in known if all(row[c] for row in table.select(**where))]  # "": too few gaps
     at = [p for p, _ in known]
     line, = axes.plot([table(column, **where) for _, column in known], at, label=label, linewidth=1.2, **LINES[number])
     low, high = zip(*(interval(table.values(column, **where)) for _, column in known))
@@ -113,8 +116,8 @@ def plain_log(axes):
 
 
 def save(figure, name, table, source="", scene="", bottom=.06):
-    """Writes the figure. `source` says where published points come from, `scene` what is simulated; `bottom` is the space below
-    the panels."""
+    """Writes the figure. `source` says where published points come from, `scene` what is simulated; `bottom` is the
+    space below the panels."""
     device = "CPU" if table.stamp["device"] == "cpu" else table.stamp["device"]
     text = f"simulated: {scene}" if scene else f"{device}: {table.stamp['machine']}"
     text += f"; commit {table.stamp['commit']}, {table.stamp['begun'][:10]}"
@@ -126,7 +129,8 @@ def save(figure, name, table, source="", scene="", bottom=.06):
         if axes.get_legend() and axes.patches and axes.get_autoscaley_on() and axes.get_yscale() == "linear":
             axes.set_ylim(top=1.25 * axes.get_ylim()[1])  # room for the legend above the bars
     figure.tight_layout(rect=(0, bottom, 1, 1))
-    figure.text(0.01, 0.012, text + (f"\nstars and dotted lines: {source}" if source else ""), fontsize=6.5, color="0.3")
+    text += f"\nstars and dotted lines: {source}" if source else ""
+    figure.text(0.01, 0.012, text, fontsize=6.5, color="0.3")
     out = os.path.join(HERE, "out")
     os.makedirs(out, exist_ok=True)
     figure.savefig(os.path.join(out, f"{name}.png"), metadata={"Software": None})

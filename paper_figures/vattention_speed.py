@@ -1,11 +1,12 @@
-"""Three allocators under one model and one kernel: prefill, decoding, throughput, and the rate at which KV grows (vAttention
-Figs 4, 7, 8, 9)."""
+"""Three allocators under one model and one kernel: prefill, decoding, throughput, and the rate at which KV grows
+(vAttention Figs 4, 7, 8, 9)."""
 import statistics
 
 import style
 
 ALLOCATORS = ["contiguous", "paged", "vattention"]
-# ASPLOS'25: gains over the paged kernels of FlashAttention and FlashInfer, at 192K tokens (Fig. 7) and offline (Fig. 9).
+# ASPLOS'25: gains over the paged kernels of FlashAttention and FlashInfer, at 192K tokens (Fig. 7) and offline (Fig.
+# 9).
 PUBLISHED_PREFILL, PUBLISHED_OFFLINE = (1.24, 1.36), (1.13, 1.23)
 
 

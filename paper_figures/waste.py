@@ -1,12 +1,13 @@
-"""The use of a full KV pool's bytes (PagedAttention Fig. 2) and the number of sequences that fit (Fig. 13a), by block size."""
+"""The use of a full KV pool's bytes (PagedAttention Fig. 2) and the number of sequences that fit (Fig. 13a), by block
+size."""
 import style
 
 BLOCKS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 PARTS = [("useful_share", "holds KV"), ("reserved_share", "reserved"), ("internal_share", "internal"),
          ("free_share", "free, unusable")]
 LOOKS = [style.FILLS[0], style.FILLS[2], style.FILLS[1], style.FILLS[3]]
-# SOSP'23: share of KV bytes that hold tokens, Fig. 2 (slots of the maximum length; blocks of 16). The number of concurrent
-# sequences is relative to Orca (Max), section 6.2.
+# SOSP'23: share of KV bytes that hold tokens, Fig. 2 (slots of the maximum length; blocks of 16). The number of
+# concurrent sequences is relative to Orca (Max), section 6.2.
 PUBLISHED = [(0, .204), (5, .963)]
 PUBLISHED_BATCH = (16, 4.3)
 
@@ -31,7 +32,8 @@ for number, dataset in enumerate(("sharegpt", "mooncake")):
     slots = table("batch_mean", dataset=dataset, allocator="contiguous", block=0)
     style.line(panels[2], [(b, *(v / slots for v in rest)) for b, *rest in
                            table.curve("block", "batch_mean", dataset=dataset, allocator="paged")], number, dataset)
-    rows = [(b, batch / slots) for b, batch, *_ in table.curve("block", "batch_mean", dataset=dataset, allocator="vattention")]
+    rows = table.curve("block", "batch_mean", dataset=dataset, allocator="vattention")
+    rows = [(b, batch / slots) for b, batch, *_ in rows]
     panels[2].plot(*zip(*rows), marker="s", markersize=7, markerfacecolor="none", color=style.COLORS[number],
                    linestyle="none", label=f"{dataset}, vattention (rows)")
 style.paper(panels[2], *PUBLISHED_BATCH, "4.3 x at blocks of 16")
