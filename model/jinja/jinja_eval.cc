@@ -183,13 +183,6 @@ class Evaluator {
     take(bytes16(value));
     return value;
   }
-  // Before a filter, test or method, which may read each argument once for each of the values in `v`.
-  void take_for(const Node& node, const Value& v, const List& arguments) {
-    const bool at_once = find_builtin(node.kind, node.name)->at_once || (node.name == "length" && !v.text());
-    uint64_t each = at_once ? 0 : 1 + v.height;
-    for (const Value& one : arguments) each += at_once ? 0 : one.weight;
-    take(each * v.weight);
-  }
 
   void set(const std::string& name, Value value) { set_in(scopes_.back(), name, std::move(value)); }
   void set_in(Dict& dict, const std::string& name, Value value) {
@@ -280,10 +273,14 @@ class Evaluator {
     return given;
   }
 
+  // A filter, test or method may read each argument once for each of the values in `v`.
   Value call_builtin(const Node& node) {
     const Value v = eval(*node.kids[0]);
     const List given = arguments(node);
-    take_for(node, v, given);
+    uint64_t each = 1 + v.height;
+    for (const Value& one : given) each += one.weight;
+    const bool at_once = find_builtin(node.kind, node.name)->at_once || (node.name == "length" && !v.text());
+    if (!at_once) take(each * v.weight);
     if (node.kind == Kind::test) return {apply_test(node.name, v, given)};
     return made(node.kind == Kind::filter ? apply_filter(node.name, v, given) : call_method(node.name, v, given));
   }

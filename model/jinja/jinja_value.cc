@@ -100,10 +100,6 @@ void append_json(const Value& value, int indent, int level, std::string& out) {
   }
 }
 
-}  // namespace
-
-namespace {
-
 // Gives a list or dict `held` the weight of its items and itself, and a height above theirs.
 Value above(Value held, uint64_t weight, uint32_t height) {
   if (height >= 500) throw Fault{"lists and dicts are nested too deeply"};
