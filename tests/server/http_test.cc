@@ -52,6 +52,7 @@ struct OneDescriptor {
     const rlimit low{256, before.rlim_max};
     setrlimit(RLIMIT_NOFILE, &low);
     for (int fd; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) taken.emplace_back(fd);
+    XPYD_CHECK(!taken.empty(), "256 descriptors are open");
     taken.pop_back();
   }
   ~OneDescriptor() { setrlimit(RLIMIT_NOFILE, &before); }
