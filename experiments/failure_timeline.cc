@@ -234,7 +234,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       int old = 0;
       for (const InstanceInfo& info : members) old += first_members.contains(info.id);
       if (noticed_s < 0 && old < int(roles.size())) noticed_s = now - hit_s;
-      if (replaced_s < 0 && cluster.conductor().totals().replaced_choices > 0) replaced_s = now - hit_s;
+      if (replaced_s < 0 && cluster.conductor().stats().conductor.replaced_choices > 0) replaced_s = now - hit_s;
       if (joined_s < 0 && int(members.size()) > old) joined_s = now - hit_s;
       if (started_s < 0 && now >= looked_s + 0.1) {
         looked_s = now;
@@ -248,7 +248,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   const bool all_ended = cluster.wait_idle(60);
-  const ConductorStats totals = cluster.conductor().totals();
+  const ConductorStats totals = cluster.conductor().stats().conductor;
   cluster.stop();
   children.clear();
 

@@ -382,11 +382,6 @@ size_t Conductor::known_blocks(InstanceId id) const {
   return member ? cluster_.board().known_blocks(*member) : 0;
 }
 
-ConductorStats Conductor::totals() const {
-  std::lock_guard lock(mutex_);
-  return context_.totals;
-}
-
 std::vector<InstanceInfo> Conductor::members() const {
   std::lock_guard lock(mutex_);
   std::vector<InstanceInfo> all;

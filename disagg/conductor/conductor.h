@@ -58,7 +58,6 @@ class Conductor final : public Service {
   uint64_t logits_hash() const;
   PlacedLoad load(InstanceId id) const;
   size_t known_blocks(InstanceId id) const;  // of its prefix cache, as it reports them
-  ConductorStats totals() const;
   std::vector<InstanceInfo> members() const;
 
  private:

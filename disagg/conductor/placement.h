@@ -31,7 +31,7 @@ struct InstanceView {
   int cached_tokens = 0;       // this prompt's tokens in its prefix cache,
   int host_tokens = 0;         // … in its host tier, after these,
   int disk_tokens = 0;         // … and on its disk, after those
-  // Predictions in seconds (disagg/conductor/scoreboard.h).
+  // Predictions in seconds (disagg/conductor/cluster_state.h).
   double queue_s = 0;                  // until it would begin this prompt
   double prefill_s = 0;                // computing this prompt, with what it holds of it
   double fetch_s = 0;                  // fetching what the best holder has beyond this one; kNever: impossible

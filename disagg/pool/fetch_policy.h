@@ -15,7 +15,7 @@ struct FetchView {
   int prompt_tokens = 0;
   int cached_tokens = 0;  // on this instance
   int holder_tokens = 0;  // at the best holder; more than here
-  // Predictions in seconds (scoreboard.h).
+  // Predictions in seconds (cluster_state.h).
   double bytes_s = 0;      // transfer of the difference, at the measured rate
   double handshake_s = 0;  // from the question to the holder's answer, as measured
   double saved_s = 0;      // computing the prompt with cached_tokens, minus with holder_tokens

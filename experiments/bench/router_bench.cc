@@ -16,7 +16,7 @@
 
 #include "allocator/prefix/prefix_hash.h"
 #include "base/random.h"
-#include "disagg/conductor/scoreboard.h"
+#include "disagg/conductor/cluster_state.h"
 #include "disagg/instance/cluster.h"
 #include "disagg/messages.h"
 #include "disagg/processes/codec.h"
@@ -135,7 +135,7 @@ std::vector<double> route(int n_requests, bool bytes) {
     }
     seconds.push_back((thread_seconds() - before) / 100);
   }
-  XPYD_CHECK(ends->ended == n_requests && conductor.totals().failed_attempts == 0);
+  XPYD_CHECK(ends->ended == n_requests && conductor.stats().conductor.failed_attempts == 0);
   XPYD_CHECK(conductor.wait_idle(0) && (out_bytes > 0) == bytes);
   return seconds;
 }

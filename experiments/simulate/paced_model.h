@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "base/clock.h"
-#include "disagg/conductor/scoreboard.h"
+#include "disagg/conductor/cluster_state.h"
 #include "model/cost/step_cost.h"
 #include "model/model.h"
 

@@ -448,7 +448,7 @@ std::string Sim::run() {
     for (int ends : e.ends)
       if (wrong_.empty() && ends != 1)
         wrong("request " + std::to_string(id) + " ended " + std::to_string(ends) + " times");
-  const ConductorStats s = conductor().totals();
+  const ConductorStats s = conductor().stats().conductor;
   tell("attempts %d, failed %d, left %d", int(s.attempts), int(s.failed_attempts), int(s.left));
   close();
   check_log();

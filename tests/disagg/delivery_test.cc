@@ -48,7 +48,7 @@ TEST_CASE("delivery: transfers may still be on their way, and D takes the KV whe
     CHECK(scene.n_tokens(1) > 1);
     scene.settle();
     CHECK(scene.stats("D1").kv_refused == 0);
-    CHECK(scene.conductor().totals().attempts == 1);
+    CHECK(scene.conductor().stats().conductor.attempts == 1);
   }
 }
 

@@ -58,7 +58,7 @@ TEST_CASE("long steps: no instance is given up for a long step, in any order", "
         if (slow_d) cluster.slow_down(Role::decode, 2.5 * kLease);
         cluster.ask_all(4, 4);  // a step is 16 tokens
         cluster.settle();
-        const ConductorStats totals = cluster.conductor().totals();
+        const ConductorStats totals = cluster.conductor().stats().conductor;
         CHECK((totals.left == 0 && totals.failed_attempts == 0));
         for (const InstanceStats& s : cluster.conductor().stats().instances) CHECK(s.kv_refused == 0);
       }
@@ -74,11 +74,11 @@ TEST_CASE("a stopped conductor gives up no instance for messages that it has not
     cluster.ticks(int(1000 * leases * kLease));
     CHECK_FALSE(cluster.conductor().wait_idle(0));
     cluster.settle();
-    CHECK(cluster.conductor().totals().left == 0);
-    CHECK(cluster.conductor().totals().failed_attempts == 0);
+    CHECK(cluster.conductor().stats().conductor.left == 0);
+    CHECK(cluster.conductor().stats().conductor.failed_attempts == 0);
     cluster.nodes.at(0)->stopped_until_s = cluster.clock.seconds + 2 * kLease;
     cluster.ticks(int(1300 * kLease));  // it still finds a silent instance
-    CHECK(cluster.conductor().totals().left == 1);
+    CHECK(cluster.conductor().stats().conductor.left == 1);
   }
 }
 
@@ -92,7 +92,7 @@ TEST_CASE("long steps: an instance that does not end its step is given up", "[di
   CHECK(cluster.conductor().members().size() == 3);
   cluster.ticks(int(1000 * (0.2 * kLongestTurnSeconds + kLease)));
   CHECK(cluster.conductor().members().size() == 2);
-  CHECK(cluster.conductor().totals().failed_attempts == 2);  // the other two are D2's
+  CHECK(cluster.conductor().stats().conductor.failed_attempts == 2);  // the other two are D2's
   cluster.crash(1, false);
   cluster.settle();
 }

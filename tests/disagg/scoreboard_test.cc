@@ -1,4 +1,4 @@
-#include "disagg/conductor/scoreboard.h"
+#include "disagg/conductor/cluster_state.h"
 
 #include <list>
 #include <map>

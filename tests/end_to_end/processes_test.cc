@@ -148,7 +148,7 @@ TEST_CASE("processes: workers leave, come and change their role while requests r
   for (int i = 0; i < 20; ++i) bed.ask(60 + i, i % 3, 20);
   bed.check_answers();
   wait_names(2, 1);
-  CHECK(bed.cluster().conductor().totals().failed_attempts == 0);  // no attempt failed
+  CHECK(bed.cluster().conductor().stats().conductor.failed_attempts == 0);  // no attempt failed
   bed.ask(100, 1, 10);
   bed.check_answers();
   bed.check_memory();
@@ -202,7 +202,7 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
       }
       bed.check_answers();
       bed.check_memory();
-      const ConductorStats totals = bed.cluster().conductor().totals();
+      const ConductorStats totals = bed.cluster().conductor().stats().conductor;
       std::printf(
           "chaos of %s over %s: %d requests, %d killed, %d stopped, %d attempts failed, %d choices placed anew; "
           "0 lost, 0 wrong\n",

@@ -45,7 +45,7 @@ TEST_CASE("ranks: stages in separate processes have the bits of one process", "[
     for (int i = 0; i < 12; ++i) bed.ask(1 + 37 * (i % 6), i % 3, 12, 1 + i % 2);
     bed.check_answers();
     bed.check_memory();
-    CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
+    CHECK(bed.cluster().conductor().stats().conductor.failed_attempts == 0);
   }
 }
 
@@ -93,7 +93,7 @@ TEST_CASE("ranks: remote stages join their head, and restarted ones join again",
     REQUIRE(bed.cluster().wait_members(split ? 2 : 1, 60));
     for (int i = 0; i < 24; ++i) bed.ask(1 + 37 * (i % 6), i % 2, 12, 1 + i % 3);
     bed.check_answers();
-    CHECK(bed.cluster().conductor().totals().failed_attempts == 0);
+    CHECK(bed.cluster().conductor().stats().conductor.failed_attempts == 0);
     // The next heartbeat reports it.
     if (split) CHECK(until(60, [&] { return bed.sum(&InstanceStats::transfer_bytes) > 0; }));
     CHECK(bed.sum(&InstanceStats::kv_refused) == 0);

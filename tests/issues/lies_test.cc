@@ -117,7 +117,7 @@ TEST_CASE("lies: the conductor drops a member that sends what is no message, and
   CHECK(bed.recorder->choice(1).finish == FinishReason::length);
   bed.check_answers(2);
   CHECK(bed.recorder->choice(1).tokens == bed.recorder->choice(2).tokens);
-  CHECK(bed.cluster().conductor().totals().failed_attempts == 1);
+  CHECK(bed.cluster().conductor().stats().conductor.failed_attempts == 1);
 }
 
 TEST_CASE("lies: a worker leaves a conductor that sends what is no message, and joins the next one",
