@@ -25,9 +25,13 @@ struct StepTrace {
   int free = 0, active = 0, cached = 0, in_transfer = 0;  // blocks
   int evicted = 0;                                        // blocks evicted from the prefix cache since the line before
   double wire_s_per_byte = 0;                             // of the last transfers; 0: none yet
+  // Of sparse layers since the line before, as ExpertLoad: rows of each expert and of each tensor rank; the mean of the
+  // layers' imbalances.
+  std::vector<int64_t> expert_rows, rank_rows;
+  double imbalance = 0, exchanged_bytes = 0;
 };
 XPYD_COLUMNS(StepTrace, instance, t, seconds, steps, tokens, prefix, attended, decodes, context, running, waiting, free,
-             active, cached, in_transfer, evicted, wire_s_per_byte)
+             active, cached, in_transfer, evicted, wire_s_per_byte, expert_rows, rank_rows, imbalance, exchanged_bytes)
 
 // KV that a waiting request got from an offload tier or from another instance.
 struct FetchTrace {

@@ -13,6 +13,7 @@
 #include "batch/request.h"
 #include "disagg/request_trace.h"
 #include "model/cost/step_cost.h"
+#include "model/expert_load.h"
 
 namespace xpyd::disagg {
 
@@ -64,6 +65,7 @@ struct InstanceStats {
   double wire_s_per_byte = 0;                            // from post() to done, over the last transfers; 0: not known
   int64_t kv_refused = 0;  // arrived KV that was short or changed, so that the prompt was computed again
   FetchStats fetch;
+  ExpertLoad experts;
   Spent spent;
   double heartbeat_s = 0;      // Clock seconds of the last iteration of its loop
   StepCost::Terms cost = {};   // cost of a step (model/cost/step_cost.h), fitted to the steps

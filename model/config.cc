@@ -132,7 +132,9 @@ void read_experts(const json& root, const Family& family, const std::string& fil
   if (!family.experts) return;
   JsonFields fields(root, file);
   Experts& experts = config.experts;
-  experts.count = int(fields.integer(family.experts, 1, 1 << 12));
+  constexpr const char* kNewer = "num_local_experts";  // Transformers 5 writes it for every family
+  const bool newer = !find_field(root, family.experts) && find_field(root, kNewer);
+  experts.count = int(fields.integer(newer ? kNewer : family.experts, 1, 1 << 12));
   experts.used = int(fields.integer("num_experts_per_tok", 1, experts.count));
   experts.intermediate = config.intermediate;
   if (fields.integer_or(kPredictLayers, 0, 64, 0) > 0)

@@ -14,6 +14,7 @@
 #include "base/thread_team.h"
 #include "base/work.h"
 #include "model/config.h"
+#include "model/expert_load.h"
 #include "model/sampler.h"
 
 namespace xpyd::attention {
@@ -103,6 +104,9 @@ class Model {
   // known.
   virtual std::span<const double> stage_seconds() const { return {}; }
 
+  // Empty for stages that are other processes, too.
+  virtual ExpertLoad expert_load() const { return {}; }
+
   // Runs the multi-token head. `step` has one token of each sequence, which no step has computed yet. Writes the logits
   // [n_seqs, vocab] of the token after it, and the KV of the head's own layer; the step that computes the token later
   // writes that KV again. hidden.rows receives the state that goes with the predicted token.
@@ -180,7 +184,8 @@ inline constexpr int kMaxRanks = 64;
 struct ShardOptions {
   KvShards shards;
   int threads_per_rank = 1;
-  int window = 0;  // waves under way on several stages; 0: two per stage
+  int window = 0;              // waves under way on several stages; 0: two per stage
+  bool whole_experts = false;  // a tensor rank computes some experts whole; else a slice of each
 };
 // Requires: check_model_shards() accepts the shape.
 std::unique_ptr<Model> make_sharded_llama(std::shared_ptr<const Weights> weights, const ShardOptions& options,

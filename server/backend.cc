@@ -21,42 +21,37 @@ Result<DevicePeak> peak_of_no_cuda() { return no_cuda(); }
 
 // ---- The CPU: a team of threads per instance over one copy of the weights.
 
-// Threads of one instance: a team, or one team per rank.
-struct Threads {
-  KvShards shards;
-  int of_rank = 1;
-  int total() const { return shards.n_ranks() * of_rank; }
-};
+// Threads of an instance: a team, or one team per rank.
+int total_threads(const ShardOptions& o) { return o.shards.n_ranks() * o.threads_per_rank; }
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const Build& build, std::shared_ptr<const Weights> weights, std::vector<Threads> threads)
+  CpuBackend(const Build& build, std::shared_ptr<const Weights> weights, std::vector<ShardOptions> instances)
       : weights_(std::move(weights)),
         max_step_tokens_(build.max_step_tokens()),
         max_batch_(build.options.max_batch),
-        window_(build.options.pipeline_window),
         kernels_(build.backend_options.kernels),
-        threads_(std::move(threads)) {
-    for (const Threads& t : threads_)
-      teams_.push_back(t.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(t.of_rank) : nullptr);
+        instances_(std::move(instances)) {
+    for (const ShardOptions& o : instances_)
+      teams_.push_back(o.shards.n_ranks() == 1 ? std::make_unique<ThreadTeam>(o.threads_per_rank) : nullptr);
     ThreadTeam one(1);
     flops_of_thread_ = 1e9 * PeakProbe(0).fma_gflops(one);  // about 10 ms
   }
   Device& device() override { return cpu_device(); }
   Result<std::unique_ptr<Model>> make_model(int instance, DeviceQueue&) override {
-    const Threads& t = threads_[size_t(instance)];
-    if (t.shards.n_ranks() > 1)
-      return make_sharded_llama(weights_, {.shards = t.shards, .threads_per_rank = t.of_rank, .window = window_},
-                                max_step_tokens_, max_batch_, kernels_);
+    const ShardOptions& o = instances_[size_t(instance)];
+    if (o.shards.n_ranks() > 1) return make_sharded_llama(weights_, o, max_step_tokens_, max_batch_, kernels_);
     return make_llama(weights_, *teams_[size_t(instance)], max_step_tokens_, max_batch_, kernels_);
   }
-  double peak_flops(int instance) const override { return flops_of_thread_ * threads_[size_t(instance)].total(); }
+  double peak_flops(int instance) const override {
+    return flops_of_thread_ * total_threads(instances_[size_t(instance)]);
+  }
 
  private:
   std::shared_ptr<const Weights> weights_;
-  int max_step_tokens_, max_batch_, window_;
+  int max_step_tokens_, max_batch_;
   Kernels kernels_;
-  std::vector<Threads> threads_;
+  std::vector<ShardOptions> instances_;
   double flops_of_thread_;                          // measured
   std::vector<std::unique_ptr<ThreadTeam>> teams_;  // of instances with one rank
 };
@@ -96,10 +91,13 @@ Result<std::unique_ptr<Backend>> open_cpu_backend(const Build& build) try {
   int threads = build.backend_options.threads;
   if (threads == 0) threads = std::max(1, cores / int(instances.size()));
   // Ranks share an instance's threads; each has at least one.
-  std::vector<Threads> of_instances;
+  std::vector<ShardOptions> of_instances;
   for (Role role : instances) {
     const KvShards shards = build.options.shards(role);
-    of_instances.push_back({shards, std::max(1, threads / shards.n_ranks())});
+    of_instances.push_back({.shards = shards,
+                            .threads_per_rank = std::max(1, threads / shards.n_ranks()),
+                            .window = build.options.pipeline_window,
+                            .whole_experts = build.backend_options.whole_experts(role)});
   }
   return std::unique_ptr<Backend>(
       std::make_unique<CpuBackend>(build, need(load_host_weights(build)), std::move(of_instances)));

@@ -102,6 +102,8 @@ void choose_numbers(const Options& options, Build& build) {
     if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
   }
   need(check_device(build.config, *backend.device));
+  if (backend.expert_parallel != "off" && build.config.experts.count == 0)
+    throw invalid("--expert-parallel " + backend.expert_parallel + ": model " + build.config.name + " has no experts");
   if (std::string(backend.device->name) == "cpu") return;
   if (const Dtype matrices = *backend.load.weight_dtype; matrices != backend.load.dtype)
     throw invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +

@@ -42,6 +42,11 @@ struct BackendOptions {
   LoadOptions load;
   int threads = 0;  // per instance; 0: its share of the cores
   Kernels kernels;  // of the CPU; null: the machine's default
+  std::string expert_parallel = "off";
+  // True if the tensor ranks of an instance of this role hold whole experts.
+  bool whole_experts(Role role) const {
+    return expert_parallel == "on" || expert_parallel == (role == Role::decode ? "decode" : "prefill");
+  }
   std::string cuda_prefill_attention, cuda_decode_attention, gpu_split;
 };
 

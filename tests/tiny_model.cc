@@ -75,7 +75,8 @@ std::string TinySetup::describe() const {
                         : " prefix cache") +
          " share " + std::to_string(int(share)) + " threads " + std::to_string(threads) + " tp " +
          std::to_string(prefill_tp) + ":" + std::to_string(decode_tp) + " pp " + std::to_string(prefill_pp) + ":" +
-         std::to_string(decode_pp) + " window " + std::to_string(window) + " drafts " +
+         std::to_string(decode_pp) + " whole experts " + std::to_string(prefill_whole) + ":" +
+         std::to_string(decode_whole) + " window " + std::to_string(window) + " drafts " +
          (speculation.drafter ? speculation.drafter->name : "off") + " host " + std::to_string(tiers.host_bytes) +
          (tiers.disk_dir.empty() ? "" : " disk " + std::to_string(tiers.disk_bytes));
 }
@@ -146,18 +147,20 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.prefill_pp = setup.prefill_pp;
   options.decode_tp = setup.decode_tp;
   options.decode_pp = setup.decode_pp;
-  std::vector<KvShards> shards;
-  for (Role role : options.topology) shards.push_back(options.shards(role));
+  std::vector<ShardOptions> shards;
+  for (Role role : options.topology)
+    shards.push_back({.shards = options.shards(role),
+                      .threads_per_rank = setup.threads,
+                      .window = setup.window,
+                      .whole_experts = role == Role::decode ? setup.decode_whole : setup.prefill_whole});
   const Kernels kernels{.gemm = setup.exact ? &default_gemm(true) : nullptr};
   const auto weights = setup.make_model          ? nullptr
                        : head                    ? tiny(setup.layers, true).weights
                        : setup.family != "llama" ? tiny_experts(setup.family, setup.layers, setup.weight_dtype)
                                                  : tiny_weights(setup.layers, setup.weight_dtype);
   options.make_model = [this, max_step, shards, setup, kernels, weights](int i, DeviceQueue&) {
-    const KvShards& own = shards[size_t(i)];
-    if (own.n_ranks() > 1)
-      return make_sharded_llama(weights, {.shards = own, .threads_per_rank = setup.threads, .window = setup.window},
-                                max_step, setup.max_batch, kernels);
+    const ShardOptions& own = shards[size_t(i)];
+    if (own.shards.n_ranks() > 1) return make_sharded_llama(weights, own, max_step, setup.max_batch, kernels);
     return make_llama(weights, *teams[size_t(i)], max_step, setup.max_batch, kernels);
   };
   options.device = setup.device;

@@ -44,7 +44,8 @@ struct TinySetup {
   int threads = 1;
   // Ranks of prefill and colocated instances, and of decode instances.
   int prefill_tp = 1, prefill_pp = 1, decode_tp = 1, decode_pp = 1;
-  int window = 0;  // waves of several stages
+  bool prefill_whole = false, decode_whole = false;  // whole experts on their tensor ranks
+  int window = 0;                                    // waves of several stages
   int max_batch = 16;
   size_t pool_bytes = 1 << 20;
   bool ahead = true;

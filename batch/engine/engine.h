@@ -54,6 +54,7 @@ class Engine final {
   // True: steps are waves of a pipeline. Their seconds are those of the slowest stage, known when the wave ends.
   bool in_waves() const { return steps_.in_waves(); }
   const EngineStats& stats() const { return stats_; }
+  ExpertLoad expert_load() const { return steps_.expert_load(); }
   void check_invariants() const { scheduler_.check_invariants(); }  // the order of the waiting queue
 
  private:

@@ -46,6 +46,7 @@ class Steps final : private LayerObserver {
   // Begins the next step. True: a step has to end before another one is planned.
   bool begin();
   bool ended() const { return !empty() && model_.ended(); }  // the oldest step has ended
+  ExpertLoad expert_load() const { return model_.expert_load(); }
   // Waits for the oldest step or, with waves, for other news. True: the oldest step has ended.
   bool wait();
   // Ends the oldest step and returns it with its chosen tokens or its logits.

@@ -94,6 +94,7 @@ class Instance final {
   InstanceStatus status_;
   size_t n_waiting_ = 0;  // messages at the head of the inbox that wait for a connection
   int64_t logged_evictions_ = 0;
+  ExpertLoad logged_experts_;
 };
 
 }  // namespace xpyd::disagg

@@ -42,6 +42,12 @@ void Instance::watch() {
 void Instance::log_step(const StepCosts::Took& took) {
   const StepShape& step = took.step;
   const KvStats kv = memory_->stats();
+  const ExpertLoad before = std::exchange(logged_experts_, engine_.expert_load()), &experts = logged_experts_;
+  const int64_t layers = experts.layers - before.layers;
+  const auto since = [](std::vector<int64_t> now, const std::vector<int64_t>& then) {
+    for (size_t i = 0; i < then.size(); ++i) now[i] -= then[i];
+    return now;
+  };
   options_.log->happened("step",
                          StepTrace{.instance = options_.name,
                                    .t = took.end_s - took.seconds,
@@ -59,7 +65,11 @@ void Instance::log_step(const StepCosts::Took& took) {
                                    .cached = kv.cached,
                                    .in_transfer = kv.in_transfer,
                                    .evicted = int(kv.evictions - std::exchange(logged_evictions_, kv.evictions)),
-                                   .wire_s_per_byte = parts_.rate.s_per_byte() / options_.bytes_scale});
+                                   .wire_s_per_byte = parts_.rate.s_per_byte() / options_.bytes_scale,
+                                   .expert_rows = since(experts.rows, before.rows),
+                                   .rank_rows = since(experts.rank_rows, before.rank_rows),
+                                   .imbalance = layers ? (experts.imbalance - before.imbalance) / double(layers) : 0,
+                                   .exchanged_bytes = experts.exchanged_bytes - before.exchanged_bytes});
 }
 
 }  // namespace xpyd::disagg

@@ -61,6 +61,7 @@ void InstanceStatus::publish(const StepCost::Terms& cost) {
   s.wire_s_per_byte = parts_.rate.s_per_byte();
   s.kv_refused = received.refused_kv;
   s.fetch = parts_.fetch;
+  s.experts = engine_.expert_load();
   const double block_gb = 1e-9 * options_.bytes_scale * kv.block_tokens *
                           double(parts_.memory.layout().shape.token_bytes());
   s.spent = {.prefill_gb_s = block_gb * engine.prompt_block_s,

@@ -50,11 +50,12 @@ XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, block_tokens, 
             prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes, reserved_bytes,
             internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
 XPYD_FIELDS(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, ask_s)
+XPYD_FIELDS(ExpertLoad, rows, rank_rows, layers, imbalance, exchanged_bytes)
 XPYD_FIELDS(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops)
 XPYD_FIELDS(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
             prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, step_seconds,
             schedule_seconds, wait_seconds, transfers, transfer_bytes, transfer_descriptors, transfer_seconds,
-            wire_s_per_byte, kv_refused, fetch, spent, heartbeat_s, cost, cost_error)
+            wire_s_per_byte, kv_refused, fetch, experts, spent, heartbeat_s, cost, cost_error)
 
 // ---- the messages
 

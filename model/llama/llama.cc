@@ -39,6 +39,11 @@ class Llama final : public SynchronousModel {
   Work work(const StepInput& step) const override {
     return sharded_work(weights_->config, WeightBits(*weights_), step);
   }
+  ExpertLoad expert_load() const override {
+    ExpertLoad sum;
+    ranks_.add_load(sum);
+    return sum;
+  }
 
  private:
   void forward(const StepInput& step, float* logits) override {

@@ -38,8 +38,8 @@ int dense_width(const ModelConfig& c, const RankSlice& slice) {
 
 }  // namespace
 
-RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank) {
-  const ModelConfig& c = weights.config;
+RankSlice rank_slice(const ModelConfig& c, const ShardOptions& options, int rank) {
+  const KvShards& shards = options.shards;
   const int r = shards.tensor_rank_of(rank), tp = shards.tp;
   const KvRect rect = shards.rect(rank);
   RankSlice slice;
@@ -48,6 +48,7 @@ RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank) {
   slice.kv_heads = range(rect.heads);
   slice.groups = {r * kRowParallelGroups / tp, (r + 1) * kRowParallelGroups / tp};
   slice.experts = {{0, c.experts.count}, slice.groups};
+  if (options.whole_experts) slice.experts = {rank_experts(c.experts.count, r, tp), {0, kRowParallelGroups}};
   slice.vocab = share(c.vocab, r, tp, 16);  // whole panels
   return slice;
 }
@@ -79,12 +80,13 @@ void StageExchange::add_up(const Ops& ops, const Set& set, Range ranks, size_t a
   ops.add(right, n, out);
 }
 
-LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank, StageExchange& stage,
+LlamaRank::LlamaRank(std::shared_ptr<const Weights> weights, const ShardOptions& o, int rank, StageExchange& stage,
                      ThreadTeam& team, int max_step_tokens, int places, const Kernels& kernels)
     : weights_(std::move(weights)),
       c_(weights_->config),
-      slice_(rank_slice(*weights_, shards, rank)),
-      tensor_rank_(shards.tensor_rank_of(rank)),
+      slice_(rank_slice(c_, o, rank)),
+      tensor_rank_(o.shards.tensor_rank_of(rank)),
+      whole_experts_(o.whole_experts),
       stage_(stage),
       team_(team, kernels.gemm ? *kernels.gemm : default_gemm(), max_step_tokens, most_stored(*weights_, slice_)),
       q_width_(width(slice_.q_heads) * c_.head_dim),
@@ -209,6 +211,12 @@ void LlamaRank::row_parallel(const PackedMatrix& w, const std::vector<float>& bi
   stage_.barrier();
 }
 
+// Elements [at, at + n) of the experts' rows, from the rank that has the expert or from all that share it.
+void LlamaRank::read_row(int expert, size_t at, int n, float* out) {
+  if (!whole_experts_) return stage_.add_up(ops_, 1, at, n, out);
+  std::copy_n(stage_.sums(1, expert_rank(expert, c_.experts.count, stage_.tp())) + at, n, out);
+}
+
 // x += the product of row_parallel() or the block of experts; then normed_ = norm(x), unless norm is null.
 void LlamaRank::add_and_norm(float* x0, const LayerWeights& layer, int set, const std::vector<float>* norm, int n) {
   const std::vector<float>& bias = set == 0 ? layer.o_bias : layer.down_bias;
@@ -217,7 +225,7 @@ void LlamaRank::add_and_norm(float* x0, const LayerWeights& layer, int set, cons
     float *x = row(x0, i, c_.hidden), *delta = row(normed_, i, c_.hidden);
     if (sparse) {
       moe_->combine(
-          i, [&](int, size_t at, int length, float* out) { stage_.add_up(ops_, 1, at, length, out); }, delta);
+          i, [&](int expert, size_t at, int length, float* out) { read_row(expert, at, length, out); }, delta);
     } else if (stage_.tp() > 1) {
       stage_.add_up(ops_, set, size_t(i) * size_t(c_.hidden), c_.hidden, delta);
       if (!bias.empty()) ops_.add(bias.data(), c_.hidden, delta);
@@ -231,6 +239,7 @@ void LlamaRank::add_and_norm(float* x0, const LayerWeights& layer, int set, cons
 void LlamaRank::mlp(const LayerWeights& layer, int n) {
   if (!layer.experts.empty()) {
     moe_->run(layer, normed_, n, stage_.sums(1, tensor_rank_));
+    if (tensor_rank_ == 0) stage_.meter.add(moe_->rows(), c_, stage_.tp(), whole_experts_);
     return stage_.barrier();
   }
   team_.gated(layer.gate_up, layer.gate_up_bias, layer.down.k_range(slice_.groups), normed_, gate_up_, n);
@@ -355,7 +364,7 @@ StageRanks::StageRanks(const std::shared_ptr<const Weights>& weights, const Shar
     : exchange_(o.shards.tp, weights->config, max_step_tokens, crowded) {
   for (int rank = stage * o.shards.tp; rank < (stage + 1) * o.shards.tp; ++rank) {
     if (!team) teams_.push_back(std::make_unique<ThreadTeam>(o.threads_per_rank));
-    ranks_.push_back(std::make_unique<LlamaRank>(weights, o.shards, rank, exchange_, team ? *team : *teams_.back(),
+    ranks_.push_back(std::make_unique<LlamaRank>(weights, o, rank, exchange_, team ? *team : *teams_.back(),
                                                  max_step_tokens, places, kernels));
   }
 }

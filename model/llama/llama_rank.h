@@ -21,7 +21,7 @@
 #include "model/gemm/row_team.h"
 #include "model/llama/llama_step.h"
 #include "model/model.h"
-#include "model/moe/moe.h"
+#include "model/moe/expert_meter.h"
 #include "model/weights/weights.h"
 
 namespace xpyd::model {
@@ -35,7 +35,7 @@ struct RankSlice {
   Range vocab;              // columns of the logits; may be empty
 };
 // Slice of `rank`, which counts tensor ranks of stage 0 first.
-RankSlice rank_slice(const Weights& weights, const KvShards& shards, int rank);
+RankSlice rank_slice(const ModelConfig& config, const ShardOptions& options, int rank);
 
 // The memory and the barrier that the tensor ranks of one stage share.
 class StageExchange {
@@ -44,9 +44,10 @@ class StageExchange {
 
   int tp() const { return tp_; }
   void barrier() { barrier_.wait(); }
+  ExpertMeter meter;  // rank 0 counts for all
   // Sums of one rank's K-groups, [rows, hidden]: of attention in set 0, of the MLP in set 1. A step of n tokens has n
-  // rows, and n * experts.used in a sparse layer's MLP. The sets alternate, so a rank that writes to one has passed the
-  // barrier after which every rank has read it.
+  // rows, and n * experts.used in a sparse layer's MLP, of which a rank with whole experts writes those of its experts.
+  // The sets alternate, so a rank that writes to one has passed the barrier after which every rank has read it.
   float* sums(int set, int rank) { return sets_[size_t(set)].sums.as<float>() + sets_[size_t(set)].begin(rank); }
   // Adds the sums of all ranks in the tree's order: out[0, n) receives elements [at, at + n).
   void add_up(const Ops& ops, int set, size_t at, int n, float* out) const;
@@ -66,7 +67,7 @@ class StageExchange {
 class LlamaRank {
  public:
   // `places`: number of residual streams to keep, each of max_step_tokens tokens.
-  LlamaRank(std::shared_ptr<const Weights> weights, const KvShards& shards, int rank, StageExchange& stage,
+  LlamaRank(std::shared_ptr<const Weights> weights, const ShardOptions& options, int rank, StageExchange& stage,
             ThreadTeam& team, int max_step_tokens, int places, const Kernels& kernels);
 
   // Computes this rank's layers for a step. `step` has this rank's views only. `x_in`, [n_tokens, hidden], is the
@@ -105,12 +106,14 @@ class LlamaRank {
   void mlp(const LayerWeights& layer, int n);
   void row_parallel(const PackedMatrix& w, const std::vector<float>& bias, const float* x, int x_stride, int set,
                     int n);
+  void read_row(int expert, size_t at, int n, float* out);
   void add_and_norm(float* x, const LayerWeights& layer, int set, const std::vector<float>* norm, int n);
 
   const std::shared_ptr<const Weights> weights_;
   const ModelConfig& c_;
   const RankSlice slice_;
   const int tensor_rank_;
+  const bool whole_experts_;
   StageExchange& stage_;
   RowTeam team_;
   const int q_width_, kv_width_, mlp_width_;  // floats of one token's q; of its k or v; of a dense MLP's gate or up
@@ -140,6 +143,7 @@ class StageRanks {
   StageRanks(const std::shared_ptr<const Weights>& weights, const ShardOptions& options, int stage, ThreadTeam* team,
              int max_step_tokens, int places, const Kernels& kernels, bool crowded);
   LlamaRank& rank(int tensor_rank) { return *ranks_[size_t(tensor_rank)]; }
+  void add_load(ExpertLoad& sum) const { exchange_.meter.add_to(sum); }
 
  private:
   StageExchange exchange_;

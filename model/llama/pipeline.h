@@ -41,6 +41,11 @@ class Pipeline final : public Model {
   int layers_written(int wave) const override;
   void end(Chosen* chosen) override;
   std::span<const double> stage_seconds() const override { return stage_seconds_; }
+  ExpertLoad expert_load() const override {
+    ExpertLoad sum;
+    for (const auto& stage : stages_) stage->add_load(sum);
+    return sum;
+  }
   Work work(const StepInput& step) const override {
     return sharded_work(weights_->config, WeightBits(*weights_), step);
   }

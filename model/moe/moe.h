@@ -15,11 +15,14 @@
 
 namespace xpyd::model {
 
-// The part of every sparse layer that a rank computes: these K-groups of these experts' down products.
+// The part of every sparse layer that a tensor rank computes: these K-groups of these experts' down products.
 struct ExpertSlice {
   Range experts;
   Range groups;  // of kRowParallelGroups
 };
+// The whole experts of a rank, as even as they go, and the rank that has an expert.
+inline Range rank_experts(int count, int rank, int tp) { return share(count, rank, tp); }
+inline int expert_rank(int expert, int count, int tp) { return ((expert + 1) * tp - 1) / count; }
 
 class MoeBlock {
  public:
@@ -46,6 +49,7 @@ class MoeBlock {
       }
     }
   }
+  const ExpertRows& rows() const { return rows_; }  // of the last run()
 
  private:
   const ModelConfig& c_;

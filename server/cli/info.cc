@@ -17,6 +17,7 @@
 #include "model/folder.h"
 #include "model/gemm/gemm.h"
 #include "model/gemm/ops.h"
+#include "model/moe/moe.h"
 #include "model/weights/weights.h"
 #include "server/build.h"
 #include "server/cli/commands.h"
@@ -257,7 +258,18 @@ Ranks read_ranks(const std::string& text, const ModelConfig& c) {
   return ranks;
 }
 
-json describe_ranks(const KvShape& shape, const Ranks& ranks) {
+// The experts that each tensor rank of a side holds whole with --expert-parallel.
+json describe_expert_ranks(const char* side, const Experts& e, const KvShards& shards) {
+  json ranks = json::array();
+  for (int r = 0; r < shards.tp; ++r) {
+    const Range own = rank_experts(e.count, r, shards.tp);
+    std::printf("  %s tensor rank %-2d  experts %d to %d of every sparse layer\n", side, r, own.begin, own.end);
+    ranks.push_back({own.begin, own.end});
+  }
+  return ranks;
+}
+
+json describe_ranks(const KvShape& shape, const Experts& experts, const Ranks& ranks) {
   const auto& [p, d] = ranks;
   json moves = json::array();
   std::printf("KV of one token, from P (tp %d, pp %d) to D (tp %d, pp %d)\n", p.tp, p.pp, d.tp, d.pp);
@@ -274,7 +286,11 @@ json describe_ranks(const KvShape& shape, const Ranks& ranks) {
                      {"heads", {heads.begin, heads.end}},
                      {"bytes", part.token_bytes()}});
   }
-  return {{"moves", moves}};
+  if (experts.count == 0) return {{"moves", moves}};
+  std::printf(
+      "\nexperts with --expert-parallel on; off: each rank holds a slice of every expert. KV does not change.\n");
+  const json on_p = describe_expert_ranks("P", experts, p), on_d = describe_expert_ranks("D", experts, d);
+  return {{"moves", moves}, {"experts", {{"prefill", on_p}, {"decode", on_d}}}};
 }
 
 }  // namespace
@@ -304,7 +320,8 @@ int info_main(const Options& options) try {
   need(check_model_shards(config, cluster.shards(Role::prefill), "--prefill-tp", "--prefill-pp"));
 
   if (const std::string& ranks = options.text("ranks"); !ranks.empty()) {  // answered alone
-    json answer = {{"model", config.name}, {"ranks", describe_ranks(cluster.kv.shape, read_ranks(ranks, config))}};
+    json answer = {{"model", config.name},
+                   {"ranks", describe_ranks(cluster.kv.shape, config.experts, read_ranks(ranks, config))}};
     std::fflush(stdout);
     need(write_result_file(options, std::move(answer)));
     return 0;

@@ -21,6 +21,9 @@ struct Row {
 
 using I = const InstanceStats&;
 
+// An instance without experts has no sample.
+double of_experts(I i, double value) { return i.experts.layers > 0 ? value : std::numeric_limits<double>::quiet_NaN(); }
+
 constexpr Row<InstanceStats> kInstanceRows[] = {
     {"num_requests_running", "Number of sequences in the running batch.", [](I i) { return double(i.running); }},
     {"num_requests_waiting", "Number of requests that wait for their first step.",
@@ -78,6 +81,16 @@ constexpr Row<InstanceStats> kInstanceRows[] = {
     {"kv_fetches_total", "Number of prefixes fetched from another instance (--kv-fetch).",
      [](I i) { return double(i.fetch.fetches); }},
     {"kv_fetched_tokens_total", "Number of tokens in fetched prefixes.", [](I i) { return double(i.fetch.tokens); }},
+
+    // Experts. (expert_rows_total and expert_rank_rows_total have a sample for each expert and rank.)
+    {"expert_layers_total", "Number of sparse layers computed, each step's.",
+     [](I i) { return of_experts(i, double(i.experts.layers)); }},
+    {"expert_imbalance",
+     "Rows of the busiest tensor rank divided by the mean of the ranks: mean over all sparse layers computed. 1 unless "
+     "ranks hold whole experts (--expert-parallel).",
+     [](I i) { return of_experts(i, i.experts.imbalance / double(i.experts.layers)); }},
+    {"expert_exchanged_bytes_total", "Bytes of experts' rows that tensor ranks read from other ranks.",
+     [](I i) { return of_experts(i, i.experts.exchanged_bytes); }},
 
     // What requests occupy and compute, and the engine's steps.
     {"kv_occupation_gb_seconds_total",
@@ -210,6 +223,16 @@ std::string Metrics::render(const ServiceStats& service, const Sessions::Stats& 
     for (I instance : service.instances)
       if (const double value = row.value(instance); !std::isnan(value)) text.sample(instance.name, row.label, value);
   }
+  const auto per_item = [&](const char* name, const char* help, const char* label, auto rows) {
+    text.family(name, help, "counter");
+    for (I instance : service.instances)
+      for (size_t k = 0; k < (instance.experts.*rows).size(); ++k)
+        text.sample(instance.name, std::string(label) + "=\"" + std::to_string(k) + "\"",
+                    double((instance.experts.*rows)[k]));
+  };
+  per_item("expert_rows_total", "Number of tokens that used an expert, over all layers.", "expert", &ExpertLoad::rows);
+  per_item("expert_rank_rows_total", "Number of tokens' experts that a tensor rank computed, whole or a slice of each.",
+           "rank", &ExpertLoad::rank_rows);
   for (const auto& row : kConductorRows) {
     text.gauge_or_counter(row.name, row.help);
     text.sample("all", "", row.value(service.conductor));

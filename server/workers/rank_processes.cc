@@ -129,7 +129,9 @@ Status serve_stage(const Options& options, const Build& build, const WorkerOptio
     const int cores = std::max(1, int(std::thread::hardware_concurrency()));
     const int threads = std::max(1, (backend.threads > 0 ? backend.threads : cores) / shards.n_ranks());
     const int total = threads * shards.n_ranks();
-    const ShardOptions o{.shards = shards, .threads_per_rank = threads};
+    const ShardOptions o{.shards = shards,
+                         .threads_per_rank = threads,
+                         .whole_experts = backend.whole_experts(build.options.topology[0])};
     const allocator::KvRange layers = shards.layers(own);
     LoadOptions load = backend.load;
     load.layers = {layers.begin, layers.end};

@@ -29,15 +29,19 @@ struct Bed {
 
 TEST_CASE("moe: both families have double precision's tokens and one logits hash in every setup", "[moe]") {
   NEEDS_PROGRAM();
-  const Words setups[] = {{"--topology", "1C"},
-                          {"--topology", "1P1D"},
-                          {"--topology", "1P1D", "--allocator", "vattention", "--transport", "tcp"},
-                          {"--topology", "1C", "--prefill-tp", "2"},
-                          {"--topology", "1P1D", "--prefill-tp", "2", "--decode-tp", "4"},
-                          {"--topology", "1P1D", "--prefill-pp", "3", "--decode-pp", "2", "--prefill-tp", "2"}};
+  const Words setups[] = {
+      {"--topology", "1C"},
+      {"--topology", "1P1D"},
+      {"--topology", "1P1D", "--allocator", "vattention", "--transport", "tcp"},
+      {"--topology", "1C", "--prefill-tp", "2"},
+      {"--topology", "1P1D", "--prefill-tp", "2", "--decode-tp", "4"},
+      {"--topology", "1C", "--prefill-tp", "4", "--expert-parallel", "on"},
+      {"--topology", "1P1D", "--prefill-tp", "2", "--decode-tp", "2", "--expert-parallel", "decode"},
+      {"--topology", "1P1D", "--prefill-pp", "3", "--decode-pp", "2", "--prefill-tp", "2"}};
   const Words processes[] = {
-      {"--topology", "1P1D", "--processes", "--transport", "tcp", "--prefill-tp", "2"},
-      {"--topology", "1P1D", "--processes", "--transport", "tcp", "--ranks", "processes", "--prefill-pp", "3"}};
+      {"--topology", "1P1D", "--processes", "--transport", "tcp", "--prefill-tp", "2", "--expert-parallel", "prefill"},
+      {"--topology", "1P1D", "--processes", "--transport", "tcp", "--ranks", "processes", "--prefill-pp", "3",
+       "--prefill-tp", "2", "--expert-parallel", "on"}};
   for (const char* family : {"mixtral", "qwen3_moe"}) {
     const Bed bed(family);
     std::set<std::string> hashes;

@@ -63,6 +63,7 @@ enum Switch {
   kReservation,
   kBatch,
   kFamily,
+  kWholeExperts,
   kSwitches
 };
 constexpr int kValues[kSwitches] = {std::size(topologies),
@@ -86,7 +87,8 @@ constexpr int kValues[kSwitches] = {std::size(topologies),
                                     2,
                                     2,
                                     2,
-                                    std::size(families)};
+                                    std::size(families),
+                                    4};
 using Row = std::array<int, kSwitches>;  // -1: not chosen yet
 
 // Returns false if two or three of the chosen values cannot be combined, or if one has no effect beside another.
@@ -107,6 +109,11 @@ bool legal(const Row& r) {
   if (waves && flat(kPrefill) && flat(kDecode)) return false;
   if (ranks && is(kScarce, 1)) return false;
   const auto many = [&](Switch s) { return r[s] >= 0 && shapes[r[s]].first * shapes[r[s]].second >= 4; };
+  // Whole experts of P, D or both: with experts, on several tensor ranks.
+  const auto alone = [&](Switch s) { return r[s] >= 0 && shapes[r[s]].first == 1; };
+  if (not_plain(kWholeExperts) && is(kFamily, 0)) return false;
+  if (r[kWholeExperts] > 0 && r[kWholeExperts] % 2 == 1 && alone(kPrefill)) return false;
+  if (r[kWholeExperts] > 1 && (one || alone(kDecode))) return false;
   if (is(kThreads, 1) && (many(kPrefill) || many(kDecode))) return false;  // they would have sixteen threads
   if (is(kDraft, 2) && not_plain(kFamily)) return false;  // the prediction head belongs to the dense model
   // Drafts need one rank, and the prediction head has one dtype.
@@ -146,6 +153,7 @@ TinySetup setup_of(const Row& r) {
   s.reserve_blocks = r[kReservation] == 1;
   s.max_batch = r[kBatch] ? 3 : 16;
   s.family = families[r[kFamily]];
+  s.prefill_whole = r[kWholeExperts] % 2 == 1, s.decode_whole = r[kWholeExperts] / 2 == 1;
   const bool slots = m.scheme[0] == 'c' || m.scheme[0] == 's';
   // With four ranks each of the two heads is stored twice.
   s.pool_bytes = size_t(slots ? 3 : 1) * size_t(s.layers / 2) * (std::max(s.prefill_tp, s.decode_tp) > 2 ? 2 : 1) << 20;

@@ -155,6 +155,10 @@ TEST_CASE("config: Mixtral and Qwen3-MoE have experts, in the layers that their 
   qwen["num_experts"] = 6, qwen["num_experts_per_tok"] = 3, qwen["moe_intermediate_size"] = 24;
   CHECK((config_of(qwen).experts.intermediate == 24 && config_of(qwen).intermediate == 172));
   CHECK((config_of(qwen).qk_norm && config_of(qwen).head_dim == 8 && !config_of(qwen).experts.renormalise));
+  json newer = qwen;  // as Transformers 5 writes it
+  newer.erase("num_experts");
+  newer["num_local_experts"] = 7;
+  CHECK(config_of(newer).experts.count == 7);
   qwen["norm_topk_prob"] = true, qwen["decoder_sparse_step"] = 2, qwen["mlp_only_layers"] = {3};
   const ModelConfig q = config_of(qwen);
   CHECK((q.experts.renormalise && !q.sparse(0) && q.sparse(1) && !q.sparse(2) && !q.sparse(3) && !q.sparse(4)));

@@ -179,7 +179,9 @@ TEST_CASE("sharded llama: logits have the bits of one rank, for tp 1 to 8 and pp
       for (int pp : {1, 2, 3})
         for (int threads : {1, 2}) {
           const KvShards shards = loaded.shards(tp, pp);
-          auto model = make_sharded_llama(loaded.weights, {.shards = shards, .threads_per_rank = threads}, 64, 64);
+          const bool whole = loaded.config.experts.count > 0 && threads == 1;
+          auto model = make_sharded_llama(
+              loaded.weights, {.shards = shards, .threads_per_rank = threads, .whole_experts = whole}, 64, 64);
           CAPTURE(dtype_name(dtype), tp, pp, threads);
           const KvOrder order = pp == 2 ? KvOrder::token_major : KvOrder::layer_major;
           CHECK(same_bits(run_script(*model, {loaded.config, shards, 64, 3, order}), expected));
@@ -228,6 +230,49 @@ TEST_CASE("sharded llama: waiting for a wave can be interrupted, and a wave unde
   model.reset();
   for (int rank = 0; rank < 2; ++rank)
     CHECK(std::isfinite(*reinterpret_cast<const float*>(views[size_t(rank)].row(0, 0, 39, 0))));
+}
+
+TEST_CASE("sharded llama: every expert has one rank, and ranks have as many as they can evenly",
+          "[shards][model][moe]") {
+  for (int count : {1, 3, 8, 10, 128})
+    for (int tp : {1, 2, 4, 8}) {
+      for (int e = 0; e < count; ++e) {
+        const Range own = rank_experts(count, expert_rank(e, count, tp), tp);
+        CHECK((own.begin <= e && e < own.end));
+      }
+      for (int r = 0; r < tp; ++r) {
+        const Range own = rank_experts(count, r, tp);
+        CHECK((own.end - own.begin == count / tp || own.end - own.begin == (count + tp - 1) / tp));
+      }
+    }
+}
+
+TEST_CASE("sharded llama: rows of experts are counted, by rank and with what crosses", "[shards][model][moe]") {
+  Loaded loaded(kExperts, Dtype::f32);
+  const Experts& e = loaded.config.experts;
+  int64_t tokens = 0;
+  for (const auto& step : kScript) tokens += step[0] + step[1] + step[2];
+  const int64_t rows = 2 * tokens * e.used;  // two sparse layers, which compute every token's logits
+  for (const auto& [tp, pp, whole] : {std::tuple(1, 1, false), {2, 1, false}, {4, 1, true}, {2, 3, true}}) {
+    CAPTURE(tp, pp, whole);
+    const KvShards shards = loaded.shards(tp, pp);
+    auto model = make_sharded_llama(loaded.weights, {.shards = shards, .whole_experts = whole}, 64, 64);
+    run_script(*model, {loaded.config, shards, 64, 3});
+    const ExpertLoad load = model->expert_load();
+    REQUIRE((load.rows.size() == size_t(e.count) && load.rank_rows.size() == size_t(tp)));
+    CHECK(std::accumulate(load.rows.begin(), load.rows.end(), int64_t{0}) == rows);
+    CHECK(load.layers == 2 * int64_t(std::size(kScript)));
+    for (int r = 0; r < tp; ++r) {
+      const Range own = whole ? rank_experts(e.count, r, tp) : Range{0, e.count};
+      CHECK(load.rank_rows[size_t(r)] ==
+            std::accumulate(load.rows.begin() + own.begin, load.rows.begin() + own.end, int64_t{0}));
+    }
+    const double mean = load.imbalance / double(load.layers);
+    CHECK((whole ? mean > 1.01 && mean < tp : mean == 1));
+    CHECK(load.exchanged_bytes == 4.0 * loaded.config.hidden * double(rows) * (tp - 1) * (whole ? 1 : tp));
+  }
+  ThreadTeam team(1);
+  CHECK(make_llama(Loaded(kWide, Dtype::f32).weights, team, 64, 64)->expert_load().rows.empty());
 }
 
 TEST_CASE("sharded llama: every family has the bits of one rank", "[shards][model]") {

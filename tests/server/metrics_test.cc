@@ -175,6 +175,7 @@ TEST_CASE("metrics: each number of an instance has its row", "[server][metrics]"
   d.fetch.fetches = 21, d.fetch.tokens = 22;
   d.steps = 23, d.step_seconds = 4, d.prompt_tokens = 25, d.generated_tokens = 26;
   d.draft_tokens = 27, d.accepted_tokens = 28;
+  d.experts = {.rows = {30, 31}, .rank_rows = {61, 60}, .layers = 4, .imbalance = 6, .exchanged_bytes = 32};
   d.spent = {.prefill_gb_s = 1.5, .decode_gb_s = 20, .transfer_gb_s = 0.25, .tflop = 6, .peak_tflops = 3};
   Parsed p = parse(Metrics("tiny").render(stats));
   REQUIRE(p.error == "");
@@ -215,13 +216,19 @@ TEST_CASE("metrics: each number of an instance has its row", "[server][metrics]"
       {"kv_occupation_gb_seconds_total", ",phase=\"prefill\"", 1.5},
       {"kv_occupation_gb_seconds_total", ",phase=\"decode\"", 20},
       {"kv_occupation_gb_seconds_total", ",phase=\"transfer\"", 0.25},
+      {"expert_rows_total", ",expert=\"1\"", 31},
+      {"expert_rank_rows_total", ",rank=\"0\"", 61},
+      {"expert_layers_total", "", 4},
+      {"expert_imbalance", "", 1.5},
+      {"expert_exchanged_bytes_total", "", 32},
       {"model_flops_total", "", 6e12},
       {"mfu", "", 0.5}};
   for (const auto& [name, label, value] : rows) {
     const std::string key = "vllm:" + std::string(name) + "{model_name=\"tiny\",engine=\"";
     INFO(key << label);
     CHECK((p.samples.count(key + "D0\"" + label + "}") == 1 && near(p.samples[key + "D0\"" + label + "}"], value)));
-    const bool absent = std::string(name) == "mfu";  // the peak of D1 is unknown
+    // The peak of D1 is unknown, and it has no experts.
+    const bool absent = std::string(name) == "mfu" || std::string(name).starts_with("expert_");
     CHECK(p.samples.count(key + "D1\"" + label + "}") == (absent ? 0 : 1));
     CHECK(p.samples[key + "D1\"" + label + "}"] == 0);
   }
