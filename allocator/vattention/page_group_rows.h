@@ -13,13 +13,12 @@
 
 namespace xpyd::allocator {
 
-inline constexpr double kProcessAddresses = 0x1p47;  // bytes of a process on x86-64 with 4 KiB pages
-
 // For one row on one rank: its tokens (0: a group is smaller than one token), planes, bytes.
 int vattention_row_tokens(const KvOptions& options);
 int vattention_planes(const KvLayout& layout);
 int vattention_planes(const KvOptions& options);
 size_t vattention_row_bytes(const KvOptions& options);
+inline constexpr double kProcessAddresses = 0x1p47;  // bytes of a process on x86-64 with 4 KiB pages
 // Makes a memory of `slots`, at the addresses of `ranges`, that maps rows of that pool.
 std::unique_ptr<KvMemory> memory_over_rows(std::shared_ptr<KvPool> pool, const KvOptions& options,
                                            const KvPlaces& slots, std::vector<std::unique_ptr<VirtualRange>> ranges);

@@ -115,8 +115,7 @@ std::unique_ptr<KvMemory> make_memory(std::shared_ptr<KvPool> pool, const KvOpti
   }
   KvShards shards;
   if (n_ranks > 1) shards = *rows.places().shards, slots.shape = options.shape;
-  const KvPlaces places(slots, shards, std::move(addresses));
-  return memory_over_rows(std::move(pool), options, places, std::move(ranges));
+  return memory_over_rows(std::move(pool), options, KvPlaces(slots, shards, std::move(addresses)), std::move(ranges));
 }
 
 }  // namespace
