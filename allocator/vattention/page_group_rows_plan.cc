@@ -24,9 +24,8 @@ size_t vattention_row_bytes(const KvOptions& o) { return size_t(vattention_plane
 
 namespace {
 
-// Each plane of a slot is a whole number of groups, one for each row of the longest sequence. If a group does not hold
-// a whole number of tokens, this is more than the tokens need. The length is rounded up to a point where a token and a
-// group end together.
+// Each plane of a slot is a whole number of groups, at least one for each row of the longest sequence. It ends where a
+// token and a group end together.
 KvLayout vattention_slots(const KvOptions& o) {  // of one rank
   const size_t group = o.vattention.page_group_bytes, token = KvLayout{o.shape, o.order}.token_stride();
   const int row_tokens = vattention_row_tokens(o);
