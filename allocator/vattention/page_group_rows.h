@@ -27,7 +27,6 @@ class PageGroupRows final : public KvPool {
  public:
   // `groups`: for each rank, vattention_planes() groups for each row.
   PageGroupRows(const KvLayout& layout, const KvShards& shards, std::vector<std::shared_ptr<PageGroups>> groups);
-
   PageGroups& groups(int rank) const { return *groups_[size_t(rank)]; }
 
   // Appends n free rows with one reference each. Each is the row after out.back() if that is free, so that one call can
