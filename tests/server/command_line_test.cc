@@ -107,7 +107,7 @@ TEST_CASE("command line: misuse is exit code 2 and a message", "[command_line]")
       {{"serve", "--topology", "1P"}, "P and D need each other"},
       {{"serve", "--topology", "x"}, "1P1D"},
       {{"serve", "--kv-bytes", "100"}, "kv-bytes"},
-      {{"serve", "--seed", "9007199254740993"}, "--seed 9007199254740993: expected a whole number from 0 to"},
+      {{"serve", "--seed", "9007199254740993"}, "--seed: '9007199254740993' is not valid: expected a whole number from 0 to"},
       {{"serve", "--max-model-len", "5000"}, "--max-model-len"},
       {{"serve", "--gemm", "nonesuch"}, "--gemm"},
       {{"serve", "--attention", "nonesuch"}, "--attention"},
