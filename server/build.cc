@@ -60,9 +60,10 @@ std::string weights_text(const Build& build) {
   const GemmVariant* gemm = build.backend_options.kernels.gemm;
   const GemmVariant& row = gemm ? *gemm : default_gemm();
   const bool bf16 = (dtype == Dtype::bf16 || load.dtype == Dtype::bf16) && row.needs == Isa::avx512_bf16;
-  const bool rounds = !row.exact && (dtype == Dtype::int8 || dtype == Dtype::int4 || bf16);
+  const bool codes = dtype == Dtype::int8 || dtype == Dtype::int4, rounds = !row.exact() && (codes || bf16);
   return dtype_name(dtype) + (load.weight_group > 0 ? " of " + std::to_string(load.weight_group) : "") +
-         (load.dtype != dtype ? std::string(" beside ") + dtype_name(load.dtype) : "") + (rounds ? ", rounded" : "");
+         (load.dtype != dtype ? std::string(" beside ") + dtype_name(load.dtype) : "") + (rounds ? ", rounded" : "") +
+         (rounds && codes ? " to " + std::to_string(row.activation_bits) + " bits" : "");
 }
 
 // Checks that the model has a head, if drafts come from it.
@@ -97,7 +98,7 @@ void read_model(const Options& options, Build& build) {
 void choose_numbers(const Options& options, Build& build) {
   BackendOptions& backend = build.backend_options;
   if (options.flag("exact")) {
-    if (backend.kernels.gemm && !backend.kernels.gemm->exact)
+    if (backend.kernels.gemm && !backend.kernels.gemm->exact())
       throw invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
     if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
   }

@@ -9,7 +9,7 @@
 namespace xpyd::experiments {
 namespace {
 
-// Every row of the table that this CPU has, except the portable ones, beside avx2 (exact) and avx2_dot.
+// Every row of the table that this CPU has, except the portable ones, beside avx2's of the same kind.
 void compare_rows(Bench& bench) {
   const int threads = bench.max_threads();
   ThreadTeam& team = bench.team(threads);
@@ -26,10 +26,11 @@ void compare_rows(Bench& bench) {
         cases.push_back({.name = name(row.name),
                          .n_threads = threads,
                          .run = [&, r = &row] { data.run(team, *r); },
-                         .check = [&, r = &row] { return data.check([&] { data.run(team, *r); }); },
+                         .check = [&, r = &row] { return data.check([&] { data.run(team, *r); }, r->activation_bits); },
                          .work = work(data.args(0)),
                          .limit = m > 1 ? Limit::fma : Limit::read});
-        if (row.needs > Isa::avx2) cases.back().versus = {name(row.exact ? "avx2" : "avx2_dot")};
+        const char* avx2 = row.exact() ? "avx2" : row.activation_bits == 8 ? "avx2_dot8" : "avx2_dot";
+        if (row.needs > Isa::avx2) cases.back().versus = {name(avx2)};
       }
       bench.measure(cases);
     }
@@ -72,14 +73,15 @@ void bench_gemm(Bench& bench) {
       ThreadTeam& team = bench.team(threads);
       // The target of 0.95 for a GEMV holds for all threads, because one core does not saturate memory.
       bool counts = s.limit == Limit::fma || threads == bench.max_threads();
-      cases.push_back({.name = name,
-                       .n_threads = threads,
-                       .run = [&data, &team] { data.run(team); },
-                       .check = [&data, &team] { return data.check([&] { data.run(team); }); },
-                       .work = work(data.args(0)),
-                       .limit = dot ? Limit::bf16_dot : s.limit,
-                       .target = counts ? s.target : 0,
-                       .versus = {}});
+      cases.push_back(
+          {.name = name,
+           .n_threads = threads,
+           .run = [&data, &team] { data.run(team); },
+           .check = [&data, &team] { return data.check([&] { data.run(team); }, default_gemm().activation_bits); },
+           .work = work(data.args(0)),
+           .limit = dot ? Limit::bf16_dot : s.limit,
+           .target = counts ? s.target : 0,
+           .versus = {}});
     }
     bench.measure(cases);
   }

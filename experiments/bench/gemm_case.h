@@ -64,9 +64,11 @@ struct GemmCase {
     turn = (turn + 1) % weights.size();
   }
   // Compares some columns of most rows of contestant's product with weights[0] against double precision. The bound is
-  // that of a chain of k roundings, doubled because a library may round products and sums.
+  // that of a chain of k roundings, doubled because a library may round products and sums, and that of activations
+  // rounded to integers of activation_bits.
   template <class Contestant>
-  std::string check(Contestant contestant) {
+  std::string check(Contestant contestant, int activation_bits = 32) {
+    const double step = activation_bits == 32 ? 0 : 1.01 / (std::exp2(activation_bits) - 2);
     std::fill(y.begin(), y.end(), NAN);
     turn = 0;
     contestant();
@@ -78,7 +80,7 @@ struct GemmCase {
       for (int r = column % row_step; r < m; r += row_step) {
         double sum = 0, magnitude = 0, rounded = 0;
         for (int i = 0; i < k; ++i) {
-          if (is_quantised(dtype)) rounded += 0x1p-16 * std::abs(w[size_t(i)]);  // activations are at most 1
+          if (is_quantised(dtype)) rounded += step * std::abs(w[size_t(i)]);  // activations are at most 1
           double product = double(x[size_t(r) * size_t(k) + size_t(i)]) * double(w[size_t(i)]);
           sum += product, magnitude += std::abs(product);
         }

@@ -57,9 +57,11 @@ struct Blocking {
   bool prefetch;  // prefetch the next block's weights while this one is in use
 };
 
-Blocking choose_blocking(int m, Dtype dtype, const TileShapes& shapes) {
+Blocking choose_blocking(int m, Dtype dtype, const TileShapes& shapes, bool bytes) {
   const int panels = m <= shapes.rows ? shapes.panels[m] : 1;
-  // A block of quantised weights is one piece, 1 to 2 KiB.
+  // A block of quantised weights is one piece, 1 to 2 KiB. Tiles of bytes take several: 4 KiB of int8 weights, or 8 KiB
+  // and as much of x. Several panels of them are streams that the hardware follows.
+  if (is_quantised(dtype) && bytes) return {panels, panels > 1 ? 1 << 30 : m <= shapes.rows ? 256 : 512, panels == 1};
   if (is_quantised(dtype)) return {panels, 0, m > 2};
   // The hardware's prefetchers follow three or more streams by themselves. With one or two panels, software prefetch
   // gives +29 % at M = 4 on one thread.
@@ -68,44 +70,56 @@ Blocking choose_blocking(int m, Dtype dtype, const TileShapes& shapes) {
   return {1, dtype == Dtype::f32 ? 256 : 384, true};
 }
 
-// The K of some or all groups, as blocks that a tile takes. Quantised pieces stay whole; other pieces are cut into
-// equal parts of at most block_k.
+// What a tile takes at once: a part of a dense piece, or quantised pieces of equal size in one K-group.
 struct Block {
-  Range stored;   // counted from the first of these groups
-  Range k;        // positions in `order`
-  size_t offset;  // in a panel
-  int group;
+  Range pieces;      // of PackedMatrix::pieces
+  Range of;          // stored places of each of them
+  size_t offset;     // bytes from the start of a panel
+  size_t bytes;      // of a panel
+  size_t x;          // floats that a row of packed x has before this block
+  int width;         // floats that a row of packed x has for each piece
   bool first, last;  // block of its group
+  int k() const { return of.end - of.begin; }
+  int n_pieces() const { return pieces.end - pieces.begin; }
 };
-struct Blocks {
-  Blocks(const PackedMatrix& w_, Range groups_, int block_k) : w(w_), groups(groups_) {
-    const auto in = [](const PackedMatrix::Piece& p, int group) { return p.group < group; };
-    first = int(std::lower_bound(w.pieces.begin(), w.pieces.end(), groups.begin, in) - w.pieces.begin());
-    last = int(std::lower_bound(w.pieces.begin(), w.pieces.end(), groups.end, in) - w.pieces.begin());
-    if (is_quantised(w.dtype)) return;
-    const int longest = (w.k + w.k_groups - 1) / w.k_groups;
-    parts = (longest - 1) / block_k + 1;
+
+// Floats that a row of packed x has for k stored places; at most k, for which a scratch has room.
+int packed_width(Dtype dtype, const DotKernels* dots, int k) {
+  return !dots ? k : is_quantised(dtype) ? dot_floats(dots->bits, k) : (k + 1) / 2;
+}
+
+// Cuts the K of these groups into blocks of at most block_k places, or of one piece if that is longer.
+std::vector<Block> cut(const PackedMatrix& w, Range groups, int block_k, const DotKernels* dots) {
+  std::vector<Block> blocks;
+  const auto& pieces = w.pieces;
+  const auto length = [&](int i) { return pieces[size_t(i)].stored.end - pieces[size_t(i)].stored.begin; };
+  const auto offset = [&](int i) { return i < int(pieces.size()) ? pieces[size_t(i)].offset : w.panel_bytes; };
+  const auto group = [&](int i) { return i < int(pieces.size()) ? pieces[size_t(i)].group : -1; };
+  const bool codes = is_quantised(w.dtype);
+  const int parts = codes ? 1 : ((w.k + w.k_groups - 1) / w.k_groups - 1) / block_k + 1;
+  size_t x = 0;
+  for (int i = 0, end; i < int(pieces.size()); i = end) {
+    end = i + 1;
+    if (group(i) < groups.begin || group(i) >= groups.end) continue;
+    while (codes && group(end) == group(i) && length(end) == length(i) && (end - i + 1) * length(i) <= block_k) ++end;
+    for (int part = 0; part < parts; ++part) {
+      const Range of = parts == 1 ? Range{0, length(i)} : share(length(i), part, parts, 8);
+      const size_t before = codes ? 0 : size_t(of.begin) * kPanel * dtype_bytes(w.dtype);
+      const size_t bytes = codes ? offset(end) - offset(i) : size_t(of.end - of.begin) * kPanel * dtype_bytes(w.dtype);
+      const int width = packed_width(w.dtype, dots, of.end - of.begin);
+      blocks.push_back({.pieces = {i, end},
+                        .of = of,
+                        .offset = offset(i) + before,
+                        .bytes = bytes,
+                        .x = x,
+                        .width = width,
+                        .first = part == 0 && (blocks.empty() || group(i - 1) != group(i)),
+                        .last = part + 1 == parts && group(end) != group(i)});
+      x += size_t(width) * size_t(end - i);
+    }
   }
-  int n_groups() const { return groups.end - groups.begin; }
-  int count() const { return (last - first) * parts; }
-  Block operator[](int i) const {
-    const int at = parts == 1 ? first + i : first + i / parts, part = i - (at - first) * parts;
-    const PackedMatrix::Piece& p = w.pieces[size_t(at)];
-    const int length = p.stored.end - p.stored.begin, base = p.stored.begin - w.pieces[size_t(first)].stored.begin;
-    const Range of = parts == 1 ? Range{0, length} : share(length, part, parts, 8);
-    const auto place = [&](int stored) { return std::min(p.k.begin + stored, p.k.end); };
-    const bool codes = is_quantised(w.dtype);
-    return {{base + of.begin, base + of.end},
-            {place(of.begin), place(of.end)},
-            p.offset + (codes ? 0 : size_t(of.begin) * kPanel * dtype_bytes(w.dtype)),
-            p.group,
-            codes ? at == first || w.pieces[size_t(at) - 1].group != p.group : part == 0,
-            codes ? at + 1 == last || w.pieces[size_t(at) + 1].group != p.group : part + 1 == parts};
-  }
-  const PackedMatrix& w;
-  Range groups;
-  int first, last, parts = 1;
-};
+  return blocks;
+}
 
 // Reads x of a block, with k in the order of storage.
 struct Inputs {
@@ -118,74 +132,86 @@ struct Inputs {
   }
 };
 
-// Packs kRows rows of a block to [k, kRows] and pads the block with zeros.
+// Packs these K of kRows rows to [stored, kRows], with zeros behind them.
 template <int kRows>
-void pack_rows(const Inputs& in, const Block& b, Dtype, float* out) {
+void pack_rows(const Inputs& in, Range of, int stored, Dtype, float* out) {
   if (in.order) {
-    for (int k = b.k.begin; k < b.k.end; ++k)
+    for (int k = of.begin; k < of.end; ++k)
       for (int r = 0; r < kRows; ++r) *out++ = in.at(r, k);
   } else {
-    const float* x = in.x + (b.k.begin - in.first);
-    for (int k = b.k.begin; k < b.k.end; ++k, ++x, out += kRows)
+    const float* x = in.x + (of.begin - in.first);
+    for (int k = of.begin; k < of.end; ++k, ++x, out += kRows)
       for (int r = 0; r < kRows; ++r) out[r] = x[size_t(r) * in.stride];
   }
-  std::fill_n(out, size_t(b.stored.end - b.stored.begin - (b.k.end - b.k.begin)) * kRows, 0.0f);
+  std::fill_n(out, size_t(stored - (of.end - of.begin)) * kRows, 0.0f);
 }
 
-// The same, rounded to 16 bits (DotRows). A row with a value that is not finite becomes NaN.
-template <int kRows>
-void round_rows(const Inputs& in, const Block& b, Dtype dtype, float* out) {
+// The same, rounded to 16 or 8 bits (DotRows). A row with a value that is not finite becomes NaN.
+template <int kRows, class Integer, int kWeightBits>
+void round_run(const Inputs& in, Range of, int stored, float* out) {
+  constexpr int kBits = 8 * sizeof(Integer), kMost = (1 << (kBits - 1)) - 1, kSlots = 32 / kBits;
+  constexpr int kLongest = run_length(kBits, kMaxPiece), kLanes = 8;  // lanes let the compiler use vectors
   auto* rows = reinterpret_cast<DotRows<kRows>*>(out);
-  const int n = b.k.end - b.k.begin, stored = b.stored.end - b.stored.begin, half = dtype == Dtype::int8 ? 2 : 4;
-  constexpr int kLanes = 8;  // lets the compiler use vectors
-  alignas(32) float x[kMaxPiece] = {};
+  const int n = of.end - of.begin;
+  alignas(32) float x[kLongest] = {};
   for (int r = 0; r < kRows; ++r) {
-    const float* from = in.x + size_t(r) * in.stride + (b.k.begin - in.first);
+    const float* from = in.x + size_t(r) * in.stride + (of.begin - in.first);
     if (in.order)
-      for (int i = 0; i < n; ++i) x[i] = in.at(r, b.k.begin + i);
+      for (int i = 0; i < n; ++i) x[i] = in.at(r, of.begin + i);
+    else if (n == kLongest)
+      std::copy_n(from, kLongest, x);
     else
       std::copy_n(from, n, x);
-    float largest[kLanes] = {}, poison[kLanes] = {};
-    for (int i = 0; i < kMaxPiece; i += kLanes)
+    int32_t top[kLanes] = {};  // numbers without their sign compare like integers, and those that are not finite win
+    for (int i = 0; i < kLongest; i += kLanes)
       for (int j = 0; j < kLanes; ++j) {
-        const float size = std::fabs(x[i + j]);
-        largest[j] = largest[j] < size ? size : largest[j];
-        poison[j] += 0 * size;
+        const int32_t size = std::bit_cast<int32_t>(x[i + j]) & 0x7fffffff;
+        top[j] = top[j] < size ? size : top[j];
       }
-    for (int j = 1; j < kLanes; ++j) largest[0] = std::max(largest[0], largest[j]), poison[0] += poison[j];
-    const bool finite = poison[0] == 0;
-    // If 32767 / largest would be infinite, every value is too small to count.
-    const float inverse = finite && largest[0] >= 0x1p-110f ? 32767 / largest[0] : 0;
-    int values[kMaxPiece], sum = 0;
-    for (int i = 0; i < kMaxPiece; ++i)  // rounds to nearest, ties to even
-      values[i] = std::bit_cast<int>((inverse > 0 ? x[i] * inverse : 0.0f) + 0x1.8p23f) - 0x4b400000;
-    for (int i = 0; i < stored; ++i) sum += values[i];
-    for (int i = 0; i < stored; i += 2 * half)
-      for (int j = 0; j < half; ++j) {
-        int16_t* pair = rows->pairs[i / 2 + j][r];
-        pair[0] = int16_t(values[i + j]), pair[1] = int16_t(values[i + half + j]);
-      }
-    rows->scale[r] = finite ? largest[0] / 32767 : std::numeric_limits<float>::quiet_NaN();
-    rows->sum[r] = sum;
+    for (int j = 1; j < kLanes; ++j) top[0] = std::max(top[0], top[j]);
+    const float largest = std::bit_cast<float>(top[0]);
+    const bool finite = top[0] < 0x7f800000;
+    // If kMost / largest would be infinite, every value is too small to count.
+    const float inverse = finite && largest >= 0x1p-110f ? kMost / largest : 0;
+    alignas(32) Integer values[kLongest], placed[kLongest];
+    int sum = 0;
+    for (int i = 0; i < kLongest; ++i)  // rounds to nearest, ties to even; the lower bits are the integer
+      values[i] = Integer(std::bit_cast<int32_t>(x[i] * inverse + 0x1.8p23f));
+    for (int i = 0; i < kLongest; ++i) sum += values[i], placed[dot_place(kBits, kWeightBits, i)] = values[i];
+    for (int i = 0; i < stored; i += kSlots) std::memcpy(&rows->cells[i / kSlots][r], placed + i, 4);
+    rows->scale[r] = finite ? largest / kMost : std::numeric_limits<float>::quiet_NaN();
+    rows->less[r] = -sum;
+  }
+}
+
+template <int kRows, class Integer>
+void round_rows(const Inputs& in, Range of, int stored, Dtype dtype, float* out) {
+  constexpr int kBits = 8 * sizeof(Integer);
+  for (int run = run_length(kBits, stored); stored > 0; stored -= run) {
+    run = std::min(run, stored);
+    const Range k{std::min(of.begin, of.end), std::min(of.begin + run, of.end)};
+    dtype == Dtype::int8 ? round_run<kRows, Integer, 8>(in, k, run, out)
+                         : round_run<kRows, Integer, 4>(in, k, run, out);
+    of.begin += run, out += kRows * dot_floats(kBits, run);
   }
 }
 
 // The same, rounded to bf16, in pairs: [k / 2, kRows, 2].
 template <int kRows>
-void bf16_rows(const Inputs& in, const Block& b, Dtype, float* out) {
+void bf16_rows(const Inputs& in, Range of, int, Dtype, float* out) {
   auto* pairs = reinterpret_cast<bf16*>(out);
-  const int n = b.k.end - b.k.begin;
+  const int n = of.end - of.begin;
   for (int i = 0; i < n + n % 2; ++i)
     for (int r = 0; r < kRows; ++r)
-      pairs[(i / 2 * kRows + r) * 2 + i % 2] = i < n ? to_bf16(in.at(r, b.k.begin + i)) : bf16{0};
+      pairs[(i / 2 * kRows + r) * 2 + i % 2] = i < n ? to_bf16(in.at(r, of.begin + i)) : bf16{0};
 }
 
-using PackFn = void (*)(const Inputs& in, const Block& b, Dtype dtype, float* out);
+using PackFn = void (*)(const Inputs& in, Range of, int stored, Dtype dtype, float* out);
 template <int... kRows>
-PackFn pack_fn(int rows, bool dot, Dtype dtype, std::integer_sequence<int, kRows...>) {
-  static constexpr PackFn kPack[] = {pack_rows<kRows + 1>...}, kRound[] = {round_rows<kRows + 1>...},
-                          kBf16[] = {bf16_rows<kRows + 1>...};
-  return (!dot ? kPack : dtype == Dtype::bf16 ? kBf16 : kRound)[rows - 1];
+PackFn pack_fn(int rows, const DotKernels* dots, Dtype dtype, std::integer_sequence<int, kRows...>) {
+  static constexpr PackFn kPack[] = {pack_rows<kRows + 1>...}, kBf16[] = {bf16_rows<kRows + 1>...},
+                          kWords[] = {round_rows<kRows + 1, int16_t>...}, kBytes[] = {round_rows<kRows + 1, int8_t>...};
+  return (!dots ? kPack : dtype == Dtype::bf16 ? kBf16 : dots->bits == 16 ? kWords : kBytes)[rows - 1];
 }
 
 size_t sums_floats() { return size_t(kMaxSumRows) * kPanel; }
@@ -199,18 +225,19 @@ class Gemm {
         w_(*args.w),
         kernels_(kernels),
         scratch_(scratch),
-        dot_table_(dot_table(args.w->dtype, dots)),
-        table_(dot_table_ ? *dot_table_ : exact_table(args.w->dtype, kernels)),
-        blocking_(choose_blocking(args.m, args.w->dtype, table_.shapes)),
+        dots_(dot_table(args.w->dtype, dots) ? dots : nullptr),
+        table_(dots_ ? *dot_table(args.w->dtype, dots) : exact_table(args.w->dtype, kernels)),
+        blocking_(choose_blocking(args.m, args.w->dtype, table_.shapes, dots_ && dots_->bits == 8)),
         tiles_(args.m, table_.shapes.rows),
-        blocks_(w_, args.groups.end > 0 ? args.groups : Range{0, w_.k_groups}, blocking_.block_k),
+        groups_(args.groups.end > 0 ? args.groups : Range{0, w_.k_groups}),
+        blocks_(cut(w_, groups_, blocking_.block_k, dots_)),
         columns_(args.columns.end > 0 ? args.columns : Range{0, w_.n}),
         first_panel_(columns_.begin / kPanel),
         n_panels_((columns_.end + kPanel - 1) / kPanel - first_panel_) {
     const Range k = args.k_range();
     inputs_ = {args.x, size_t(args.x_stride), w_.order.empty() ? nullptr : w_.order.data(), k.begin};
     // A single row that needs no padding or reordering is read in place.
-    as_it_stands_ = args.m == 1 && !dot_table_ && !inputs_.order && w_.stored(blocks_.groups) == k.end - k.begin;
+    as_it_stands_ = args.m == 1 && !dots_ && !inputs_.order && w_.stored(groups_) == k.end - k.begin;
   }
   bool packs() const { return !as_it_stands_; }
 
@@ -218,14 +245,19 @@ class Gemm {
   void pack(int rank, int size) const {
     if (as_it_stands_) return;
     float* packed = scratch_.buffer.as<float>();
-    Range units = share(blocks_.count() * tiles_.n_tiles, rank, size);
+    Range units = share(int(blocks_.size()) * tiles_.n_tiles, rank, size);
     for (int u = units.begin; u < units.end; ++u) {
-      const int tile = u % tiles_.n_tiles, row = tiles_.first_row(tile);
-      const Block block = blocks_[u / tiles_.n_tiles];
+      const int tile = u % tiles_.n_tiles, row = tiles_.first_row(tile), rows = tiles_.rows(tile);
+      const Block& block = blocks_[size_t(u / tiles_.n_tiles)];
+      const PackFn fn = pack_fn(rows, dots_, w_.dtype, std::make_integer_sequence<int, kMaxTileRows>());
       Inputs in = inputs_;
       in.x += size_t(row) * in.stride;
-      pack_fn(tiles_.rows(tile), dot_table_, w_.dtype, std::make_integer_sequence<int, kMaxTileRows>())(
-          in, block, w_.dtype, packed + packed_offset(block, row));
+      float* out = packed + packed_offset(block, row);
+      for (int i = block.pieces.begin; i < block.pieces.end; ++i, out += rows * block.width) {
+        const Range k = w_.pieces[size_t(i)].k;
+        fn(in, {std::min(k.begin + block.of.begin, k.end), std::min(k.begin + block.of.end, k.end)}, block.k(),
+           w_.dtype, out);
+      }
     }
   }
 
@@ -243,9 +275,8 @@ class Gemm {
   }
 
  private:
-  // Rounded rows fit: they take 2 bytes for each k and 8 more, of 4 bytes for each of at least 4 k.
   size_t packed_offset(const Block& b, int row) const {
-    return size_t(b.stored.begin) * size_t(a_.m) + size_t(row) * size_t(b.stored.end - b.stored.begin);
+    return b.x * size_t(a_.m) + size_t(row) * size_t(b.width) * size_t(b.n_pieces());
   }
 
   // Takes the next free panels. The first pieces are large, so that weights are read in long runs. The last ones are
@@ -279,37 +310,36 @@ class Gemm {
     const int n_panels = panels.end - panels.begin, n_tiles = tiles.end - tiles.begin;
     const size_t level = size_t(n_panels) * size_t(rows) * kPanel;  // floats of one tree buffer
     const std::byte* first = w_.panels.data() + size_t(first_panel_ + panels.begin) * w_.panel_bytes;
-    const int n_blocks = blocks_.count();
-    for (int i = 0; i < n_blocks; ++i) {
-      const Block block = blocks_[i];
-      const int g = block.group - blocks_.groups.begin, k = block.stored.end - block.stored.begin;
+    for (const Block& block : blocks_) {
+      const int g = w_.pieces[size_t(block.pieces.begin)].group - groups_.begin, k = block.k();
       float* leaf = sums + level * size_t(TreeStack::slot(g));
       const std::byte* weights = first + block.offset;
-      const size_t block_bytes = size_t(k) * kPanel * size_t(dtype_bits(w_.dtype)) / 8;
-      const std::byte* next = i + 1 < n_blocks ? weights + block_bytes : first + size_t(n_panels) * w_.panel_bytes;
+      const std::byte* next = &block != &blocks_.back() ? weights + block.bytes
+                                                        : first + size_t(n_panels) * w_.panel_bytes;
       // With few tiles, each tile prefetches its share of the next block, at most two lines per 4 k; a prefetch of only
       // half of the lines is slower than none. With many tiles each line would be requested many times, so the driver
       // prefetches between tiles, into L2.
       const bool many = n_tiles > kManyTiles || is_quantised(w_.dtype);
       int step = blocking_.prefetch && !many ? kPanel * dtype_bits(w_.dtype) / 2 / n_tiles : 0;
       if (step > 128) step = 0;
-      size_t asked = many && blocking_.prefetch ? 0 : block_bytes;
+      size_t asked = many && blocking_.prefetch ? 0 : block.bytes;
       for (int t = tiles.begin; t < tiles.end; ++t) {
         int row = tiles_.first_row(t);
         GemmTile tile{.x = packed + packed_offset(block, row),
                       .w = weights,
                       .panel_bytes = w_.panel_bytes,
                       .k = k,
+                      .pieces = block.n_pieces(),
                       .sums = leaf + size_t(row - row0) * size_t(n_panels) * kPanel,
                       .resume = !block.first,
                       .prefetch = next + size_t(t - tiles.begin) * size_t(k / 4 * step),
                       .prefetch_step = step};
-        for (size_t until = block_bytes * size_t(t - tiles.begin + 1) / size_t(n_tiles); asked < until; asked += 64)
+        for (size_t until = block.bytes * size_t(t - tiles.begin + 1) / size_t(n_tiles); asked < until; asked += 64)
           __builtin_prefetch(next + asked, 0, 2);
         table_.at[tiles_.rows(t)][n_panels](tile);
       }
       if (block.last) {
-        int top = TreeStack::slot(g), merges = TreeStack::merges(g, g + 1 == blocks_.n_groups());
+        int top = TreeStack::slot(g), merges = TreeStack::merges(g, groups_.begin + g + 1 == groups_.end);
         for (; merges > 0; --merges, --top)
           kernels_.add(sums + level * size_t(top - 1), sums + level * size_t(top), int(level));
       }
@@ -346,7 +376,9 @@ class Gemm {
     for (int r = 0; r < rows; ++r, sums += kPanel) {
       float* y = a_.y + size_t(row0 + r) * size_t(a_.y_stride) + (column - columns_.begin);
       const float* from = sums + begin;
-      if (!a_.bias)
+      if (!a_.bias && end - begin == kPanel)
+        std::memcpy(y, from, kPanel * sizeof(float));
+      else if (!a_.bias)
         std::memcpy(y, from, size_t(end - begin) * sizeof(float));
       else
         for (int c = 0; c < end - begin; ++c) y[c] = from[c] + a_.bias[column + c];
@@ -357,11 +389,12 @@ class Gemm {
   const PackedMatrix& w_;
   const GemmKernels& kernels_;
   GemmScratch& scratch_;
-  const GemmTiles* dot_table_;
+  const DotKernels* dots_;  // null: x stays f32
   const GemmTiles& table_;
   Blocking blocking_;
   TilePlan tiles_;
-  Blocks blocks_;
+  Range groups_;
+  std::vector<Block> blocks_;
   Range columns_;
   int first_panel_, n_panels_;
   Inputs inputs_;
@@ -405,22 +438,27 @@ void run_with(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team) {
   run_gemm(args, scratch, team, kKernels, kDots);
 }
 
+constexpr const char* kWords = "quantised weights times activations rounded to 16 bits; same bits as avx2_dot";
+constexpr const char* kBytes = "quantised weights times activations rounded to 8 bits; same bits as avx2_dot8";
+
 const GemmVariant kVariants[] = {
 #if defined(__x86_64__)
-    {"avx512_bf16", run_with<kAvx512Kernels, &kAvx512Bf16Dot>, Isa::avx512_bf16, false,
-     "weights in bf16 times activations rounded to bf16 (VDPBF16PS); quantised weights as avx512_vnni"},
-    {"avx512_vnni", run_with<kAvx512Kernels, &kAvx512VnniDot>, Isa::avx512_vnni, false,
-     "quantised weights times activations rounded to 16 bits (VPDPWSSD); same bits as avx2_dot"},
-    {"avx512_dot", run_with<kAvx512Kernels, &kAvx512Dot>, Isa::avx512, false,
-     "quantised weights times activations rounded to 16 bits (VPMADDWD); same bits as avx2_dot"},
-    {"avx512", run_with<kAvx512Kernels, nullptr>, Isa::avx512, true, "register tiles of 12 x 16; same bits as avx2"},
-    {"avx2_dot", run_with<kAvx2Kernels, &kAvx2Dot>, Isa::avx2, false,
+    {"avx512_bf16", run_with<kAvx512Kernels, &kAvx512Bf16Dot>, Isa::avx512_bf16, 8,
+     "weights in bf16 times activations rounded to bf16 (VDPBF16PS); quantised weights as avx512_vnni8"},
+    {"avx512_vnni8", run_with<kAvx512Kernels, &kAvx512VnniDot8>, Isa::avx512_vnni, 8, kBytes},
+    {"avx512_vnni", run_with<kAvx512Kernels, &kAvx512VnniDot>, Isa::avx512_vnni, 16, kWords},
+    {"avx512_dot8", run_with<kAvx512Kernels, &kAvx512Dot8>, Isa::avx512, 8, kBytes},
+    {"avx512_dot", run_with<kAvx512Kernels, &kAvx512Dot>, Isa::avx512, 16, kWords},
+    {"avx512", run_with<kAvx512Kernels, nullptr>, Isa::avx512, 32, "register tiles of 12 x 16; same bits as avx2"},
+    {"avx2_dot8", run_with<kAvx2Kernels, &kAvx2Dot8>, Isa::avx2, 8,
+     "quantised weights times activations rounded to 8 bits, in integers (VPMADDUBSW)"},
+    {"avx2_dot", run_with<kAvx2Kernels, &kAvx2Dot>, Isa::avx2, 16,
      "quantised weights times activations rounded to 16 bits, in integers (VPMADDWD)"},
-    {"avx2", run_with<kAvx2Kernels, nullptr>, Isa::avx2, true, "register tiles of 6 x 16 over packed panels, f32 FMA"},
+    {"avx2", run_with<kAvx2Kernels, nullptr>, Isa::avx2, 32, "register tiles of 6 x 16 over packed panels, f32 FMA"},
 #endif
-    {"portable_dot", run_with<kPortableKernels, &kPortableDot>, Isa::portable, false,
-     "quantised weights times activations rounded to 16 bits; same bits as avx2_dot"},
-    {"portable", run_with<kPortableKernels, nullptr>, Isa::portable, true,
+    {"portable_dot8", run_with<kPortableKernels, &kPortableDot8>, Isa::portable, 8, kBytes},
+    {"portable_dot", run_with<kPortableKernels, &kPortableDot>, Isa::portable, 16, kWords},
+    {"portable", run_with<kPortableKernels, nullptr>, Isa::portable, 32,
      "plain C++ with the same blocking; separate multiply and add"},
 };
 
@@ -444,7 +482,7 @@ std::span<const GemmVariant> gemm_variants() { return kVariants; }
 const GemmVariant& default_gemm(bool exact) {
   const GemmVariant* best = nullptr;
   for (const GemmVariant& row : kVariants)
-    if (row.available() && row.exact >= exact && (!best || row.needs > best->needs)) best = &row;
+    if (row.available() && (row.exact() || !exact) && (!best || row.needs > best->needs)) best = &row;
   XPYD_CHECK(best);
   return *best;
 }

@@ -8,9 +8,10 @@
 // shards of a tensor-parallel run are subtrees of the same tree. All other products use one group.
 //
 // Weights are f32, bf16, f16 or quantised rows (quantised.h). An exact variant gives quantised weights the bits of the
-// f32 matrix that they stand for. For quantised weights, a variant that is not exact rounds the activations of each
-// piece of K to 16 bits, relative to the largest one (|x' - x| <= 1.01 2^-16 max |x|). It sums integers, where order
-// does not matter, and adds the pieces of a group in one ascending chain. Its bits depend on the same inputs as above.
+// f32 matrix that they stand for. For int8 and int4, a variant that is not exact rounds the activations of each run of
+// K to 16 or 8 bits, relative to the largest one (|x' - x| <= 1.01 max |x| / (2^bits - 2)). A run is a piece, or 32
+// inputs of one for 8 bits. It sums integers, where order does not matter, and adds the runs of a group in one
+// ascending chain. Its bits depend on the same inputs as above.
 //
 // Thread safety: a packed matrix is constant. A scratch and a team serve one product at a time, on the team's owner.
 #pragma once
@@ -114,10 +115,11 @@ struct GemmVariant {
   const char* name;
   GemmFn run;
   Isa needs;
-  // True if activations stay f32, so that the product has the bits of f32 weights. False if they are rounded once per
-  // product: to 16-bit integers for quantised weights and, in avx512_bf16, to bf16 for bf16 weights.
-  bool exact;
+  // Bits of the activations that meet int8 and int4 weights. 32: they stay f32, so that the product has the bits of f32
+  // weights. 16 or 8: they are rounded once per product; in avx512_bf16, those that meet bf16 weights to bf16.
+  int activation_bits;
   const char* source;
+  bool exact() const { return activation_bits == 32; }
   bool available() const { return cpu_has(needs); }
 };
 

@@ -21,14 +21,15 @@ inline constexpr int kMaxTilePanels = 6;
 // One register tile: sums[p][r][c] (+)= sum over k of x[k][r] * w_p[k][c]. Each element is one chain over ascending k
 // that starts from zero, or from `sums` if `resume`.
 //
-// For quantised weights (quantised.h) a tile covers one piece, whose scales follow its quantised values. A dot tile
-// multiplies integers: x is rounded to 16 bits, `x` points at DotRows<rows>, and
+// For quantised weights (quantised.h) a tile covers whole pieces, whose scales follow their quantised values. A dot
+// tile multiplies integers: x is rounded run by run, `x` points at the first run's DotRows<rows>, and for each run
 //   sums[p][r][c] (+)= (scale of x[r] * scale of c) * (sum over k of x[k][r] * (code - zero of c)).
 struct GemmTile {
   const float* x;      // [k, rows]
   const std::byte* w;  // panel p at w + p * panel_bytes (README.md draws a panel)
   size_t panel_bytes;
-  int k;
+  int k;        // quantised: of one piece
+  int pieces;   // that lie one behind the other and have the same k; more than 1: tiles of bytes only
   float* sums;  // [panels, rows, 16], 32-byte aligned
   bool resume;
   // Weights for the next tiles: prefetch_step bytes from `prefetch` on for every 4 k.
@@ -36,14 +37,29 @@ struct GemmTile {
   int prefetch_step;
 };
 
-// Rows of activations as integers. Pair j of a row holds two k, in the order in which a tile unpacks the weights. int8,
-// for every 4 k: (0, 2), (1, 3). int4, for every 8 k: (0, 4), (1, 5), (2, 6), (3, 7).
+// Rows of activations as integers. Those of a run share a scale. A run is a piece if the integers have 16 bits, and at
+// most kByteRun inputs of a piece if they have 8.
+//
+// A cell holds four integers of 8 bits, in their order, or two of 16 bits, in the order in which a tile unpacks codes:
+// int8, for every 4 k: (0, 2), (1, 3). int4, for every 8 k: (0, 2), (4, 6), (1, 3), (5, 7).
 template <int kRows>
 struct DotRows {
   float scale[kRows];
-  int32_t sum[kRows];          // sum of the row's integers
-  int16_t pairs[1][kRows][2];  // [k / 2]
+  int32_t less[kRows];      // minus the sum of the row's integers
+  int32_t cells[1][kRows];  // [run / integers of a cell]
 };
+inline constexpr int kByteRun = 32;
+constexpr int run_length(int activation_bits, int piece) { return activation_bits == 8 ? kByteRun : piece; }
+// Floats that a row of a piece takes.
+constexpr int dot_floats(int activation_bits, int piece) {
+  const int run = run_length(activation_bits, piece);
+  return (piece + run - 1) / run * 2 + piece * activation_bits / 32;
+}
+// Place of the integer at k, counted in integers, in one row of cells.
+constexpr int dot_place(int activation_bits, int weight_bits, int k) {
+  const int step = 32 / weight_bits, i = k % step;
+  return activation_bits == 8 ? k : k - i + (i % 2 * (step / 4) + i / 4) * 2 + i % 4 / 2;
+}
 
 // Tile shapes that fit the registers: 1 to `rows` rows, and up to panels[rows] panels.
 struct TileShapes {
@@ -62,9 +78,10 @@ struct GemmKernels {
   void (*add)(float* into, const float* from, int n);  // n % 16 == 0, 32-byte aligned
 };
 
-// Tiles for rounded activations. Quantised weights meet integers (DotRows). If bf16.shapes.rows is not 0, bf16 weights
-// meet x rounded to bf16, where `x` holds [k / 2, rows] pairs.
+// Tiles for rounded activations. Quantised weights meet integers (DotRows) of `bits`. If bf16.shapes.rows is not 0,
+// bf16 weights meet x rounded to bf16, where `x` holds [k / 2, rows] pairs.
 struct DotKernels {
+  int bits;  // 16 or 8
   GemmTiles int8, int4, bf16;
 };
 
@@ -89,10 +106,10 @@ constexpr GemmTiles tiles_of() {
 }
 
 extern const GemmKernels kPortableKernels;
-extern const DotKernels kPortableDot;
+extern const DotKernels kPortableDot, kPortableDot8;
 #if defined(__x86_64__)
 extern const GemmKernels kAvx2Kernels, kAvx512Kernels;
-extern const DotKernels kAvx2Dot, kAvx512Dot, kAvx512VnniDot, kAvx512Bf16Dot;
+extern const DotKernels kAvx2Dot, kAvx2Dot8, kAvx512Dot, kAvx512Dot8, kAvx512VnniDot, kAvx512VnniDot8, kAvx512Bf16Dot;
 #endif
 
 }  // namespace xpyd::model

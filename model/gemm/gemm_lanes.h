@@ -41,6 +41,17 @@ XPYD_INLINE void dot_into(Ints& sum, Halves codes, int pair) {
   sum += Ints(_mm512_madd_epi16(__m512i(codes), _mm512_set1_epi32(pair)));
 #endif
 }
+#if defined(XPYD_VNNI)
+using ByteSums = Ints;
+XPYD_INLINE void bytes_into(ByteSums& sum, Words codes, int four) {
+  sum = Ints(_mm512_dpbusd_epi32(__m512i(sum), __m512i(codes), _mm512_set1_epi32(four)));
+}
+#else
+using ByteSums = Halves;
+XPYD_INLINE void bytes_into(ByteSums& sum, Words codes, int four) {
+  sum += Halves(_mm512_maddubs_epi16(__m512i(codes), _mm512_set1_epi32(four)));
+}
+#endif
 // Rows x panels for 32 registers: 12 or more chains, and one or two vectors of weights.
 constexpr TileShapes kShapes = {12, {0, 6, 6, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1}};
 constexpr TileShapes kCodeShapes = kShapes, kDotShapes = kShapes;
@@ -60,6 +71,10 @@ XPYD_INLINE void fma_into(Floats& sum, Floats x, Floats w) {
 // The asm keeps this order. g++ 12 would add the products of a step first, for which there are no registers.
 XPYD_INLINE void dot_into(Ints& sum, Halves codes, int pair) {
   asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(_mm256_madd_epi16(__m256i(codes), _mm256_set1_epi32(pair))));
+}
+using ByteSums = Halves;
+XPYD_INLINE void bytes_into(ByteSums& sum, Words codes, int four) {
+  asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(_mm256_maddubs_epi16(__m256i(codes), _mm256_set1_epi32(four))));
 }
 // 16 registers: 12 accumulators of 8 floats, two weights, one broadcast and one mask.
 constexpr TileShapes kShapes = {6, {0, 6, 3, 2, 1, 1, 1}};
@@ -100,13 +115,13 @@ XPYD_INLINE Ints zeros(const std::byte* behind, int h) {
   return Ints(bytes_to_words(behind + 2 * kPanel + h * kLanes));
 }
 
-// Quantised values of a column's lane: k = i is at bit kBits * i. pair(w, i) returns 16-bit words, pair i of k as in
-// DotRows.
+// Quantised values of a column's lane. Byte k of it holds int8's k, or int4's k and, above it, k + 4. pair(w, i)
+// returns 16-bit words, pair i of k as in DotRows.
 template <int kBits_>
 struct QuantisedRows {
   static constexpr int kBits = kBits_, kStep = 32 / kBits, kPairs = kStep / 2;
   static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte* behind, int h) {
-    const Words code = read<Words>(w + h * kLanes * 4) >> (kBits * i) & ((1u << kBits) - 1);
+    const Words code = read<Words>(w + h * kLanes * 4) >> (i % 4 * 8 + i / 4 * 4) & ((1u << kBits) - 1);
     return __builtin_convertvector(Ints(code) - zeros(behind, h), Floats) * scales(behind, h);
   }
   static XPYD_INLINE Halves pair(Halves w, int i) {
@@ -140,6 +155,22 @@ XPYD_INLINE void prefetch_codes(const std::byte* at) {
   _mm_prefetch(reinterpret_cast<const char*>(at) + 1024, _MM_HINT_T0);
 }
 
+template <int kRows, int kPanels>
+XPYD_INLINE void load_sums(const GemmTile& t, Floats (&sums)[kPanels][kRows][kParts]) {
+  XPYD_UNROLL(6)
+  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(12)
+  for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
+  for (int h = 0; h < kParts; ++h)
+    sums[p][r][h] = t.resume ? load(t.sums + (p * kRows + r) * kPanel + h * kLanes) : splat(0);
+}
+template <int kRows, int kPanels>
+XPYD_INLINE void store_sums(const GemmTile& t, const Floats (&sums)[kPanels][kRows][kParts]) {
+  XPYD_UNROLL(6)
+  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(12)
+  for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
+  for (int h = 0; h < kParts; ++h) store(t.sums + (p * kRows + r) * kPanel + h * kLanes, sums[p][r][h]);
+}
+
 template <int kRows, int kPanels, class Weight>
 XPYD_INLINE void step(const float* x, const std::byte* w, int i, size_t panel_bytes, const std::byte* behind,
                       Floats (&sums)[kPanels][kRows][kParts]) {
@@ -164,11 +195,7 @@ XPYD_INLINE void step(const float* x, const std::byte* w, int i, size_t panel_by
 template <int kRows, int kPanels, class Weight>
 void tile(const GemmTile& t) {
   Floats sums[kPanels][kRows][kParts];
-  XPYD_UNROLL(6)
-  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(12)
-  for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
-  for (int h = 0; h < kParts; ++h)
-    sums[p][r][h] = t.resume ? load(t.sums + (p * kRows + r) * kPanel + h * kLanes) : splat(0);
+  load_sums(t, sums);
   const float* x = t.x;
   const std::byte *w = t.w, *behind = t.w + t.k * kPanel * Weight::kBits / 8;
   const std::byte* prefetch = t.prefetch;
@@ -194,23 +221,33 @@ void tile(const GemmTile& t) {
     w += kStep * kPanel * Weight::kBits / 8;
   }
   for (int i = 0; k + i < t.k; ++i) step<kRows, kPanels, Weight>(x + i * kRows, w, i, panel_bytes, behind, sums);
+  store_sums(t, sums);
+}
+
+// Adds a run to `sums`: (dots - zero * sum of x) * (scale of x * scale of the weights).
+template <int kRows, int kPanels>
+XPYD_INLINE void add_run(Ints (&dots)[kPanels][kRows][kParts], const DotRows<kRows>* x, const std::byte* behind,
+                         size_t panel_bytes, Floats (&sums)[kPanels][kRows][kParts]) {
   XPYD_UNROLL(6)
-  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(12)
-  for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
-  for (int h = 0; h < kParts; ++h) store(t.sums + (p * kRows + r) * kPanel + h * kLanes, sums[p][r][h]);
+  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(2)
+  for (int h = 0; h < kParts; ++h) {
+    const Floats scale = scales(behind + size_t(p) * panel_bytes, h);
+    const Ints zero = zeros(behind + size_t(p) * panel_bytes, h);
+    XPYD_UNROLL(12)
+    for (int r = 0; r < kRows; ++r) {
+      const Ints dot = dots[p][r][h] + zero * x->less[r];
+      sums[p][r][h] = fma(__builtin_convertvector(dot, Floats), splat(x->scale[r]) * scale, sums[p][r][h]);
+    }
+  }
 }
 
 template <int kRows, int kPanels, class QuantisedRows>
 void dot_tile(const GemmTile& t) {
   const auto* x = reinterpret_cast<const DotRows<kRows>*>(t.x);
-  Ints dots[kPanels][kRows][kParts];
-  XPYD_UNROLL(6)
-  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(12)
-  for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
-  for (int h = 0; h < kParts; ++h) dots[p][r][h] = Ints{};
+  Ints dots[kPanels][kRows][kParts] = {};
   const std::byte* w = t.w;
   const size_t panel_bytes = t.panel_bytes;
-  const auto* pairs = x->pairs;
+  const auto* pairs = x->cells;
   for (int k = 0; k < t.k; k += QuantisedRows::kStep, w += 64, pairs += QuantisedRows::kPairs) XPYD_UNROLL(6)
   for (int p = 0; p < kPanels; ++p) {
     const std::byte* codes = w + size_t(p) * panel_bytes;
@@ -224,27 +261,72 @@ void dot_tile(const GemmTile& t) {
       XPYD_UNROLL(2)
       for (int h = 0; h < kParts; ++h) words[h] = QuantisedRows::pair(parts[h], i);
       XPYD_UNROLL(12)
-      for (int r = 0; r < kRows; ++r) {
-        const int pair = read<int>(pairs[i][r]);
-        XPYD_UNROLL(2)
-        for (int h = 0; h < kParts; ++h) dot_into(dots[p][r][h], words[h], pair);
+      for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
+      for (int h = 0; h < kParts; ++h) dot_into(dots[p][r][h], words[h], pairs[i][r]);
+    }
+  }
+  Floats sums[kPanels][kRows][kParts];
+  load_sums(t, sums);
+  add_run(dots, x, w, panel_bytes, sums);
+  store_sums(t, sums);
+}
+
+// Bytes times bytes. Without VNNI, a product of two pairs has 16 bits and sums of 16 bits take a whole run, for which a
+// code must have 4 bits: 16 products of at most 15 * 127 stay below 2^15. So codes of 8 bits take two passes.
+template <int kRows, int kPanels, class QuantisedRows>
+void byte_tile(const GemmTile& t) {
+  constexpr int kBits = QuantisedRows::kBits, kStep = QuantisedRows::kStep, kCells = kStep / 4;
+  constexpr bool kWide = sizeof(ByteSums{}[0]) == 4;
+  constexpr int kPasses = kWide || kBits == 4 ? 1 : 2;
+  Floats sums[kPanels][kRows][kParts];
+  load_sums(t, sums);
+  const std::byte* w = t.w;
+  const size_t panel_bytes = t.panel_bytes, behind_bytes = 3 * kPanel;
+  auto* x = reinterpret_cast<const int32_t*>(t.x);
+  for (int piece = 0; piece < t.pieces; ++piece, w += behind_bytes) {
+    const std::byte* behind = w + t.k * kPanel * kBits / 8;
+    for (; w < behind;) {
+      const auto* rows = reinterpret_cast<const DotRows<kRows>*>(x);
+      const std::byte *end = behind - w > kByteRun * kPanel * kBits / 8 ? w + kByteRun * kPanel * kBits / 8 : behind,
+                      *run = w;
+      Ints dots[kPanels][kRows][kParts] = {};
+      XPYD_UNROLL(2)
+      for (int pass = 0; pass < kPasses; ++pass) {
+        ByteSums bytes[kPanels][kRows][kParts] = {};
+        const auto* cells = rows->cells;
+        for (w = run; w < end; w += 64, cells += kCells) XPYD_UNROLL(6)
+        for (int p = 0; p < kPanels; ++p) {
+          const std::byte* codes = w + size_t(p) * panel_bytes;
+          if (kRows == 1 && pass == 0) prefetch_codes(codes);
+          Words parts[kParts];
+          XPYD_UNROLL(2)
+          for (int h = 0; h < kParts; ++h) parts[h] = read<Words>(codes + h * kLanes * 4);
+          XPYD_UNROLL(2)
+          for (int i = 0; i < kCells; ++i) {
+            Words of[kParts];
+            XPYD_UNROLL(2)
+            for (int h = 0; h < kParts; ++h)
+              of[h] = kWide && kBits == 8 ? parts[h] : parts[h] >> (4 * (i + pass)) & 0x0f0f0f0fu;
+            XPYD_UNROLL(12)
+            for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
+            for (int h = 0; h < kParts; ++h) bytes_into(bytes[p][r][h], of[h], cells[i][r]);
+          }
+        }
+        XPYD_UNROLL(6)
+        for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(12)
+        for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
+        for (int h = 0; h < kParts; ++h) {
+          if constexpr (kWide)
+            dots[p][r][h] = bytes[p][r][h];
+          else
+            dot_into(dots[p][r][h], bytes[p][r][h], pass == 0 ? 0x00010001 : 0x00100010);
+        }
       }
+      x += kRows * (2 + (end - run) / (kPanel * kBits / 8) / 4);
+      add_run(dots, rows, behind, panel_bytes, sums);
     }
   }
-  XPYD_UNROLL(6)
-  for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(2)
-  for (int h = 0; h < kParts; ++h) {
-    const std::byte* behind = w + size_t(p) * panel_bytes;
-    const Floats scale = scales(behind, h);
-    const Ints zero = zeros(behind, h);
-    XPYD_UNROLL(12)
-    for (int r = 0; r < kRows; ++r) {
-      float* to = t.sums + (p * kRows + r) * kPanel + h * kLanes;
-      const Ints dot = dots[p][r][h] - zero * x->sum[r];
-      const Floats by = splat(x->scale[r]) * scale;
-      store(to, fma(__builtin_convertvector(dot, Floats), by, t.resume ? load(to) : splat(0)));
-    }
-  }
+  store_sums(t, sums);
 }
 
 void add(float* into, const float* from, int n) {
@@ -265,6 +347,13 @@ struct DotTilesOf {
     static constexpr GemmTileFn run = dot_tile<kRows, kPanels, QuantisedRows>;
   };
 };
+template <class QuantisedRows>
+struct ByteTilesOf {
+  template <int kRows, int kPanels>
+  struct At {
+    static constexpr GemmTileFn run = byte_tile<kRows, kPanels, QuantisedRows>;
+  };
+};
 
 constexpr GemmKernels kTheseKernels = {tiles_of<TilesOf<F32>::At, kShapes>(),
                                        tiles_of<TilesOf<Bf16>::At, kShapes>(),
@@ -274,7 +363,9 @@ constexpr GemmKernels kTheseKernels = {tiles_of<TilesOf<F32>::At, kShapes>(),
                                        tiles_of<TilesOf<Fp8>::At, kCodeShapes>(),
                                        add};
 constexpr DotKernels kTheseDots = {
-    tiles_of<DotTilesOf<Int8>::At, kDotShapes>(), tiles_of<DotTilesOf<Int4>::At, kDotShapes>(), {}};
+    16, tiles_of<DotTilesOf<Int8>::At, kDotShapes>(), tiles_of<DotTilesOf<Int4>::At, kDotShapes>(), {}};
+constexpr DotKernels kTheseDots8 = {
+    8, tiles_of<ByteTilesOf<Int8>::At, kDotShapes>(), tiles_of<ByteTilesOf<Int4>::At, kDotShapes>(), {}};
 
 }  // namespace
 }  // namespace xpyd::model

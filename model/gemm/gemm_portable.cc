@@ -1,4 +1,5 @@
 // Tiles in plain C++, for any processor, and the oracle.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -50,13 +51,13 @@ struct Scaled {
   }
 };
 struct Int8 : Scaled<Int8> {
-  static constexpr int kBits = 8, kHalf = 2;
+  static constexpr int kBits = 8;
   static int code(const std::byte* w, int k, int c) { return int(w[k / 4 * 4 * kPanel + 4 * c + k % 4]); }
 };
 struct Int4 : Scaled<Int4> {
-  static constexpr int kBits = 4, kHalf = 4;
+  static constexpr int kBits = 4;
   static int code(const std::byte* w, int k, int c) {
-    return int(w[k / 8 * 4 * kPanel + 4 * c + k % 8 / 2]) >> (k % 2 * 4) & 15;
+    return int(w[k / 8 * 4 * kPanel + 4 * c + k % 4]) >> (k % 8 / 4 * 4) & 15;
   }
 };
 
@@ -85,24 +86,35 @@ void tile(const GemmTile& t) {
   for (int i = 0; i < kPanels * kRows * kPanel; ++i) t.sums[i] = (&sums[0][0][0])[i];
 }
 
-template <int kRows, int kPanels, class QuantisedRows>
+// Integer: int16_t or int8_t.
+template <int kRows, int kPanels, class QuantisedRows, class Integer>
 void dot_tile(const GemmTile& t) {
-  const auto* x = reinterpret_cast<const DotRows<kRows>*>(t.x);
-  for (int p = 0; p < kPanels; ++p) {
-    const std::byte* w = t.w + size_t(p) * t.panel_bytes;
-    const std::byte* behind = behind_piece<QuantisedRows>(w, t.k);
-    for (int r = 0; r < kRows; ++r)
-      for (int c = 0; c < kPanel; ++c) {
-        int sum = -QuantisedRows::zero(behind, c) * x->sum[r];
-        for (int k = 0; k < t.k; ++k) {
-          const int in_step = k % (2 * QuantisedRows::kHalf);
-          const auto& pair =
-              x->pairs[k / (2 * QuantisedRows::kHalf) * QuantisedRows::kHalf + in_step % QuantisedRows::kHalf][r];
-          sum += pair[in_step / QuantisedRows::kHalf] * QuantisedRows::code(w, k, c);
-        }
-        float& to = t.sums[(p * kRows + r) * kPanel + c];
-        to = std::fma(float(sum), x->scale[r] * QuantisedRows::scale(behind, c), t.resume ? to : 0.0f);
+  constexpr int kXBits = 8 * sizeof(Integer), kSlots = 4 / sizeof(Integer);
+  float* sums = t.sums;
+  if (!t.resume) std::fill_n(sums, kPanels * kRows * kPanel, 0.0f);
+  const std::byte* w = t.w;
+  const float* from = t.x;
+  for (int piece = 0; piece < t.pieces; ++piece) {
+    for (int begin = 0, end; begin < t.k; begin = end) {
+      end = std::min(t.k, begin + run_length(kXBits, t.k));
+      const auto* x = reinterpret_cast<const DotRows<kRows>*>(from);
+      for (int p = 0; p < kPanels; ++p) {
+        const std::byte *codes = w + size_t(p) * t.panel_bytes, *behind = behind_piece<QuantisedRows>(codes, t.k);
+        for (int r = 0; r < kRows; ++r)
+          for (int c = 0; c < kPanel; ++c) {
+            int sum = QuantisedRows::zero(behind, c) * x->less[r];
+            for (int k = begin; k < end; ++k) {
+              const int place = dot_place(kXBits, QuantisedRows::kBits, k - begin);
+              const auto* cell = reinterpret_cast<const Integer*>(&x->cells[place / kSlots][r]);
+              sum += cell[place % kSlots] * QuantisedRows::code(codes, k, c);
+            }
+            float& to = sums[(p * kRows + r) * kPanel + c];
+            to = std::fma(float(sum), x->scale[r] * QuantisedRows::scale(behind, c), to);
+          }
       }
+      from += kRows * dot_floats(kXBits, end - begin);
+    }
+    w = behind_piece<QuantisedRows>(w, t.k) + 3 * kPanel;
   }
 }
 
@@ -117,11 +129,11 @@ struct PlainTiles {
     static constexpr GemmTileFn run = tile<kRows, kPanels, Weight>;
   };
 };
-template <class QuantisedRows>
+template <class QuantisedRows, class Integer>
 struct PlainDots {
   template <int kRows, int kPanels>
   struct At {
-    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, QuantisedRows>;
+    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, QuantisedRows, Integer>;
   };
 };
 constexpr TileShapes kPlain = {6, {0, 6, 3, 2, 1, 1, 1}}, kPlainDot = {4, {0, 4, 2, 1, 1}};
@@ -135,8 +147,14 @@ const GemmKernels kPortableKernels = {tiles_of<PlainTiles<F32>::At, kPlain>(),
                                       tiles_of<PlainTiles<Int4>::At, kPlain>(),
                                       tiles_of<PlainTiles<Fp8>::At, kPlain>(),
                                       add};
-const DotKernels kPortableDot = {
-    tiles_of<PlainDots<Int8>::At, kPlainDot>(), tiles_of<PlainDots<Int4>::At, kPlainDot>(), {}};
+template <class Integer>
+constexpr DotKernels dots() {
+  return {8 * sizeof(Integer),
+          tiles_of<PlainDots<Int8, Integer>::template At, kPlainDot>(),
+          tiles_of<PlainDots<Int4, Integer>::template At, kPlainDot>(),
+          {}};
+}
+const DotKernels kPortableDot = dots<int16_t>(), kPortableDot8 = dots<int8_t>();
 
 // The oracle of every variant: double precision, one loop per index, the same groups and tree. It takes whole products
 // only; tests compare a slice with a part of the whole.

@@ -51,8 +51,8 @@ void interleave(const std::byte* rows, size_t row_bytes, int filled, int units, 
 void put_code(Dtype dtype, uint8_t code, std::byte* piece, int k, int column) {
   if (dtype == Dtype::fp8) piece[k / 2 * 2 * kPanel + 2 * column + k % 2] = std::byte(code);
   if (dtype == Dtype::int8) piece[k / 4 * 4 * kPanel + 4 * column + k % 4] = std::byte(code);
-  // Four bytes of a column hold eight k; the lowest bits hold the first.
-  if (dtype == Dtype::int4) piece[k / 8 * 4 * kPanel + 4 * column + k % 8 / 2] |= std::byte(code << (k % 2 * 4));
+  // Four bytes of a column hold eight k: the first four in their lower halves.
+  if (dtype == Dtype::int4) piece[k / 8 * 4 * kPanel + 4 * column + k % 4] |= std::byte(code << (k % 8 / 4 * 4));
 }
 
 int input_at(const PackedMatrix& w, int place) { return w.order.empty() ? place : w.order[size_t(place)]; }

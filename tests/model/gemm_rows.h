@@ -15,7 +15,8 @@
 namespace xpyd::model {
 #if defined(__x86_64__)
 extern const GemmKernels kAvx512Kernels_emulated;
-extern const DotKernels kAvx512Dot_emulated, kAvx512VnniDot_emulated, kAvx512Bf16Dot_emulated;
+extern const DotKernels kAvx512Dot_emulated, kAvx512Dot8_emulated, kAvx512VnniDot_emulated, kAvx512VnniDot8_emulated,
+    kAvx512Bf16Dot_emulated;
 #endif
 }  // namespace xpyd::model
 
@@ -50,10 +51,12 @@ inline std::vector<const GemmVariant*> emulated_gemm_rows() {
   std::vector<const GemmVariant*> rows;
 #if defined(__x86_64__)
   static const GemmVariant emulated[] = {
-      {"avx512_bf16 emulated", run_emulated<&kAvx512Bf16Dot_emulated>, Isa::avx2, false, ""},
-      {"avx512_vnni emulated", run_emulated<&kAvx512VnniDot_emulated>, Isa::avx2, false, ""},
-      {"avx512_dot emulated", run_emulated<&kAvx512Dot_emulated>, Isa::avx2, false, ""},
-      {"avx512 emulated", run_emulated<nullptr>, Isa::avx2, true, ""}};
+      {"avx512_bf16 emulated", run_emulated<&kAvx512Bf16Dot_emulated>, Isa::avx2, 8, ""},
+      {"avx512_vnni8 emulated", run_emulated<&kAvx512VnniDot8_emulated>, Isa::avx2, 8, ""},
+      {"avx512_vnni emulated", run_emulated<&kAvx512VnniDot_emulated>, Isa::avx2, 16, ""},
+      {"avx512_dot8 emulated", run_emulated<&kAvx512Dot8_emulated>, Isa::avx2, 8, ""},
+      {"avx512_dot emulated", run_emulated<&kAvx512Dot_emulated>, Isa::avx2, 16, ""},
+      {"avx512 emulated", run_emulated<nullptr>, Isa::avx2, 32, ""}};
   for (const GemmVariant& v : emulated)
     if (v.available()) rows.push_back(&v);
 #endif
