@@ -176,6 +176,7 @@ TEST_CASE("ranks: a stage without a registration for each place is refused", "[r
   HeadOptions head{.far = true, .step_tokens = 1, .max_logits = 1, .transport = find_transport("tcp")};
   head.transport_host = "127.0.0.1";
   head.config.vocab = 8;
+  head.given_up = [&, until = clock.now() + 20] { return clock.now() > until; };
   head.start = [&](const std::string& address, int) -> Result<std::unique_ptr<Processes>> {
     const NodeIdentity self{"stage1"};
     const ChannelPtr stage = need(
