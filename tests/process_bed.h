@@ -73,6 +73,10 @@ class Bed {
   }
   Program& child(size_t i) { return *children_[i]; }
   std::string folder() const { return dir_.path; }
+  // A member of this cluster at an address.
+  ControlEndpoint endpoint(const std::string& address, const char* id) const {
+    return {address, {}, {id, fingerprint(*build_)}};
+  }
 
   uint64_t ask(int length, int family, int max_tokens, int n = 1) {
     auto request = tiny_request(++last_, prompt_of(length, family), max_tokens);

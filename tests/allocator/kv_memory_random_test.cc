@@ -72,7 +72,6 @@ class Picture final : public CacheListener {
     }
   }
   int64_t told(Tier tier) const { return told_[int(tier)]; }
-  const std::set<uint64_t>& held(Tier tier) const { return held_[int(tier)]; }
 
  private:
   const std::vector<uint64_t> salts_;
@@ -724,48 +723,6 @@ TEST_CASE("tiers: offload tiers equal a plain model under random operations", "[
   CHECK(totals.cancelled > 100);
   CHECK((totals.host_evictions > 1000 && totals.disk_hit_tokens > 500));
   CHECK(totals.failures > 0);
-}
-
-TEST_CASE("tiers: a listener sees the contents of each tier as a router does", "[tiers]") {
-  const auto picture = std::make_shared<Picture>(std::vector<uint64_t>{0, 7});
-  TempDir dir;
-  LateCopies device;
-  KvOptions o = tiny_options(4, 16, false, KvOrder::layer_major, 32);
-  o.device = &device;
-  o.tiers = {.host_bytes = 12 * kTierBlock * kTinyShape.token_bytes(),
-             .disk_dir = dir.path,
-             .disk_bytes = 64 * kTierBlock * kTinyShape.token_bytes(),
-             .block_tokens = kTierBlock,
-             .listeners = {picture}};
-  const auto kv = make_offloaded(make_ranked_memory("paged", o, {}).value(), o).value();
-  const auto drain = [&] {
-    while (kv->copying()) kv->poll();
-  };
-  const auto tokens_of = [](int family) {
-    std::vector<int32_t> tokens;
-    for (int i = 0; i < 22; ++i) tokens.push_back(family * 1000 + i);
-    return tokens;
-  };
-  device.late = true;
-  const KvHandle handle = fill(*kv, tokens_of(1), 7).handle;
-  CHECK(kv->matched_tokens(tokens_of(1), 7) == 20);
-  CHECK(picture->held(Tier::host).empty());  // it is on its way
-  device.late = false;
-  drain();
-  kv->free(handle);
-  const std::vector<uint64_t> hashes = prefix_hashes(tokens_of(1), kTierBlock, 7);
-  CHECK(picture->held(Tier::host) == std::set<uint64_t>(hashes.begin(), hashes.end()));
-  for (int family = 2; family < 8; ++family) {
-    kv->free(fill(*kv, tokens_of(family), 0).handle);
-    drain();
-  }
-  for (uint64_t hash : hashes) {
-    CHECK(picture->held(Tier::disk).contains(hash));
-    CHECK_FALSE(picture->held(Tier::host).contains(hash));
-  }
-  kv->clear_prefix_cache();
-  CHECK(picture->held(Tier::host).empty());
-  CHECK(picture->held(Tier::disk).empty());
 }
 
 }  // namespace xpyd::testing::kv_memory_random_test

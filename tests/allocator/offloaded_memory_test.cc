@@ -1,7 +1,6 @@
 // Tests offload tiers below a pool, over every scheme: what comes back is what went out, or it does not come back.
 #include "allocator/offload/offloaded_memory.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <functional>

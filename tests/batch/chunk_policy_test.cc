@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <climits>
 #include <map>
-#include <string>
 
 #include "base/random.h"
 #include "tests/catch.h"

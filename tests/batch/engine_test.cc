@@ -215,8 +215,6 @@ struct Alone {
   Engine engine;
 };
 
-// A sequence that held memory early stood before an adopted one. It gave that memory up and did not fit any more, and
-// the adopted one behind it was never asked for its own. Both waited for ever.
 // One logit of each row is `odd`, and all others are `rest`.
 struct OddModel final : SynchronousModel {
   OddModel(float o, float r) : odd(o), rest(r) {}
@@ -263,6 +261,8 @@ TEST_CASE("engine: a sequence whose logits are not finite ends with an error tha
       }
 }
 
+// A sequence that held memory early stood before an adopted one. It gave that memory up and did not fit any more, and
+// the adopted one behind it was never asked for its own. Both waited for ever.
 TEST_CASE("engine: a sequence that is adopted behind one that holds memory early runs before it", "[engine]") {
   Alone alone(10);
   auto early = alone.holding(1, 130, 16, {});  // wants 9 blocks of 10, and has one

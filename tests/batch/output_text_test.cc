@@ -1,37 +1,11 @@
-// The text of an output: whole UTF-8, and stop strings. Rules of single tokens through whole clusters: the output obeys
-// them, and is the same with drafts, on one instance or two, and with logprobs.
+// The text of an output: whole UTF-8, and stop strings.
 #include "batch/output_text.h"
 
-#include <algorithm>
-
 #include "tests/catch.h"
-#include "tests/tiny_model.h"
+#include "tests/server/server_fixture.h"
 
 namespace xpyd::testing::output_text_test {
 namespace {
-
-// One token a byte, with the byte as its id: byte-level BPE without merges, the smallest tokenizer that can split UTF-8
-// and stop strings anywhere. Byte-level vocabularies write byte b as a printable character (GPT-2's table).
-const Tokenizer& byte_tokenizer() {
-  static const auto tokenizer = [] {
-    std::string vocab;
-    int shifted = 256;
-    for (int byte = 0; byte < 256; ++byte) {
-      bool printable = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
-      char name[32];
-      std::snprintf(name, sizeof name, "%s\"\\u%04x\":%d", byte ? "," : "", unsigned(printable ? byte : shifted++),
-                    byte);
-      vocab += name;
-    }
-    std::string json = R"({"added_tokens":[],"normalizer":null,"post_processor":null,
-      "pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true},
-      "decoder":{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true},
-      "model":{"type":"BPE","merges":[],"vocab":{)" +
-                       vocab + "}}}";
-    return Tokenizer::parse(json, "bytes").value();
-  }();
-  return *tokenizer;
-}
 
 struct Fed {
   std::vector<std::string> pieces;

@@ -87,13 +87,12 @@ RaggedRun plain_run(const TinySetup& setup) {
 TEST_CASE("speculate: the hash is the same, whatever is drafted", "[speculate][parity][shards]") {
   struct Way {
     const char *topology, *transport, *disagg;
-    int tp = 1, pp = 1, window = 0;
   };
-  const Way ways[] = {{"1C", "local", "prefill_first"},          {"1P1D", "local", "prefill_first"},
-                      {"1P1D", "handoff", "prefill_first"},      {"2P1D", "local", "decode_first"},
-                      {"1C", "local", "prefill_first", 2, 1},    {"1P1D", "local", "prefill_first", 1, 2, 3},
-                      {"1C", "local", "prefill_first", 2, 2, 1}, {"1P1D", "local", "prefill_first", 2}};
-  int ran = 0, seen = 0;  // every fifth combination runs
+  const Way ways[] = {{"1C", "local", "prefill_first"},
+                      {"1P1D", "local", "prefill_first"},
+                      {"1P1D", "handoff", "prefill_first"},
+                      {"2P1D", "local", "decode_first"}};
+  int ran = 0, seen = 0;  // every third combination runs
   for (Dtype kv_dtype : kKvDtypes) {
     known().clear();
     const RaggedRun plain = plain_run({.topology = "1C", .kv_dtype = kv_dtype, .prefix_cache = false});
@@ -102,7 +101,7 @@ TEST_CASE("speculate: the hash is the same, whatever is drafted", "[speculate][p
       for (const auto& [batching, step] :
            {std::pair{"chunked", 64}, {"chunked", 7}, {"persistent", 64}, {"static", 512}, {"prefill_first", 512}})
         for (const Way& way : ways) {
-          if (++seen % 5 != 0) continue;
+          if (++seen % 3 != 0) continue;
           const int kind = ran % 5 < 3 ? 0 : ran % 5 - 2;  // told drafts, n-grams, a multi-token head
           const bool slots = scheme == std::string("contiguous") || scheme == std::string("slots");
           const bool tables = scheme == std::string("paged");  // handoff needs them

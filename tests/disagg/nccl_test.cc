@@ -1,9 +1,7 @@
 // The nccl transport beside the suite (transport_test.cc, over fake_nccl.h): its errors where it cannot work, bytes
 // from outside, how transfers are cut into groups, and communicators that break.
 
-#include <sched.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/random.h"

@@ -2,7 +2,6 @@
 
 #include <list>
 #include <map>
-#include <set>
 
 #include "base/random.h"
 #include "disagg/pool/directory.h"

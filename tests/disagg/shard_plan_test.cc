@@ -224,44 +224,6 @@ TEST_CASE("a transfer moves every row of the region and no other, between any ra
   }
 }
 
-// K of one layer is a tensor [10 tokens, 8 heads, 8 elements], of which a sequence has slots 0 and 5. A rank of D gets
-// [2, 8 / ranks, 8]. The notes' formula, 8 // ranks of P // ranks of D heads, is right only if P has one rank.
-TEST_CASE("slicing: slots 0 and 5 of [10, 8, 8] become [2, 1, 8] on each of eight ranks", "[shards]") {
-  const KvShape whole{.n_layers = 1, .n_kv_heads = 8, .head_dim = 8, .dtype = Dtype::f32};
-  const int32_t slots[] = {0, 5}, into[] = {0, 1};
-  for (const auto& [p, d, heads] : {std::tuple(1, 8, 1), {2, 4, 2}, {4, 2, 4}}) {
-    INFO("tp " << p << " -> tp " << d);
-    const ShardMap map = map_shards(shards(1, 8, p), shards(1, 8, d));
-    std::vector<std::vector<float>> there, here;
-    std::vector<KvLayout> layouts;
-    std::vector<KvView> from, to;
-    const auto add = [&](const KvShards& s, const int32_t* table, int n_slots, auto& pools, auto& views) {
-      for (int rank = 0; rank < s.n_ranks(); ++rank) {
-        layouts.push_back({rank_shape(whole, s, rank), KvOrder::layer_major, 1, n_slots});
-        pools.emplace_back(layouts.back().pool_bytes() / 4);
-        views.push_back({reinterpret_cast<std::byte*>(pools.back().data()), &layouts.back(), table, 0});
-      }
-    };
-    layouts.reserve(size_t(p + d));
-    add(map.source, slots, 10, there, from);
-    add(map.destination, into, 2, here, to);
-    // An element of a rank of P is its place in the whole tensor.
-    for (int rank = 0; rank < p; ++rank)
-      for (int i = 0; i < 10 * 64 / p; ++i)
-        there[size_t(rank)][size_t(i)] = float(i / (64 / p) * 64 + rank * (64 / p) + i % (64 / p));
-    TransferPlan plan;
-    plan_sharded_transfer(map, from, to, {0, 2, 0, 1}, plan);
-    for (const Copy& c : plan.copies) std::memcpy(c.destination, c.source, c.bytes);
-    for (int rank = 0; rank < d; ++rank) {
-      std::vector<float> expected;
-      for (int slot : slots)
-        for (int i = 0; i < heads * 8; ++i) expected.push_back(float(slot * 64 + rank * heads * 8 + i));
-      here[size_t(rank)].resize(expected.size());  // K alone
-      CHECK(here[size_t(rank)] == expected);
-    }
-  }
-}
-
 TEST_CASE("a full block crosses in as few copies as its order and the ranks' heads allow", "[shards]") {
   Random random(6);
   constexpr int kBlock = 8, kBlocks = 3, kPlanes = 2 * 5;

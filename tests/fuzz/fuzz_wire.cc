@@ -5,7 +5,6 @@
 // are fuzzed directly, and not behind an authentication code.
 
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "disagg/messages.h"

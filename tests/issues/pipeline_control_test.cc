@@ -1,7 +1,6 @@
 // sglang #34815: with PP8 every first token took 30 s, whatever the load, because admission and the release of KV went
 // round the pipeline with the data, some 2 P iterations each. Here a wave that does not end delays nothing but itself.
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <thread>
 

@@ -1,6 +1,5 @@
 // Tests the cost of steps: closed forms against the counted work, terms that are learned from steps, and pipelines.
 #include <algorithm>
-#include <optional>
 
 #include "base/random.h"
 #include "experiments/cpp_chunks.h"

@@ -1,6 +1,5 @@
 // Tests the forward pass against Hugging Face transformers (fixtures of tests/data/make_model_fixtures.py), and against
 // itself: bits do not depend on how the tokens are cut into steps.
-#include <algorithm>
 
 #include "model/gemm/gemm.h"
 #include "model/weights/weights.h"

@@ -4,7 +4,6 @@
 
 #include <future>
 #include <optional>
-#include <thread>
 
 #include "base/utf8.h"
 #include "tests/catch.h"
