@@ -97,7 +97,7 @@ bool legal(const Row& r) {
   const auto not_plain = [&](Switch s) { return r[s] > 0; };
   const auto flat = [&](Switch s) { return r[s] >= 0 && shapes[r[s]].second == 1; };  // one stage
   const bool one = is(kTopology, 0), waves = not_plain(kWindow);
-  const bool ranks = not_plain(kPrefill) || not_plain(kDecode) || waves;
+  const bool ranks = not_plain(kPrefill) || not_plain(kDecode) || waves || not_plain(kWholeExperts);
   if (one && (not_plain(kTransport) || not_plain(kGrain) || not_plain(kDecode) || not_plain(kDisagg) ||
               not_plain(kReservation)))
     return false;
