@@ -8,9 +8,10 @@
 //   tokens/s over PCIe and 5,800 in pairs, TP4 3,300 and 3,600: TTFT of 4P4D / V0 1.65 to 1.8 (1.5). V0 computes all
 //   prompts first, so P/D removes its tail of TPOT: P99 .2 to .7 (.53). R1: sixteen cards read all weights in 15 ms,
 //   eight half of them: 1.5 to 3.5 times the requests/s (1.23). Batch: tokens/s 17, 26 and 52 times at 256. At once: 90
-//   requests wait 2.9 times as long as 30; a step of 24.7 + .31 n ms: 1.2 to 1.6 times the gap.
+//   requests queue 2.9 times as long as 30 (45 ms each), but a step of P holds 12 prompts, which all wait .28 s for its
+//   end: 2.4 times the TTFT; a step of D takes 24.7 + .31 n ms: 1.2 to 1.6 times the gap.
 // Found: 2C with static batches waits 6.2 times as long as 1P1D (10). 4P4D's TTFT is 1.7 times TP8's (1.5), its P99 of
-//   TPOT .43 (.53).
+//   TPOT .43 (.53). 90 at once beside 30: 2.3 times the TTFT (3), 1.3 times the gap (1.5).
 #include <algorithm>
 #include <cmath>
 #include <string>
