@@ -37,7 +37,7 @@ OPTIONS = {
     "--kv-copy-gbps": ["0", "0", "0.02"],
     "--transport": ["local", "local", "handoff", "tcp", "shm"],
     "--processes": ["", "", "", "on"],
-    "--disagg": ["prefill_first", "prefill_first", "decode_first", "conditional_threshold"],
+    "--disagg": ["prefill_first", "prefill_first", "decode_first", "conditional_threshold", "conditional_tbt"],
     "--kv-transfer": ["push", "push", "pull"],
     "--reservation": ["off", "off", "escrow"],
     "--kv-fetch": ["never", "always", "cost"],
