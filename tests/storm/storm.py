@@ -38,6 +38,7 @@ OPTIONS = {
     "--transport": ["local", "local", "handoff", "tcp", "shm"],
     "--processes": ["", "", "", "on"],
     "--disagg": ["prefill_first", "prefill_first", "decode_first", "conditional_threshold", "conditional_tbt"],
+    "--slo-tbt": ["", "", "0.05"],
     "--kv-transfer": ["push", "push", "pull"],
     "--reservation": ["off", "off", "escrow"],
     "--kv-fetch": ["never", "always", "cost"],
