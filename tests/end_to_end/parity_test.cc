@@ -114,6 +114,8 @@ bool legal(const Row& r) {
   if (not_plain(kWholeExperts) && is(kFamily, 0)) return false;
   if (r[kWholeExperts] > 0 && r[kWholeExperts] % 2 == 1 && alone(kPrefill)) return false;
   if (r[kWholeExperts] > 1 && (one || alone(kDecode))) return false;
+  if (shared && not_plain(kWholeExperts) && (alone(kPrefill) || alone(kDecode))) return false;
+  if (waves && is(kWholeExperts, 3) && is(kThreads, 1)) return false;  // P or D has eight ranks
   if (is(kThreads, 1) && (many(kPrefill) || many(kDecode))) return false;  // they would have sixteen threads
   if (is(kDraft, 2) && not_plain(kFamily)) return false;  // the prediction head belongs to the dense model
   // Drafts need one rank, and the prediction head has one dtype.
