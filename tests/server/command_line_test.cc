@@ -160,6 +160,16 @@ TEST_CASE("command line: impossible ranks are exit code 2", "[command_line][shar
   // The demo model has 4 layers, 4 heads and 2 KV heads.
   check_misuse(
       {
+          {{}, "no instance has several pipeline stages: expected --prefill-pp or --decode-pp"},
+          {{"--prefill-pp", "2", "--transport", "handoff"}, "--transport handoff works within one process only"},
+          {{"--prefill-pp", "2", "--transport", "tcp", "--allocator", "vattention"},
+           "--allocator vattention: its page groups are mapped by one process"},
+          {{"--prefill-pp", "2", "--transport", "tcp", "--allocator", "slots", "--slot-prealloc", "1"},
+           "stages that are processes allocate all slots"},
+      },
+      {"serve", "--ranks", "processes"});
+  check_misuse(
+      {
           {{"--prefill-tp", "3"}, "--prefill-tp 3 does not divide the model's 4 attention heads"},
           {{"--topology", "1P1D", "--decode-pp", "9"}, "--decode-pp 9: there are more stages than the 4 layers"},
           {{"--topology", "1P1D", "--transport", "handoff", "--decode-tp", "2"},
