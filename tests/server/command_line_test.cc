@@ -138,7 +138,10 @@ TEST_CASE("command line: KV memory that cannot be allocated is a message and not
       {"", "--host-kv-bytes " + more, 1, "--host-kv-bytes: "},
       {"", "--allocator slots --kv-bytes 64KiB", 2, "too small for one slot"},
       {"", "--allocator vattention --page-group-bytes 4096 --kv-bytes 2GiB --max-batch 65536", 2, "vattention: "},
+      {"", "--host-kv-bytes 100", 2, "--host-kv-bytes is 100"},
       {"", "--disk-kv-dir " + dir.path, 2, "needs --host-kv-bytes"},
+      {"", "--host-kv-bytes 1MiB --disk-kv-bytes 100 --disk-kv-dir " + dir.path, 2, "--disk-kv-bytes is 100"},
+      {"", "--host-kv-bytes 1MiB --disk-kv-bytes 60TiB --disk-kv-dir " + dir.path, 2, "the disk has only"},
       {"", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path + "/none", 2, "No such file"},
       {"ulimit -f 1000; ", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path, 2, "File too large"},
   };
