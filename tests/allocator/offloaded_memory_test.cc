@@ -245,33 +245,6 @@ TEST_CASE("tiers: a failing disk is given up, and costs computation and no token
   }
 }
 
-TEST_CASE("tiers: options that cannot be met are refused by name", "[tiers]") {
-  TempDir dir;
-  const auto on_disk = [](const std::string& path, size_t bytes) {
-    return [=](OffloadOptions& o) { o.disk_dir = path, o.disk_bytes = bytes; };
-  };
-  struct {
-    std::function<void(OffloadOptions&)> change;
-    std::string part;
-  } const cases[] = {
-      {[](auto& o) { o.host_bytes = 100; }, "--host-kv-bytes is 100"},
-      {[](auto& o) { o.host_bytes = size_t(1) << 36, o.block_tokens = 4096; },
-       "--host-kv-bytes: 68719476736 bytes: this machine has"},
-      {[&](auto& o) { o.host_bytes = 0, o.disk_dir = dir.path; }, "needs --host-kv-bytes"},
-      {on_disk(dir.path + "/none", 1 << 20), "expected a folder"},
-      {on_disk(dir.path, 100), "--disk-kv-bytes is 100: one block takes " + std::to_string(kBlockBytes)},
-      {on_disk(dir.path, size_t(1) << 50), "the disk has"},
-  };
-  for (const auto& [change, part] : cases) {
-    OffloadOptions o{.host_bytes = 64 * kBlockBytes, .block_tokens = kBlock};
-    change(o);
-    const auto tiers = OffloadTiers::create(kTinyShape, o, cpu_device(), {});
-    REQUIRE(!tiers);
-    INFO(tiers.error().message);
-    CHECK(tiers.error().message.find(part) != std::string::npos);
-  }
-}
-
 TEST_CASE("tiers: another thread may clear the cache while blocks are found, loaded and stored", "[tiers][stress]") {
   for (const char* scheme : kSchemes)
     for (int disk : {0, 64}) {

@@ -21,7 +21,6 @@ inline float number(int what, int seq, int layer, int token, int head, int d) {
   for (int i : {seq, layer, token, head, d}) key = key * 1000003u + uint64_t(i);
   return float(2 * Random(key * 0x9e3779b97f4a7c15u).uniform() - 1);
 }
-inline float k_number(int seq, int layer, int token, int head, int d) { return number(1, seq, layer, token, head, d); }
 inline float v_number(int seq, int layer, int token, int head, int d) { return number(2, seq, layer, token, head, d); }
 
 struct CaseMemory {

@@ -140,7 +140,6 @@ struct Costs {
   StepCost::Terms terms() { return {up_to(1e-2), 1e-6 + up_to(1e-4), up_to(1e-7), up_to(1e-8), 0, 0}; }
 };
 
-// Every policy plays random scenes to their end.
 TEST_CASE("chunks: every prompt ends, in blocks and in order, without pieces below the minimum", "[chunks]") {
   Costs costs{Random(3)};
   for (const ChunkPolicy& policy : {kAllRoom, kEqualTime})

@@ -120,7 +120,6 @@ TEST_CASE("policies: each plan equals the one made by hand", "[batch]") {
     }
 }
 
-// The rules that a plan keeps in every scene.
 TEST_CASE("every policy's plan is sound on random scenes", "[batch]") {
   Random random(5);
   for (int round = 0; round < 20000; ++round) {

@@ -9,11 +9,10 @@
 #include <set>
 #include <sstream>
 
-#include "base/clock.h"
 #include "base/random.h"
 #include "disagg/net/msgpack.h"
 #include "tests/allocator/kv_fixture.h"
-#include "tests/catch.h"
+#include "tests/program.h"
 
 namespace xpyd::testing::kv_events_test {
 namespace {
@@ -24,13 +23,6 @@ std::string text_of(const std::string& payload) {
   std::ostringstream text;
   text << msgpack::unpack(payload.data(), payload.size()).get();
   return text.str();
-}
-
-bool until(const std::function<bool()>& holds) {
-  RealClock clock;
-  for (const double start = clock.now(); !holds(); clock.sleep(0.002))
-    if (clock.now() > start + 60) return false;
-  return true;
 }
 
 ZmqSocket connected(int type, const std::string& endpoint) {
@@ -138,7 +130,7 @@ TEST_CASE("kv_events: the history is bounded, and neither a deaf nor a lying sub
     hear();
   }
   events->removed(Tier::host, ++hash);  // the last event
-  REQUIRE(until(hear));
+  REQUIRE(until(60, hear));
   const auto kept = replayed(again, 0);
   size_t bytes = 0;
   for (size_t i = 0; i < kept.size(); ++i) {
@@ -288,7 +280,7 @@ TEST_CASE("kv_events: a subscriber that asks for missed messages knows what the 
         return true;
       };
       INFO("seed " << seed << " turn " << turn);
-      REQUIRE(until(equal));
+      REQUIRE(until(60, equal));
     }
     CHECK(found > 1000);
     CHECK(subscriber.dropped() > 2);

@@ -175,7 +175,6 @@ TEST_CASE("scoreboard: kept rows equal rows that are computed anew", "[scoreboar
   }
 }
 
-// The directory of blocks, against a plain map for each instance.
 TEST_CASE("directory: it agrees with a plain map of each instance's blocks, through removal and departures",
           "[disagg][directory]") {
   constexpr int kInstances = 40;

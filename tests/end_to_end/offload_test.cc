@@ -137,53 +137,37 @@ TEST_CASE("tiers: logits equal those without tiers, for every scheme, sharing, t
   CHECK(preemptions > 0);
 }
 
-// A prompt of 64 tokens whose KV only the host tier has, and other prompts.
-struct OnHost {
-  explicit OnHost(const char* scheme, LateCopies& copies)
-      : tiny([&] {
-          TinySetup setup{.scheme = scheme, .prefix_cache = false, .pool_bytes = 4 * 512 * kTokenBytes};
-          setup.tiers.host_bytes = 1 << 20;
-          setup.tiers.block_tokens = 8;
-          setup.device = &copies;
-          setup.step_tokens = 64;
-          return setup;
-        }()) {
-    for (int i = 0; i < 64; ++i) {
-      prompt.push_back((i * 11) % 96);
-      other.push_back((i * 7 + 5) % 96);
-    }
-    submit(1, prompt);
-    tiny.run();
-    first = tiny.recorder->choice(1);
-  }
-  std::shared_ptr<Request> submit(uint64_t id, const std::vector<int32_t>& tokens) {
-    auto request = tiny_request(id, tokens, 8);
-    REQUIRE(tiny.submit(request).ok());
-    return request;
-  }
-  TinyCluster tiny;
-  std::vector<int32_t> prompt, other;
-  Recorder::Choice first;
-};
-
 TEST_CASE("tiers: other sequences run while a sequence's KV is loading", "[tiers][engine]") {
   for (const char* scheme : {"paged", "contiguous", "vattention"}) {
     INFO(scheme);
     LateCopies copies;
-    OnHost t(scheme, copies);
-    CHECK(t.first.cached_tokens == 0);
+    TinySetup setup{.scheme = scheme, .prefix_cache = false, .pool_bytes = 4 * 512 * kTokenBytes};
+    setup.tiers.host_bytes = 1 << 20;
+    setup.tiers.block_tokens = 8;
+    setup.device = &copies;
+    setup.step_tokens = 64;
+    TinyCluster tiny(setup);
+    const auto ask = [&](uint64_t id, int step) {
+      std::vector<int32_t> prompt;
+      for (int i = 0; i < 64; ++i) prompt.push_back(i * step % 96);
+      REQUIRE(tiny.submit(tiny_request(id, prompt, 8)).ok());
+    };
+    ask(1, 11);
+    tiny.run();
+    const Recorder::Choice first = tiny.recorder->choice(1);
+    CHECK(first.cached_tokens == 0);
     copies.late = true;
-    t.submit(2, t.prompt);
-    t.submit(3, t.other);
-    for (int turn = 0; turn < 2000 && t.tiny.recorder->choice(3).ends == 0; ++turn) t.tiny.cluster->turn();
-    CHECK(t.tiny.recorder->choice(3).ends == 1);  // it came later and did not wait
-    CHECK(t.tiny.recorder->choice(2).ends == 0);
-    CHECK(t.tiny.recorder->choice(2).tokens.empty());
+    ask(2, 11);  // the host tier alone has its KV
+    ask(3, 7);
+    for (int turn = 0; turn < 2000 && tiny.recorder->choice(3).ends == 0; ++turn) tiny.cluster->turn();
+    CHECK(tiny.recorder->choice(3).ends == 1);  // it came later and did not wait
+    CHECK(tiny.recorder->choice(2).ends == 0);
+    CHECK(tiny.recorder->choice(2).tokens.empty());
     copies.late = false;
-    t.tiny.run();
-    const Recorder::Choice second = t.tiny.recorder->choice(2);
-    CHECK(second.tokens == t.first.tokens);
-    CHECK(second.logits_hash == t.first.logits_hash);
+    tiny.run();
+    const Recorder::Choice second = tiny.recorder->choice(2);
+    CHECK(second.tokens == first.tokens);
+    CHECK(second.logits_hash == first.logits_hash);
     CHECK(second.cached_tokens == 56);  // never the last token
   }
 }

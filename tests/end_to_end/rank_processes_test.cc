@@ -145,30 +145,6 @@ TEST_CASE("ranks: stages find their instance through the registry, wherever it l
   bed.check_memory();
 }
 
-TEST_CASE("ranks: configurations that cannot be separate processes are refused by their option's name",
-          "[rank-processes]") {
-  struct Case {
-    Words words;
-    const char* said;
-  };
-  for (const Case& c :
-       {Case{{"--transport", "handoff"}, "--transport handoff works within one process only"},
-        Case{{"--allocator", "vattention", "--transport", "tcp"},
-             "--allocator vattention: its page groups are mapped by one process"},
-        Case{{"--allocator", "slots", "--slot-prealloc", "1", "--transport", "tcp"},
-             "stages that are processes allocate all slots"},
-        Case{{"--prefill-pp", "1"}, "no instance has several pipeline stages: expected --prefill-pp or --decode-pp"}}) {
-    Words words = {"--ranks", "processes"};
-    if (c.words[0] != "--prefill-pp") words.insert(words.end(), {"--prefill-pp", "2", "--decode-pp", "2"});
-    words.insert(words.end(), c.words.begin(), c.words.end());
-    const auto prepared = prepare_build(Options::parse(option_table(), "serve", words, 0).value());
-    REQUIRE_FALSE(prepared.ok());
-    INFO(prepared.error().message);
-    CHECK(prepared.error().code == ErrorCode::invalid_argument);
-    CHECK(has(prepared.error().message, c.said));
-  }
-}
-
 TEST_CASE("ranks: a stage without a registration for each place is refused", "[rank-processes]") {
   using namespace disagg::ranks;
   RealClock clock;

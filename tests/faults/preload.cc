@@ -191,13 +191,7 @@ int open(const char* path, int flags, ...) {
   va_end(more);
   return open_at(AT_FDCWD, path, flags, mode);
 }
-int open64(const char* path, int flags, ...) {
-  va_list more;
-  va_start(more, flags);
-  const mode_t mode = mode_t(va_arg(more, int));
-  va_end(more);
-  return open_at(AT_FDCWD, path, flags, mode);
-}
+int open64(const char* path, int flags, ...) __attribute__((alias("open")));
 int openat(int folder, const char* path, int flags, ...) {
   va_list more;
   va_start(more, flags);
@@ -211,12 +205,7 @@ FILE* fopen(const char* path, const char* mode) {
   Inside guard;
   return real(path, mode);
 }
-FILE* fopen64(const char* path, const char* mode) {
-  NEXT(fopen64);
-  if (fails(kOpen)) return errno = EMFILE, nullptr;
-  Inside guard;
-  return real(path, mode);
-}
+FILE* fopen64(const char* path, const char* mode) __attribute__((alias("fopen")));
 char* mkdtemp(char* form) noexcept {
   NEXT(mkdtemp);
   if (fails(kOpen)) return errno = EACCES, nullptr;

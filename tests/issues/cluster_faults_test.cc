@@ -3,29 +3,13 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <thread>
-
 #include "disagg/transport/bootstrap.h"
-#include "tests/catch.h"
+#include "tests/program.h"
 #include "tests/tiny_model.h"
 #include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::cluster_faults_test {
 namespace {
-
-using Tokens = std::vector<int32_t>;
-
-Tokens prompt_of(int length, int family) {
-  Tokens prompt;
-  for (int i = 0; i < length; ++i) prompt.push_back((i * 5 + family * 11 + 1) % 96);
-  return prompt;
-}
-
-void wait_until(const std::function<bool()>& holds, double seconds) {
-  RealClock clock;
-  for (const double until = clock.now() + seconds; !holds() && clock.now() < until;)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-}
 
 // A request that waited for its next try was looked at only when something else happened.
 TEST_CASE("a request whose attempts fail again and again in one process is given up", "[issues][lost_posts]") {
@@ -37,7 +21,7 @@ TEST_CASE("a request whose attempts fail again and again in one process is given
     return std::unique_ptr<KvTransport>(std::make_unique<Deaf>("local", options));
   });
   REQUIRE(tiny.cluster->start().ok());
-  auto request = tiny_request(1, prompt_of(30, 1), 300);  // each try brings a token from P
+  auto request = tiny_request(1, std::vector<int32_t>(30, 1), 300);  // each try brings a token from P
   request->ignore_eos = true;
   REQUIRE(tiny.submit(request).ok());
   CHECK(tiny.cluster->wait_idle(60));
@@ -50,7 +34,7 @@ TEST_CASE("a data connection that breaks alone is made anew", "[issues][lost_pos
   TinyCluster tiny({.topology = "1P1D", .transport = "tcp"});
   REQUIRE(tiny.cluster->start().ok());
   const auto refused_after = [&](uint64_t id) {
-    REQUIRE(tiny.submit(tiny_request(id, prompt_of(40, int(id)), 4)).ok());
+    REQUIRE(tiny.submit(tiny_request(id, std::vector<int32_t>(40, int32_t(id % 96)), 4)).ok());
     REQUIRE(tiny.cluster->wait_idle(60));
     return tiny.cluster->stats().instances[1].kv_refused;
   };
@@ -66,16 +50,11 @@ TEST_CASE("a data connection that breaks alone is made anew", "[issues][lost_pos
   }
   REQUIRE(broken > 0);
   int64_t refused = 0;
-  bool crosses = false;  // prompts that come while the connection is made may still be computed by D
   uint64_t id = 0;
-  wait_until(
-      [&] {
-        const int64_t now = refused_after(++id);
-        crosses = id > 1 && std::exchange(refused, now) == now;
-        return crosses;
-      },
-      60);
-  CHECK(crosses);
+  CHECK(until(60, [&] {  // prompts that come while the connection is made may still be computed by D
+    const int64_t now = refused_after(++id);
+    return id > 1 && std::exchange(refused, now) == now;
+  }));
   tiny.cluster->stop();
 }
 

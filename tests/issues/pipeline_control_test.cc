@@ -2,9 +2,8 @@
 // round the pipeline with the data, some 2 P iterations each. Here a wave that does not end delays nothing but itself.
 #include <condition_variable>
 #include <mutex>
-#include <thread>
 
-#include "tests/catch.h"
+#include "tests/program.h"
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::pipeline_control_test {
@@ -67,16 +66,6 @@ class GatedModel final : public Model {
   int ended_ = 0;
 };
 
-template <class Done>
-bool within(double seconds, Done done) {
-  RealClock clock;
-  for (const double until = clock.now() + seconds; !done();) {
-    if (clock.now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
-
 TEST_CASE("field bugs: a first token does not wait for waves of other requests (sglang #34815)", "[issues][waves]") {
   constexpr double kSoon = 60;  // seconds, on a machine that does other things too
   ThreadTeam team(1);
@@ -101,13 +90,13 @@ TEST_CASE("field bugs: a first token does not wait for waves of other requests (
   REQUIRE(gate.waits_for(7, kSoon));
   // An aborted request ends at once, and its KV is kept as long as waves write to it.
   tiny.cluster->abort(1);
-  CHECK(within(kSoon, [&] { return tiny.recorder->choice(1).ends == 1; }));
+  CHECK(until(kSoon, [&] { return tiny.recorder->choice(1).ends == 1; }));
   CHECK(tiny.recorder->choice(1).finish == FinishReason::abort);
   CHECK(tiny.recorder->choice(2).ends == 0);
   CHECK(tiny.cluster->stats().instances[0].kv.active >= 300 / 16);
   // Then all go on.
   gate.let_go(1000);
-  CHECK(within(kSoon, [&] { return tiny.recorder->ended() == 3; }));
+  CHECK(until(kSoon, [&] { return tiny.recorder->ended() == 3; }));
   CHECK(tiny.recorder->choice(2).tokens.size() == 2);
   CHECK(tiny.recorder->choice(3).tokens.size() == 2);
   CHECK(tiny.cluster->wait_idle(kSoon));

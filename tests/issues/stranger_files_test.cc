@@ -6,14 +6,13 @@
 
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "base/files.h"
 #include "disagg/net/address.h"
 #include "model/folder.h"
 #include "model/text/tokenizer.h"
 #include "server/cli/commands.h"
-#include "tests/catch.h"
+#include "tests/program.h"
 
 namespace xpyd::testing::stranger_files_test {
 namespace {
@@ -21,12 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 void put(const std::string& path, const std::string& text) { std::ofstream(path) << text; }
-
-std::string text_of(const std::string& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
 
 Result<int> listen_unix(const std::string& path) {
   return listen_at(parse_control_address("unix:" + path).value(), nullptr);
@@ -53,7 +46,7 @@ TEST_CASE("files: a control address that names a file, a link, a pipe or a folde
     CHECK_FALSE(fd.ok());
     if (fd) close(fd.value());
   }
-  CHECK(text_of(file) == "what is not ours");
+  CHECK(read_all(file) == "what is not ours");
   CHECK(fs::is_symlink(link));
   CHECK(fs::is_symlink(dangling));
   CHECK(fs::is_fifo(pipe));
@@ -89,7 +82,7 @@ TEST_CASE("files: the socket of a dead process is replaced; a live one and a fil
   fs::remove(path);
   put(path, "somebody else's");
   close_listener(third.value(), "unix:" + path);
-  CHECK(text_of(path) == "somebody else's");
+  CHECK(read_all(path) == "somebody else's");
 }
 
 TEST_CASE("files: a result replaces its own file and no other", "[issues][files]") {
@@ -98,11 +91,11 @@ TEST_CASE("files: a result replaces its own file and no other", "[issues][files]
   put(path, "old");
   put(path + ".part", "a file of the user's");
   CHECK(check_replaceable(path).ok());
-  CHECK(text_of(path) == "old");
-  CHECK(text_of(path + ".part") == "a file of the user's");
+  CHECK(read_all(path) == "old");
+  CHECK(read_all(path + ".part") == "a file of the user's");
   CHECK(replace_file(path, "new").ok());
-  CHECK(text_of(path) == "new");
-  CHECK(text_of(path + ".part") == "a file of the user's");
+  CHECK(read_all(path) == "new");
+  CHECK(read_all(path + ".part") == "a file of the user's");
   REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);  // for root it could be /dev/null
   CHECK_FALSE(check_replaceable(pipe).ok());
   CHECK_FALSE(replace_file(pipe, "new").ok());
@@ -110,8 +103,8 @@ TEST_CASE("files: a result replaces its own file and no other", "[issues][files]
   CHECK_FALSE(replace_file(dir.path, "new").ok());
   fs::create_symlink("r.json", link);  // a link to another's file is not written through
   CHECK(replace_file(link, "newer").ok());
-  CHECK(text_of(path) == "new");
-  CHECK(text_of(link) == "newer");
+  CHECK(read_all(path) == "new");
+  CHECK(read_all(link) == "newer");
   CHECK_FALSE(check_replaceable(dir.path + "/nowhere/r.json").ok());
   size_t n = 0;
   for ([[maybe_unused]] auto& entry : fs::directory_iterator(dir.path)) ++n;
@@ -136,7 +129,7 @@ TEST_CASE("export: the demo model is written as a folder, and nobody's file is t
   REQUIRE(export_demo(made).ok());
   CHECK(check_model_folder(made).ok());
   for (const char* name : {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"})
-    CHECK(text_of(made + "/" + name) == *embedded_file(std::string(kDemoModel) + "/" + name));
+    CHECK(read_all(made + "/" + name) == *embedded_file(std::string(kDemoModel) + "/" + name));
   CHECK(Tokenizer::load(made).ok());
   CHECK_FALSE(export_demo(made).ok());  // not empty any more
   fs::create_directory(dir.path + "/other");
@@ -144,7 +137,7 @@ TEST_CASE("export: the demo model is written as a folder, and nobody's file is t
   CHECK_FALSE(export_demo(dir.path + "/other").ok());
   std::ofstream(dir.path + "/file") << "x";
   CHECK_FALSE(export_demo(dir.path + "/file").ok());
-  CHECK(text_of(dir.path + "/file") == "x");
+  CHECK(read_all(dir.path + "/file") == "x");
   CHECK_FALSE(export_demo(dir.path + "/no/such/parent").ok());
 }
 

@@ -138,7 +138,10 @@ TEST_CASE("command line: KV memory that cannot be allocated is a message and not
       {"", "--host-kv-bytes " + more, 1, "--host-kv-bytes: "},
       {"", "--allocator slots --kv-bytes 64KiB", 2, "too small for one slot"},
       {"", "--allocator vattention --page-group-bytes 4096 --kv-bytes 2GiB --max-batch 65536", 2, "vattention: "},
+      {"", "--host-kv-bytes 100", 2, "--host-kv-bytes is 100"},
       {"", "--disk-kv-dir " + dir.path, 2, "needs --host-kv-bytes"},
+      {"", "--host-kv-bytes 1MiB --disk-kv-bytes 100 --disk-kv-dir " + dir.path, 2, "--disk-kv-bytes is 100"},
+      {"", "--host-kv-bytes 1MiB --disk-kv-bytes 60TiB --disk-kv-dir " + dir.path, 2, "the disk has only"},
       {"", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path + "/none", 2, "No such file"},
       {"ulimit -f 1000; ", "--host-kv-bytes 1MiB --disk-kv-dir " + dir.path, 2, "File too large"},
   };
@@ -158,6 +161,16 @@ TEST_CASE("command line: impossible ranks are exit code 2", "[command_line][shar
   NEEDS_PROGRAM();
   const Words common = {"generate", "--prompt", "The night was", "--max-tokens", "12", "--threads", "1"};
   // The demo model has 4 layers, 4 heads and 2 KV heads.
+  check_misuse(
+      {
+          {{}, "no instance has several pipeline stages: expected --prefill-pp or --decode-pp"},
+          {{"--prefill-pp", "2", "--transport", "handoff"}, "--transport handoff works within one process only"},
+          {{"--prefill-pp", "2", "--transport", "tcp", "--allocator", "vattention"},
+           "--allocator vattention: its page groups are mapped by one process"},
+          {{"--prefill-pp", "2", "--transport", "tcp", "--allocator", "slots", "--slot-prealloc", "1"},
+           "stages that are processes allocate all slots"},
+      },
+      {"serve", "--ranks", "processes"});
   check_misuse(
       {
           {{"--prefill-tp", "3"}, "--prefill-tp 3 does not divide the model's 4 attention heads"},
