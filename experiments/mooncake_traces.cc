@@ -171,37 +171,5 @@ REGISTER_EXPERIMENT("mooncake_traces/eviction", "cpu", points, open);
 
 }  // namespace cache
 
-// mooncake_traces/steps: the time of a prompt by its length and of a decode step by its batch, on 8 x A800 with the
-// shape of Llama-70B (arXiv, Fig. 2).
-//
-// Expected: 4,096 tokens take .56 s, 7,300 tokens/s; 131,072 tokens 37.4 s, .48 of that rate. A step takes 13.1 ms at
-// batch 1 and 28.6 at 64.
-namespace steps {
-
-constexpr double kContext = 4096;  // of each decoding sequence
-
-std::vector<Values> points(const Setting&) {
-  std::vector<Values> all;
-  for (int n = 256; n <= 1 << 17; n *= 2) all.push_back({{"phase", "prefill"}, {"n", n}});
-  for (int n = 1; n <= 256; n *= 2) all.push_back({{"phase", "decode"}, {"n", n}});
-  return all;
-}
-
-Result<Finding> run(const Values& point, const Setting&) {
-  const SimulationOptions options = simulated("a800x8", "llama-3-70b", "1C", {.block_tokens = 512}).value();
-  const double n = point["n"];
-  StepShape step;
-  if (point["phase"] == "prefill")
-    step.add_prompt(n, 0);
-  else
-    step.add_decodes(n, n * kContext);
-  const double s = step_cost(options.model, options.hardware).seconds(step);
-  return Finding{{{{"step_s", s}, {"tokens_per_s", n / s}}}, ""};
-}
-
-REGISTER_EXPERIMENT("mooncake_traces/steps", "cpu", points, each<run>);
-
-}  // namespace steps
-
 }  // namespace
 }  // namespace xpyd::experiments::mooncake_traces_experiment

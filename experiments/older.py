@@ -68,7 +68,8 @@ def commits(root, old, new, paths):
 def since(root, part, old, new="HEAD"):
     """What changed the folders of a part between two commits, as text; "" if nothing did, or in a bundle, which has no
     history."""
-    if old == new or not os.path.exists(os.path.join(root, ".git")):
+    top = git(root, "rev-parse", "--show-toplevel")
+    if old == new or not top or not os.path.samefile(top[0], root):
         return ""
     if old.endswith("-dirty"):
         return f"measured at {old}, a tree that no commit has"

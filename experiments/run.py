@@ -49,7 +49,8 @@ NEEDS = {
     "netns": ("it needs root, iproute2 and etcd: `make check STAGE=netns` installs the last two",
               lambda options: os.geteuid() or not (shutil.which("ip") and shutil.which("tc")
                                                    and shutil.which("etcd", path=ETCD))),
-    "traces": ("it needs the Mooncake traces; --traces names their folder", lambda options: not options.traces),
+    "traces": ("it needs the Mooncake traces: `experiments/fetch-traces` fetches them",
+               lambda options: not options.traces),
 }
 
 
@@ -207,7 +208,7 @@ class Runner:
         why = self.missing(part)
         if not why and self.machine["commit"].endswith("-dirty") and not self.options.results.startswith(
                 os.path.join(ROOT, "build")):
-            why = f"the program is of {self.machine['commit']}, which no commit has: it writes to build/ only (--results)"
+            why = f"the program is of {self.machine['commit']}, which no commit has: --results build/..."
         if why:
             print(f"{part.part} ({part.device}): not run: {why}")
             return False
@@ -484,7 +485,7 @@ def main():
     parser.add_argument("--device", default="", help="only parts of this device: cpu or cuda")
     parser.add_argument("--repeats", type=int, default=0, help="at most so many repetitions; 0: as parts.csv says")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--traces", default="../shared/traces", help="folder of the Mooncake traces")
+    parser.add_argument("--traces", default="", help="folder of the Mooncake traces (build/traces)")
     parser.add_argument("--tiny", action="store_true", help="small sizes, for a test")
     parser.add_argument("--quick", action="store_true", help=f"only parts whose last run took at most {QUICK} s")
     parser.add_argument("--no-run", action="store_true", help="check: measure nothing, compare the results that exist")
@@ -492,8 +493,8 @@ def main():
     options = parser.parse_args()
     options.bin = os.path.abspath(os.path.join(ROOT, options.bin))
     options.results = os.path.abspath(options.results)
-    if not os.path.isdir(os.path.join(ROOT, options.traces)):
-        options.traces = ""
+    folders = [options.traces] if options.traces else ["build/traces", "../shared/traces"]
+    options.traces = next((f for f in folders if os.path.isdir(os.path.join(ROOT, f))), "")
     names = {part.experiment for part in PARTS} | {part.part for part in PARTS}
     for name in options.names:
         if name not in names:

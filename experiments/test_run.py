@@ -79,6 +79,7 @@ def table(columns, *rows):
     return found
 
 
+@unittest.skipUnless(shutil.which("git"), "no git")
 class RunnerTest(unittest.TestCase):
     def setUp(self):
         self.dir = tempfile.mkdtemp()
@@ -403,6 +404,7 @@ class ClaimsTest(unittest.TestCase):
         self.assertEqual(len({(c.experiment, c.claim) for c in every}), len(every))
         self.assertEqual(len({(c.experiment, c.metric, c.cell, c.over) for c in every}), len(every))
         known = older.registered(ROOT)
+        self.assertEqual({name for name, _ in known}, {part.part for part in PARTS})
         for part in PARTS:
             self.assertTrue(part.claims, part.part)
             self.assertTrue({(part.part, part.device), (part.part, "any")} & set(known), part.part)

@@ -155,42 +155,5 @@ REGISTER_EXPERIMENT("transfer_exposed/cpp_tail", "cpu", points, [](const Setting
 
 }  // namespace tail
 
-// transfer_exposed/mooncake_store: the time that storing a prompt's KV adds (Mooncake, arXiv, Fig. 7): 8 x A800 with
-// the shape of Llama-70B, by request and by layer.
-//
-// Expected: 131,072 tokens are 42.9 GB: .336 s at 128 GB/s; the published .87 s are 49 GB/s. By layer the last of 80
-// remains: .011 s.
-namespace store {
-
-std::vector<Values> points(const Setting& setting) {
-  std::vector<Values> all;
-  for (int prompt = 8192; prompt <= (setting.tiny ? 8192 : 1 << 17); prompt *= 2)
-    for (double gb_per_s : {49., 128.})
-      for (const char* grain : {"request", "layer"})
-        all.push_back({{"prompt", prompt}, {"gb_per_s", gb_per_s}, {"grain", grain}});
-  return all;
-}
-
-Result<Finding> run(const Values& point, const Setting&) {
-  Trace trace{.block_tokens = 512};
-  add_request(trace, 0, point["prompt"], 4);
-  SimulationOptions options = simulated("a800x8", "llama-3-70b", "1P1D", trace).value();
-  options.conductor.placement = find_placement_policy("least_loaded");
-  options.conductor.stream_kv = point["grain"] == "layer" ? StreamKv::layer : StreamKv::request;
-  set_step_tokens(options, point["prompt"]);
-  options.hardware.link_s = 0;
-  Finding found;
-  const double without = first_gap_s(options, trace, kNoTransferTime, found.wrong);
-  if (!found.wrong.empty()) return found;
-  const double gb_per_s = point["gb_per_s"], tokens = point["prompt"];
-  const double store_s = first_gap_s(options, trace, 1e9 * gb_per_s, found.wrong) - without;
-  found.rows.push_back({{"kv_gb", 1e-9 * tokens * options.model.kv_token_bytes()}, {"store_s", store_s}});
-  return found;
-}
-
-REGISTER_EXPERIMENT("transfer_exposed/mooncake_store", "cpu", points, each<run>);
-
-}  // namespace store
-
 }  // namespace
 }  // namespace xpyd::experiments::transfer_exposed_experiment
