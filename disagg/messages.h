@@ -189,6 +189,15 @@ struct KvRenewed {  // in both directions: the sender still has these attempts
   std::vector<AttemptId> attempts;
 };
 
+// ---- Conductor -> a decode instance that gets a copy of a prompt's KV (--decode-copies).
+
+struct CopyKv {  // P has computed the prompt; the receiver reads it from P into its prefix cache
+  AttemptId attempt = 0;
+  std::shared_ptr<const Request> request;
+  InstanceId holder = -1;  // P
+  int tokens = 0;          // length of the prefix to read
+};
+
 // ---- Prefill -> holder of a prefix, and back (pool/).
 
 struct FetchKv {  // asks to read the KV of `tokens` from `begin` on; the reader computes the last token itself
@@ -208,8 +217,8 @@ struct FetchOver {  // the reader does not read any more
 
 using Message = std::variant<StartRequest, AbortAttempt, PeerJoined, PeerGone, TokenOf, AttemptProgress, AttemptFailed,
                              Report, PrefillJob, ReserveKv, KvReserved, KvDelivered, ReservationCancelled, KvOffered,
-                             KvTaken, KvRenewed, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined,
-                             LeaveRequest, CacheReport, FetchKv, KvLent, FetchOver>;
+                             KvTaken, KvRenewed, ClearPrefixCache, Welcome, Retire, JoinRequest, Joined, LeaveRequest,
+                             CacheReport, FetchKv, KvLent, FetchOver, CopyKv>;
 
 struct Envelope {
   InstanceId from = kConductor, to = kConductor;

@@ -34,9 +34,12 @@ inline constexpr double kLongestTurnSeconds = 60;
 // Prefixes that an instance fetches from others and lends to them (pool/). Cumulative, except ask_s.
 struct FetchStats {
   int64_t fetches = 0, tokens = 0;    // fetches that brought tokens; these tokens
-  int64_t failed = 0;                 // fetches that did not arrive
+  int64_t failed = 0;                 // fetches that did not arrive, those of copies too
   int64_t lent = 0, lent_tokens = 0;  // prefixes lent to other instances
   int64_t expired = 0;                // of these, given up because the reader was silent
+  // Copies of prompts whose answers another decode instance computes (--decode-copies): made here; their bytes; not
+  // made, because there was no room or the KV did not arrive.
+  int64_t copies = 0, copy_bytes = 0, copies_dropped = 0;
   double ask_s = 0;                   // moving mean of the time from the question to a holder's answer
 };
 

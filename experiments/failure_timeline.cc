@@ -4,11 +4,14 @@
 // Set-up: real worker processes (xpyd worker) under a conductor in this process, over tcp, llama-tiny, with eight
 //   requests in flight. After 1.5 s one worker is killed (SIGKILL) or stopped (SIGSTOP). A new one starts as soon as
 //   its end is noticed, which is checked every 100 ms. The tokens of every request are compared with those that the
-//   same prompt gave before. Rows are slices of 50 ms, and each row repeats the results of the whole run.
+//   same prompt gave before. Rows are slices of 50 ms, and each row repeats the results of the whole run. In two scenes
+//   128 prompts of 200 tokens, more than the caches hold, keep P busy; in one of them --decode-copies is 2.
 // Command: make exp-failure_timeline (3 minutes; measured, counted).
 // Expected: the end of a killed process is noticed in milliseconds, that of a stopped one when its lease of .5 s ends.
 //   If another worker has its role, the prompt and at most 230 tokens are computed again there: milliseconds. Else it
-//   takes up to 100 ms to be noticed and 50 to 600 ms to start.
+//   takes up to 100 ms to be noticed and 50 to 600 ms to start. With a copy the rest of a prompt and up to 40 tokens
+//   are computed on the other D, without a wait for P's prompts of some ms each; the copies double the bytes of
+//   prompts.
 // Found: a killed D is noticed in 3 ms, a stopped one after its lease; no request is lost. A host's loss costs 3.1 s.
 #include <signal.h>
 #include <spawn.h>
@@ -37,7 +40,6 @@ namespace {
 namespace worker {
 
 constexpr double kLease = 0.5, kSlice = 0.05;  // seconds
-constexpr int kPrompt = 50, kPrompts = 4;
 
 // The program whose workers are killed. It lies beside this program; "" if it is missing.
 std::string program() {
@@ -51,13 +53,17 @@ struct Scene {
   const char *name, *topology;
   Role victim;
   int signal;
+  int copies = 1;
+  int prompts = 4, prompt = 50, output = 180;  // number; tokens of each and of its answer
 };
 const std::vector<Scene>& scenes() {
   static const std::vector<Scene> all = {{"the only D", "1P1D", Role::decode, SIGKILL},
                                          {"one of two D", "1P2D", Role::decode, SIGKILL},
                                          {"the only P", "1P1D", Role::prefill, SIGKILL},
                                          {"one of two P", "2P1D", Role::prefill, SIGKILL},
-                                         {"one of two D, stopped", "1P2D", Role::decode, SIGSTOP}};
+                                         {"one of two D, stopped", "1P2D", Role::decode, SIGSTOP},
+                                         {"one of two D, long prompts", "1P2D", Role::decode, SIGKILL, 1, 128, 200, 40},
+                                         {"one of two D, 2 copies", "1P2D", Role::decode, SIGKILL, 2, 128, 200, 40}};
   return all;
 }
 
@@ -150,7 +156,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const Scene& scene = *std::find_if(scenes().begin(), scenes().end(),
                                      [&](const Scene& s) { return point["victim"] == s.name; });
   const double before_s = setting.tiny ? 0.3 : 1.5, after_s = setting.tiny ? 0.3 : 2.5;
-  const int output = setting.tiny ? 40 : 180;
+  const int output = setting.tiny ? 40 : scene.output, prompts = setting.tiny ? 4 : scene.prompts;
   const std::vector<std::string> common = {"experiments/models/llama-tiny",
                                            "--load-format",
                                            "dummy",
@@ -165,7 +171,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                                            "--transport",
                                            "tcp"};
   std::vector<std::string> words = common;
-  words.push_back("--processes");
+  words.insert(words.end(),
+               {"--processes", "--topology", scene.topology, "--decode-copies", std::to_string(scene.copies)});
   Result<Options> options = Options::parse(option_table(), "serve", words, 1);
   if (!options) return options.error();
   Result<std::unique_ptr<Build>> build = prepare_build(options.value());
@@ -203,8 +210,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   auto ask = [&] {
     auto request = std::make_shared<Request>();
     request->id = ++last_id;
-    const int prompt = int(last_id % kPrompts);
-    for (int t = 0; t < kPrompt; ++t) request->prompt.push_back(3 + (t * 7 + prompt * 13) % 150);
+    const int prompt = int(last_id % uint64_t(prompts));
+    for (int t = 0; t < scene.prompt; ++t) request->prompt.push_back(3 + (t * 7 + prompt * 13) % 150);
     request->sampling.temperature = 0;
     request->max_tokens = output;
     request->ignore_eos = true;
@@ -215,9 +222,10 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     ++refused;
     return false;
   };
-  for (int i = 0; i < kPrompts; ++i) ask();  // the undisturbed answers
+  for (int i = 0; i < prompts; ++i) ask();  // the undisturbed answers
   if (!cluster.wait_idle(60)) return invalid("the first requests did not end within 60 s");
   const double begin = clock.now();
+  int64_t sent = 0, copied = 0, evicted = 0;  // until the signal: KV bytes, of them copies; blocks evicted at D
   double hit_s = -1, looked_s = 0;
   double noticed_s = -1, replaced_s = -1, started_s = -1, joined_s = -1;
   const double hit_at = begin + before_s;
@@ -226,7 +234,11 @@ Result<Finding> run(const Values& point, const Setting& setting) {
     for (int missing = 8 - clients->open(); missing > 0 && ask(); --missing) {
     }
     if (hit_s < 0 && now >= hit_at) {
-      hit_s = now;
+      for (const InstanceStats& s : cluster.stats().instances) {
+        sent += s.transfer_bytes, copied += s.fetch.copy_bytes;
+        if (s.name[0] == 'D') evicted += s.kv.evictions;
+      }
+      hit_s = clock.now();
       children[victim].kill(scene.signal);
     }
     if (hit_s >= 0) {
@@ -258,13 +270,16 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   for (const auto& [id, one] : clients->all())
     if (one.ended && !one.at_s.empty() && one.at_s.back() < hit_s) known.try_emplace(one.prompt, one.tokens);
   int wrong = 0, lost = 0;
-  double worst_gap = 0, silence = 0;
+  double worst_gap = 0, silence = 0, next = 0;  // next: of all requests in flight, the last to get a token again
   std::vector<double> times;
   for (const auto& [id, one] : clients->all()) {
     lost += !one.ended || !one.wrong.empty();
     const auto expected = known.find(one.prompt);
     wrong += expected == known.end() || one.tokens != expected->second;
-    for (size_t t = 1; t < one.at_s.size(); ++t) worst_gap = std::max(worst_gap, one.at_s[t] - one.at_s[t - 1]);
+    for (size_t t = 1; t < one.at_s.size(); ++t) {
+      worst_gap = std::max(worst_gap, one.at_s[t] - one.at_s[t - 1]);
+      if (one.at_s[t - 1] < hit_s && one.at_s[t] >= hit_s) next = std::max(next, one.at_s[t] - hit_s);
+    }
     times.insert(times.end(), one.at_s.begin(), one.at_s.end());
   }
   std::sort(times.begin(), times.end());
@@ -283,6 +298,10 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                           {"joined_ms", 1e3 * joined_s},
                           {"silence_ms", 1e3 * silence},
                           {"worst_gap_ms", 1e3 * worst_gap},
+                          {"next_token_ms", 1e3 * next},
+                          {"sent_bytes", sent},
+                          {"copied_bytes", copied},
+                          {"evicted", evicted},
                           {"replaced", totals.replaced_choices},
                           {"refused", refused},
                           {"requests", int(clients->all().size())},

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 #include <limits>
 #include <thread>
@@ -174,6 +175,25 @@ void check_caches(const Build& build) {
                   (build.processes ? ", or instances in one process" : ""));
 }
 
+// Checks that --decode-copies has instances, a sender and prefix caches. Workers may join later.
+void check_copies(const Options& options, const ClusterOptions& cluster) {
+  const std::string copies = "--decode-copies " + std::to_string(cluster.decode_copies) + ": ";
+  if (cluster.decode_copies == 1) return;
+  if (cluster.disagg->remote(cluster.disagg_options) == DisaggOrder::decode_first)
+    throw invalid(copies + "with --disagg " + cluster.disagg->name +
+                  " the prompt waits for one decode instance: expected prefill_first or conditional_tbt");
+  if (cluster.transport->shared_pool)
+    throw invalid(copies + "--transport " + cluster.transport->name +
+                  " has one pool for all instances: expected a transport that copies");
+  if (!cluster.kv_scheme->prefix_index || !cluster.kv.prefix_cache)
+    throw invalid(copies + "a copy is kept in a prefix cache: expected --allocator paged with --prefix-cache blocks " +
+                  "or radix");
+  const auto decodes = std::ranges::count(cluster.topology, Role::decode);
+  if (cluster.decode_copies > decodes && options.text("start-workers") != "off")
+    throw invalid(copies + "--topology " + options.text("topology") + " has " + std::to_string(decodes) +
+                  " decode instances: expected at least as many");
+}
+
 // Without --max-model-len the context is limited to what one pool holds.
 void fit_context(ClusterOptions& cluster, int wanted_len) {
   if (cluster.kv_scheme->whole_slots) return;
@@ -244,6 +264,7 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
                               instance_rates(build->backend_options, cluster.topology.size())};
   }
   check_caches(*build);
+  if (!worker) check_copies(options, cluster);
   cluster.log = open_event_log(options, worker ? "." + process_name(getpid()) : "");
   check_ranks(*build);
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *build));

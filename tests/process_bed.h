@@ -62,7 +62,8 @@ class Bed {
   size_t start_worker(Words words, const Words& other = {}) {
     for (size_t i = 0; i < more_.size(); i += 2)
       if (more_[i] != "--disagg" && more_[i] != "--kv-transfer" && more_[i] != "--placement" &&
-          more_[i] != "--kv-fetch" && std::find(other.begin(), other.end(), more_[i]) == other.end())
+          more_[i] != "--kv-fetch" && more_[i] != "--decode-copies" &&
+          std::find(other.begin(), other.end(), more_[i]) == other.end())
         words.insert(words.end(), {more_[i], more_[i + 1]});
     words.insert(words.end(), other.begin(), other.end());
     words.insert(words.begin(), "worker");

@@ -129,6 +129,7 @@ TinyCluster::TinyCluster(const TinySetup& setup,
   options.disagg_options = setup.disagg_options;
   options.stream_kv = setup.stream_kv;
   options.reserve_blocks = setup.reserve_blocks;
+  options.decode_copies = setup.decode_copies;
   options.max_batch = setup.max_batch;
   options.step_tokens = setup.step_tokens;
   options.speculation = setup.speculation;

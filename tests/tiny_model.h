@@ -34,6 +34,7 @@ struct TinySetup {
   bool exact = false;
   StreamKv stream_kv = StreamKv::layer;
   bool reserve_blocks = false;
+  int decode_copies = 1;
   int block_tokens = 16;
   size_t page_group_bytes = 4096;
   bool prefix_cache = true, radix = false;

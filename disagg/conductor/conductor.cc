@@ -182,7 +182,9 @@ void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
   } else if (message.stage == AttemptProgress::prompt_done) {
     attempts_.uncharge_prompt(*attempt);
     requests_.mark(entry, &RequestTrace::prompt_done);
-    if (!refused_late(message.attempt, out)) attempt->joins_s = now;
+    if (refused_late(message.attempt, out)) return;
+    attempt->joins_s = now;
+    copy_prompt(message.attempt, *attempt);
   } else if (attempts_.begin_prompt(*attempt)) {
     requests_.mark(entry, &RequestTrace::started);
   }
@@ -229,6 +231,22 @@ bool Conductor::refused_late(AttemptId number, Out& out) {
   requests_.refuse(entry, refusal, context_.totals.refused_late, out);
   requests_.forget_if_over(entry);
   return true;
+}
+
+// The prompt is done. The next decode instances after D, in the order of their numbers, read its whole blocks from P.
+void Conductor::copy_prompt(AttemptId number, const Attempt& attempt) {
+  const std::shared_ptr<const Request>& request = requests_.at(attempt.request).request;
+  const Member* const prefill = cluster_.find(attempt.prefill);
+  if (attempt.order == DisaggOrder::local || request->prompt_logprobs >= 0 || !prefill) return;
+  const int block = prefill->info.block_tokens;
+  const int tokens = (int(request->prompt.size()) - 1) / block * block;
+  std::vector<InstanceId> others;
+  for (const auto& [id, member] : cluster_.members())
+    if (member.info.role == Role::decode && !member.draining && id != attempt.decode) others.push_back(id);
+  std::ranges::rotate(others, std::ranges::upper_bound(others, attempt.decode));
+  const size_t most = tokens > 0 ? size_t(context_.options.decode_copies - 1) : 0;
+  for (size_t i = 0; i < std::min(most, others.size()); ++i)
+    context_.bus.send(kConductor, others[i], CopyKv{number, request, attempt.prefill, tokens});
 }
 
 // ---- Attempts end.

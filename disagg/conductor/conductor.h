@@ -83,6 +83,7 @@ class Conductor final : public Service {
   Status take_in(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink, Out& out);
   bool start(uint64_t id, int first, int count, Out& out);
   bool refused_late(AttemptId number, Out& out);
+  void copy_prompt(AttemptId number, const Attempt& attempt);
   void fail(AttemptId number, const std::string& why, Out& out);
   void remove(InstanceId id, const std::string& why, Out& out);
   void call_off(AttemptId number, const Attempt& attempt);

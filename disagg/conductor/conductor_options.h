@@ -44,6 +44,7 @@ struct ConductorOptions {
   int step_tokens = 512;  // token budget of one engine step
   StreamKv stream_kv = StreamKv::layer;
   bool reserve_blocks = false;  // see InstanceOptions
+  int decode_copies = 1;  // decode instances that get a prompt's KV: one computes the answer, the others keep a copy
   const FetchPolicy* fetch = find_fetch_policy("never");
   double kv_bytes_scale = 1;     // factor on KV bytes in the event log (a simulation's KV is small)
   double fetch_s_per_token = 0;  // seconds to fetch one token's KV, until it is measured; 0: no fetches

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "disagg/conductor/event_log.h"
+#include "disagg/conductor/placement_costs.h"
 
 namespace xpyd::disagg {
 namespace {
@@ -15,6 +16,13 @@ std::span<const int32_t> tokens_of(const Request& request, const std::vector<int
   both = request.prompt;
   both.insert(both.end(), output.begin(), output.end());
   return both;
+}
+
+// Returns the decode instance with the fewest sequences among those that have all whole blocks of the prompt, or -1.
+int holder_of_copy(const ClusterView& view, const Request& request) {
+  const int whole = (int(request.prompt.size()) - 1) / view.block_tokens * view.block_tokens;
+  const auto holds = [&](const InstanceView& i) { return decodes(i) && whole > 0 && i.held_tokens() >= whole; };
+  return least(view, holds, [](const InstanceView& i) { return i.sequences; });
 }
 
 }  // namespace
@@ -35,10 +43,14 @@ bool Planner::choose(AttemptPlan& plan) {
   plan.seen.objectives = context_.objectives(request);
   plan.placed = options.placement->place(plan.seen, options.placement_options);
   Placement& placed = plan.placed;
-  if (placed.prefill < 0 || placed.decode < 0) return false;
+  // A choice whose decode instance is lost continues where a copy of its prompt is, without a prefill instance.
+  const bool again = options.decode_copies > 1 && plan.entry.tries > 0;
+  const int copy = again ? holder_of_copy(plan.seen, request) : -1;
+  if (copy < 0 && (placed.prefill < 0 || placed.decode < 0)) return false;
   if (options.log)
     options.log->decided(context_.clock.now(), "place", options.placement->name, request.id, plan.seen,
                          options.placement_options, placed);
+  if (copy >= 0) placed = {copy, copy};
   // A one-token request ends where its prompt is computed; no KV moves.
   if (int(plan.choice().output.size()) + 1 >= request.max_tokens) placed.decode = placed.prefill;
   plan.attempt.prefill = id_of(placed.prefill);

@@ -8,19 +8,37 @@
 namespace xpyd::disagg::pool {
 
 void Fetcher::start(StartRequest message) {
+  if (!ask(message, false)) begin_(std::move(message), kNoKv, 0);
+}
+
+void Fetcher::handle(InstanceId, CopyKv message) {
+  const Request& request = *message.request;
+  const int here = parts_.memory.matched_tokens(request.prompt, kv_salt(request, message.attempt));
+  if (here >= message.tokens) return;
+  const size_t bytes = size_t(message.tokens) * parts_.memory.layout().shape.token_bytes();
+  const double limit_s = parts_.post_deadline(0, bytes) - parts_.clock.now();  // as that of a transfer from P
+  StartRequest start{.attempt = message.attempt,
+                     .request = std::move(message.request),
+                     .fetch = {.holder = message.holder, .tokens = message.tokens, .limit_s = limit_s}};
+  parts_.fetch.copies_dropped += !ask(start, true);
+}
+
+// Reserves room and asks the holder. False: there is no room, and the message is as before.
+bool Fetcher::ask(StartRequest& message, bool copy) {
   const double now = parts_.clock.now();
   const Request& request = *message.request;
   const uint64_t salt = kv_salt(request, message.attempt);
   Fetch fetch{.message = {},
               .holder = message.fetch.holder,
               .tokens = request.prompt,
+              .copy = copy,
               .asked_s = now,
               .until_s = now + message.fetch.limit_s};
   fetch.tokens.insert(fetch.tokens.end(), message.state.output.begin(), message.state.output.end());
   if (request.deadline_s > 0) fetch.until_s = std::min(fetch.until_s, request.deadline_s);
   fetch.end = std::min(message.fetch.tokens, int(fetch.tokens.size()) - 1);
   const auto room = room_.fetch(fetch.tokens, salt, fetch.end);
-  if (!room) return begin_(std::move(message), kNoKv, 0);
+  if (!room) return false;
   fetch.message = std::move(message);
   fetch.kv = room->handle;
   fetch.begin = room->cached_tokens;
@@ -33,6 +51,7 @@ void Fetcher::start(StartRequest message) {
                 FetchKv{attempt, salt, fetch.begin, {fetch.tokens.begin(), fetch.tokens.begin() + fetch.end + 1}});
   }
   fetches_.emplace(attempt, std::move(fetch));
+  return true;
 }
 
 void Fetcher::handle(InstanceId from, KvLent message) {
@@ -112,17 +131,17 @@ bool Fetcher::tick() {
   return moved;
 }
 
-// Starts the prompt with the tokens that are here.
+// Starts the prompt with the tokens that are here. Those of a copy stay cached.
 void Fetcher::finish(Fetch& fetch) {
   KvMemory& memory = parts_.memory;
   const int has = fetch.state == Fetch::here ? fetch.end : fetch.begin;
   const bool free = give_up(fetch);
   count(fetch, has - fetch.begin);
-  if (!free) return begin_(std::move(fetch.message), kNoKv, 0);
-  if (has > fetch.begin)
+  if (free && has > fetch.begin)
     memory.commit(fetch.kv, std::span(fetch.tokens).subspan(size_t(fetch.begin), size_t(has - fetch.begin)));
-  memory.rollback(fetch.kv);
-  begin_(std::move(fetch.message), fetch.kv, has);
+  if (free) memory.rollback(fetch.kv);
+  if (!fetch.copy) return begin_(std::move(fetch.message), free ? fetch.kv : kNoKv, free ? has : 0);
+  if (free) memory.free(fetch.kv);
 }
 
 // Ends what is not here yet. False: the read may still write, and its blocks are in quarantine.
@@ -135,6 +154,12 @@ bool Fetcher::give_up(Fetch& fetch) {
 }
 
 void Fetcher::count(const Fetch& fetch, int tokens) {
+  if (fetch.copy) {
+    parts_.fetch.copies += tokens > 0;
+    parts_.fetch.copy_bytes += tokens > 0 ? int64_t(fetch.bytes) : 0;
+    parts_.fetch.copies_dropped += tokens == 0;
+    return;
+  }
   parts_.fetch.fetches += tokens > 0;
   parts_.fetch.tokens += tokens;
   if (ended)
@@ -146,7 +171,7 @@ void Fetcher::clear(FinishReason reason, const std::string& error, Attempts& att
   for (auto& [attempt, fetch] : fetches_) {
     if (give_up(fetch)) parts_.memory.free(fetch.kv);
     const StartRequest& m = fetch.message;
-    emit_end(*attempts.begin(attempt, m.request, m.state), reason, error, parts_.clock.now());
+    if (!fetch.copy) emit_end(*attempts.begin(attempt, m.request, m.state), reason, error, parts_.clock.now());
   }
   fetches_.clear();
   tick();

@@ -2,6 +2,9 @@
 // instance has is read from it into blocks of this instance. Blocks for the whole part are reserved first. Then the
 // holder is asked, and read in one transfer when it has answered. KV that fails or is late is computed.
 //
+// A copy of a prompt (--decode-copies) is a fetch after which no prompt starts: its blocks stay in the prefix cache. A
+// copy without room, or whose KV fails or is late, is dropped.
+//
 // Thread safety: the instance's thread.
 #pragma once
 
@@ -33,6 +36,7 @@ class Fetcher {
       : parts_(parts), attempts_(attempts), room_(room), begin_(std::move(begin)) {}
 
   void start(StartRequest message);
+  void handle(InstanceId from, CopyKv message);
   void handle(InstanceId from, KvLent message);
   void peer_gone(InstanceId peer);
   bool tick();  // true: something moved
@@ -58,6 +62,7 @@ class Fetcher {
     std::vector<int32_t> tokens;
     KvHandle kv = kNoKv;
     int begin = 0, end = 0;  // the tokens to fetch
+    bool copy = false;       // no prompt waits for it
     State state = asked;
     KvPlace source = {};
     TransferId read = handover::kNoTransfer;
@@ -69,6 +74,7 @@ class Fetcher {
     TransferId read;
   };
 
+  bool ask(StartRequest& message, bool copy);
   void look(Fetch& fetch);
   void lose(Fetch& fetch);
   void finish(Fetch& fetch);

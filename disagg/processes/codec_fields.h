@@ -49,7 +49,7 @@ XPYD_FIELDS(VattentionStats, map_calls, unmap_calls, map_wait_seconds)
 XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, block_tokens, prefix_query_tokens,
             prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes, reserved_bytes,
             internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
-XPYD_FIELDS(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, ask_s)
+XPYD_FIELDS(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, copies, copy_bytes, copies_dropped, ask_s)
 XPYD_FIELDS(ExpertLoad, rows, rank_rows, layers, imbalance, exchanged_bytes)
 XPYD_FIELDS(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops)
 XPYD_FIELDS(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
@@ -86,5 +86,6 @@ XPYD_FIELDS(CacheReport, tier, stored, removed)
 XPYD_FIELDS(FetchKv, attempt, salt, begin, tokens)
 XPYD_FIELDS(KvLent, attempt, tokens, source)
 XPYD_FIELDS(FetchOver, attempt)
+XPYD_FIELDS(CopyKv, attempt, request, holder, tokens)
 
 }  // namespace xpyd::disagg

@@ -259,6 +259,10 @@ std::vector<OptionRow> make_rows() {
        "when an instance fetches a prompt's prefix from another instance: never; always if that one has more of it; or "
        "only if fetching is predicted to be faster than computing it (cost)",
        kPolicy, sets_as<find_fetch_policy, &ConductorOptions::fetch>},
+      {"decode-copies", integer, "1", "instances", "", 1, 64,
+       "decode instances that get the KV of a prompt: one computes the answer, the others read a copy from P into "
+       "their prefix caches; if the one dies, another one continues without computing the prompt again",
+       kCluster, sets<&ConductorOptions::decode_copies>},
       {"admission", choice, "none", "", slo_admissions.c_str(), 0, 0,
        "when a request is refused with 429 and Retry-After because it would miss its objectives or make others miss "
        "theirs",

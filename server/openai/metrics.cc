@@ -81,6 +81,11 @@ constexpr Row<InstanceStats> kInstanceRows[] = {
     {"kv_fetches_total", "Number of prefixes fetched from another instance (--kv-fetch).",
      [](I i) { return double(i.fetch.fetches); }},
     {"kv_fetched_tokens_total", "Number of tokens in fetched prefixes.", [](I i) { return double(i.fetch.tokens); }},
+    {"kv_copies_total", "Number of prompts of which this instance has read a copy (--decode-copies).",
+     [](I i) { return double(i.fetch.copies); }},
+    {"kv_copy_bytes_total", "KV bytes of these copies.", [](I i) { return double(i.fetch.copy_bytes); }},
+    {"kv_copies_dropped_total", "Number of copies that found no room here or did not arrive.",
+     [](I i) { return double(i.fetch.copies_dropped); }},
 
     // Experts. (expert_rows_total and expert_rank_rows_total have a sample for each expert and rank.)
     {"expert_layers_total", "Number of sparse layers computed, each step's.",

@@ -106,7 +106,7 @@ class FaultyTransport final : public FlyingTransport {
 
 class Sim final : public SimCluster {
  public:
-  explicit Sim(uint64_t seed) : random_(seed * 7919 + 13), tiers_(seed * 31 + 5) {}
+  explicit Sim(uint64_t seed) : random_(seed * 7919 + 13), tiers_(seed * 31 + 5), copies_(seed * 101 + 3) {}
   // Returns the first thing that went wrong; empty if nothing did.
   std::string run();
   const FetchStats& fetches() const { return fetches_; }  // of instances that lived to the end
@@ -143,7 +143,8 @@ class Sim final : public SimCluster {
   Node* some_node();
 
   Random random_;
-  Random tiers_;  // draws the host tier's settings
+  Random tiers_;   // draws the host tier's settings
+  Random copies_;  // draws --decode-copies
   TempDir log_dir_;
   TransportFaults transport_;
   FetchStats fetches_;
@@ -249,8 +250,11 @@ void Sim::configure() {
                 .fail = sometimes(0.3, 0.3),
                 .reach_s = sometimes(0.4, 0.3)};
   sim.far_caches = chance(0.5);
+  if (kv.prefix_cache && find_kv_scheme(sim.scheme)->prefix_index &&
+      options.remote_order() != DisaggOrder::decode_first)
+    options.decode_copies = 1 + int(copies_.below(3));
   // mooncake fetches prefixes, whatever --kv-fetch says.
-  const bool reads = options.disagg_options.pull || options.fetch->fetches ||
+  const bool reads = options.disagg_options.pull || options.fetch->fetches || options.decode_copies > 1 ||
                      options.placement->name == std::string("mooncake");
   if (!reads) transport_.drop = sometimes(0.3, 0.3);  // the receiver counts what arrives
   crash_rate_ = sometimes(0.6, 6);
@@ -269,12 +273,13 @@ void Sim::configure() {
     if (tiers_.uniform() < 0.5) crash_rate_ = stop_rate_ = cut_rate_ = leave_rate_ = 0;
   }
   tell(
-      "%dP%dD%dC %s, host tier %zu, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream %d, batch "
+      "%dP%dD%dC %s, host tier %zu, copies %d, block %d %s, drafts %d, fetch %s, placement %s, disagg %s%s%s, stream "
+      "%d, batch "
       "%d, step %d",
-      p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, kv.block_tokens, kv.prefix_cache ? "cache" : "no cache",
-      sim.speculation.tokens, options.fetch->name, options.placement->name, options.disagg->name,
-      options.disagg_options.pull ? " pull" : "", options.reserve_blocks ? " escrow" : "", int(sim.stream_kv),
-      max_batch_, sim.step_tokens);
+      p, d, c, sim.scheme.c_str(), kv.tiers.host_bytes, options.decode_copies, kv.block_tokens,
+      kv.prefix_cache ? "cache" : "no cache", sim.speculation.tokens, options.fetch->name, options.placement->name,
+      options.disagg->name, options.disagg_options.pull ? " pull" : "", options.reserve_blocks ? " escrow" : "",
+      int(sim.stream_kv), max_batch_, sim.step_tokens);
   sim.transport = [this](const TransportOptions& transport) {
     return std::make_unique<FaultyTransport>(transport, transport_, random_, transports_);
   };
@@ -443,6 +448,7 @@ std::string Sim::run() {
   for (const auto& [id, node] : nodes) {
     const FetchStats& f = node->instance->stats().fetch;
     fetches_.fetches += f.fetches, fetches_.failed += f.failed;
+    fetches_.copies += f.copies, fetches_.copies_dropped += f.copies_dropped;
   }
   for (const auto& [id, e] : expected_)
     for (int ends : e.ends)
@@ -487,17 +493,20 @@ int of_environment(const char* name, int otherwise) {
 TEST_CASE("chaos: each request ends once with the right tokens, and nothing leaks", "[chaos]") {
   const int one = of_environment("SEED", 0);
   const int first = one ? one : of_environment("FIRST_SEED", 1);
-  int64_t fetched = 0, failed = 0;
+  int64_t fetched = 0, failed = 0, copied = 0, dropped = 0;
   const int last = one ? one : of_environment("SEEDS", 200), step = of_environment("SEED_STEP", 1);
   for (int seed = first; seed <= last; seed += step) {
     INFO("seed " << seed << ": make check STAGE=chaos SEED=" << seed << " tells what happens");
     Sim sim{uint64_t(seed)};
     CHECK(sim.run() == "");
     fetched += sim.fetches().fetches, failed += sim.fetches().failed;
+    copied += sim.fetches().copies, dropped += sim.fetches().copies_dropped;
   }
   if (last - first < 100 * step) return;  // too few to see every case
   INFO(fetched << " prefixes came from others, " << failed << " parts did not");
   CHECK((fetched > 0 && failed > 0));
+  INFO(copied << " copies of prompts were made, " << dropped << " were not");
+  CHECK((copied > 0 && dropped > 0));
 }
 
 }  // namespace

@@ -168,7 +168,7 @@ const char* message_name(const Message& message) {
       "StartRequest", "AbortAttempt", "PeerJoined", "PeerGone", "TokenOf", "AttemptProgress", "AttemptFailed",
       "Report", "PrefillJob", "ReserveKv", "KvReserved", "KvDelivered", "ReservationCancelled", "KvOffered",
       "KvTaken", "KvRenewed", "ClearPrefixCache", "Welcome", "Retire", "JoinRequest", "Joined",
-      "LeaveRequest", "CacheReport", "FetchKv", "KvLent", "FetchOver"};
+      "LeaveRequest", "CacheReport", "FetchKv", "KvLent", "FetchOver", "CopyKv"};
   // clang-format on
   static_assert(std::size(kNames) == std::variant_size_v<Message>);
   return kNames[message.index()];

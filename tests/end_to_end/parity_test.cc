@@ -79,7 +79,7 @@ constexpr int kValues[kSwitches] = {std::size(topologies),
                                     std::size(shapes),
                                     std::size(windows),
                                     std::size(cuts),
-                                    3,
+                                    4,  // push, pull, decode_first, push with two copies
                                     std::size(drafts),
                                     2,
                                     std::size(weights),
@@ -120,10 +120,14 @@ bool legal(const Row& r) {
   if (is(kDraft, 2) && not_plain(kFamily)) return false;  // the prediction head belongs to the dense model
   // Drafts need one rank, and the prediction head has one dtype.
   if (not_plain(kDraft) && (ranks || (is(kDraft, 2) && (not_plain(kWeights) || not_plain(kExact))))) return false;
+  // A copy needs a second D, memory of its own and a prefix cache.
+  const bool copies = is(kDisagg, 3);
+  if (copies && (shared || is(kPrefix, 0) || (r[kTopology] >= 0 && !is(kTopology, 2)))) return false;
   if (r[kMemory] < 0) return true;
   const Memory& m = memories[r[kMemory]];
   const bool groups = m.scheme[0] == 'v', slots = m.scheme[0] == 'c' || m.scheme[0] == 's';
   if ((m.share != KvShare::off || m.radix) && is(kPrefix, 0)) return false;
+  if (copies && (groups || slots)) return false;
   if (shared && (groups || slots)) return false;  // tables of blocks are handed over
   if (groups && is(kTransport, 2)) return false;  // page groups are not in a memory file
   if (m.share == KvShare::takeover && ranks) return false;
@@ -148,6 +152,7 @@ TinySetup setup_of(const Row& r) {
   s.chunk_policy = cuts[r[kCut]];
   s.disagg = r[kDisagg] == 2 ? "decode_first" : "prefill_first";
   s.disagg_options.pull = r[kDisagg] == 1;
+  s.decode_copies = r[kDisagg] == 3 ? 2 : 1;
   if (r[kDraft] > 0) s.speculation = {find_drafter(drafts[r[kDraft]]), 3};
   if (r[kHost]) s.tiers.host_bytes = 1 << 18;
   s.weight_dtype = weights[r[kWeights]];
@@ -179,9 +184,10 @@ uint64_t expected(const TinySetup& s) {
 
 RaggedRun check(const Row& row) {
   const TinySetup setup = setup_of(row);
-  INFO(setup.describe() << " " << setup.disagg << (setup.disagg_options.pull ? " pull" : "") << " weights "
-                        << dtype_name(setup.weight_dtype) << (setup.exact ? " exact" : "") << " batch "
-                        << setup.max_batch << " pool " << setup.pool_bytes);
+  INFO(setup.describe() << " " << setup.disagg << (setup.disagg_options.pull ? " pull" : "") << " copies "
+                        << setup.decode_copies << " weights " << dtype_name(setup.weight_dtype)
+                        << (setup.exact ? " exact" : "") << " batch " << setup.max_batch << " pool "
+                        << setup.pool_bytes);
   RaggedRun run = run_ragged(setup);
   REQUIRE(run.hash == expected(setup));
   return run;

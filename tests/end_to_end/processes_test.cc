@@ -123,6 +123,31 @@ TEST_CASE("processes: prefixes are fetched from other workers, also with int8 KV
   }
 }
 
+TEST_CASE("processes: over tcp a killed decode worker's answers continue on the copies of their prompts",
+          "[processes][copies]") {
+  NEEDS_PROGRAM();
+  Bed bed({"--transport", "tcp", "--decode-copies", "2", "--placement", "round_robin"}, kLongLease, "1P2D");
+  bed.start("prefill");
+  const size_t victim = bed.start("decode");
+  bed.start("decode");
+  REQUIRE(bed.cluster().wait_members(3, 60));
+  constexpr int kPrompt = 150;
+  for (int family = 0; family < 3; ++family) bed.ask(kPrompt, family, 240);
+  // Each decode worker has reported as many blocks as three prompts have, which is more than its answers alone have.
+  const Conductor& conductor = bed.cluster().conductor();
+  REQUIRE(until(60, [&] {
+    return std::ranges::all_of(conductor.members(), [&](const InstanceInfo& info) {
+      return info.role != Role::decode || conductor.known_blocks(info.id) >= 3 * (kPrompt / 16);
+    });
+  }));
+  bed.child(victim).end(SIGKILL);
+  bed.check_answers();
+  bed.check_memory();
+  CHECK(conductor.stats().conductor.replaced_choices > 0);
+  const auto all = bed.cluster().stats().instances;
+  CHECK(std::ranges::find(all, "P0", &InstanceStats::name)->prompt_tokens == 3 * kPrompt);  // nothing twice
+}
+
 TEST_CASE("processes: workers leave, come and change their role while requests run", "[processes]") {
   NEEDS_PROGRAM();
   Bed bed({"--transport", "tcp"});

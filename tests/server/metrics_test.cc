@@ -161,6 +161,7 @@ TEST_CASE("metrics: each number of an instance has its row", "[server][metrics]"
   d.kv.tiers.store_seconds = 29, d.kv.tiers.load_wait_seconds = 30, d.schedule_seconds = 31;
   d.transfers = 17, d.transfer_bytes = 18, d.transfer_seconds = 0.5, d.kv_refused = 20;
   d.fetch.fetches = 21, d.fetch.tokens = 22;
+  d.fetch.copies = 32, d.fetch.copy_bytes = 33, d.fetch.copies_dropped = 34;
   d.steps = 23, d.step_seconds = 4, d.prompt_tokens = 25, d.generated_tokens = 26;
   d.draft_tokens = 27, d.accepted_tokens = 28;
   d.experts = {.rows = {30, 31}, .rank_rows = {61, 60}, .layers = 4, .imbalance = 6, .exchanged_bytes = 32};
@@ -195,6 +196,9 @@ TEST_CASE("metrics: each number of an instance has its row", "[server][metrics]"
       {"kv_refused_total", "", 20},
       {"kv_fetches_total", "", 21},
       {"kv_fetched_tokens_total", "", 22},
+      {"kv_copies_total", "", 32},
+      {"kv_copy_bytes_total", "", 33},
+      {"kv_copies_dropped_total", "", 34},
       {"engine_steps_total", "", 23},
       {"engine_step_seconds_total", "", 4},
       {"engine_prompt_tokens_total", "", 25},
