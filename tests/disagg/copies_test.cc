@@ -24,7 +24,7 @@ TEST_CASE("copies: when D dies, the answer continues on its copy, and the prompt
       Scene scene("1P2D", copying(copies, pull));
       scene.ask(1, kPrompt, 40, 1);
       for (int i = 0; i < 300 && scene.n_tokens(1) < 10; ++i) scene.tick();
-      REQUIRE(scene.n_tokens(1) == 10);
+      REQUIRE(scene.n_tokens(1) >= 10);
       CHECK(scene.stats("D2").fetch.copies == copies - 1);
       CHECK(scene.stats("D2").fetch.copy_bytes == (copies - 1) * bytes_of(kWhole));
       CHECK(scene.stats("D2").fetch.fetches == 0);
@@ -32,10 +32,9 @@ TEST_CASE("copies: when D dies, the answer continues on its copy, and the prompt
       scene.crash(scene.find("D1")->id, true);
       scene.settle();
       CHECK(scene.conductor().stats().conductor.replaced_choices == 1);
-      // The answer's tokens whose KV was at D1 alone are computed again, and the prompt's last block.
-      const int64_t at_p = scene.stats("P0").prompt_tokens, at_d = scene.stats("D2").prompt_tokens;
-      CHECK((copies == 1 ? at_p >= 2 * kPrompt : at_p == kPrompt));
-      CHECK((copies == 1 ? at_d == 0 : at_d >= kPrompt - kWhole + 9 && at_d <= kPrompt - kWhole + 12));
+      // Only the prompt's last block is computed again, beside the answer's tokens, whose KV was at D1 alone.
+      CHECK(scene.stats("P0").prompt_tokens == (copies == 1 ? 2 * kPrompt : kPrompt));
+      CHECK(scene.stats("D2").prompt_tokens == (copies == 1 ? 0 : kPrompt - kWhole));
     }
 }
 
@@ -66,14 +65,16 @@ TEST_CASE("copies: one that finds no room or does not arrive is dropped, and the
   {
     Scene scene("1P2D", copying(2));
     KvMemory& full = scene.memory("D2");
-    const std::vector<int32_t> other(40, 7);
-    const KvHandle kv = full.reserve(other, 0).value().handle;
-    REQUIRE(full.append(kv, (full.stats().capacity - 2) * full.stats().block_tokens));
+    std::vector<KvHandle> others;
+    while (full.stats().available() > 0) {
+      others.push_back(full.reserve(std::vector<int32_t>(40, 7), 0).value().handle);
+      REQUIRE(full.append(others.back(), std::min(10, full.stats().available()) * full.stats().block_tokens));
+    }
     scene.ask(1, kPrompt, 20, 1);
     CHECK(ticks_until(scene, 20) == without);
     CHECK(scene.stats("D2").fetch.copies_dropped == 1);
     CHECK(scene.stats("P0").fetch.lent == 0);
-    full.free(kv);
+    for (const KvHandle other : others) full.free(other);
     scene.settle();
   }
   Scene scene("1P2D", copying(2));
@@ -84,7 +85,6 @@ TEST_CASE("copies: one that finds no room or does not arrive is dropped, and the
   CHECK(scene.kv("D2").active > 0);
   scene.crash(scene.find("P0")->id, true);
   scene.hand.let_go(true);
-  scene.add(Role::prefill);
   scene.settle();
   CHECK(scene.stats("D2").fetch.copies_dropped == 1);
   CHECK(scene.stats("D2").fetch.copy_bytes == 0);
