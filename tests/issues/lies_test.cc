@@ -48,6 +48,7 @@ TEST_CASE("lies: the conductor drops a member that sends what is no message, and
   REQUIRE(bed.cluster().wait_members(2, 60));
   lie(liar, TokenOf{});
   liar.wait_closed();
+  INFO(liar.closed);
   CHECK(liar.closed.find("message refused: message of type ") != std::string::npos);
   bed.ask(4, 0, 6);
   bed.check_answers();
