@@ -19,6 +19,12 @@ def git(root, *words):
     return done.stdout.splitlines() if done.returncode == 0 else None
 
 
+@functools.lru_cache(maxsize=None)
+def has_history(root):
+    top = git(root, "rev-parse", "--show-toplevel")
+    return bool(top) and os.path.samefile(top[0], root)
+
+
 def text(root, path):
     with open(os.path.join(root, path), encoding="utf-8") as file:
         return file.read()
@@ -68,8 +74,7 @@ def commits(root, old, new, paths):
 def since(root, part, old, new="HEAD"):
     """What changed the folders of a part between two commits, as text; "" if nothing did, or in a bundle, which has no
     history."""
-    top = git(root, "rev-parse", "--show-toplevel")
-    if old == new or not top or not os.path.samefile(top[0], root):
+    if old == new or not has_history(root):
         return ""
     if old.endswith("-dirty"):
         return f"measured at {old}, a tree that no commit has"

@@ -28,12 +28,10 @@ from table import Table, TableError  # noqa: E402
 # It has three points and logs every call. FAKE_WRONG names an x whose result is wrong, FAKE_DIE one at which it ends.
 FAKE = textwrap.dedent("""\
     #!{python}
-    import json, os, subprocess, sys
+    import json, os, sys
     words = sys.argv[1:]
     if words[0] == "machine":
-        commit = os.environ.get("FAKE_COMMIT") or subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd="{root}", capture_output=True, text=True).stdout.strip()
-        print(json.dumps({{"commit": commit, "build": "release", "machine": "toy", "cuda": "",
+        print(json.dumps({{"commit": os.environ["FAKE_COMMIT"], "build": "release", "machine": "toy", "cuda": "",
                            "cuda_missing": "no CUDA device"}}))
     elif words[0] == "peak":
         print('{{"read_gbps": 1}}')
@@ -85,9 +83,9 @@ class RunnerTest(unittest.TestCase):
         self.dir = tempfile.mkdtemp()
         self.log, self.bin = os.path.join(self.dir, "log"), os.path.join(self.dir, "program")
         with open(self.bin, "w") as file:
-            file.write(FAKE.format(python=sys.executable, root=self.dir))
+            file.write(FAKE.format(python=sys.executable))
         os.chmod(self.bin, 0o755)
-        for name in ("FAKE_WRONG", "FAKE_DIE", "FAKE_COMMIT"):
+        for name in ("FAKE_WRONG", "FAKE_DIE"):
             os.environ.pop(name, None)
         os.environ["FAKE_LOG"] = self.log
         self.claim = claim()
@@ -112,6 +110,7 @@ class RunnerTest(unittest.TestCase):
                 file.write(text)
         self.git("add", *files)
         self.git("commit", "-q", "-m", "edit")
+        os.environ["FAKE_COMMIT"] = older.git(self.dir, "rev-parse", "--short", "HEAD")[0]
         for cached in (older.registered, older.brings, older.commits):
             cached.cache_clear()
 
