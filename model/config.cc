@@ -313,6 +313,9 @@ Result<ModelConfig> parse_model_config(const std::string& json_text, const std::
   read_rope(root, family, file, config);
   read_window(root, family, file, config);
   read_experts(root, family, file, config);
+  // The product of sizes that are each in their range; parameters() counts in 63 bits.
+  if (double(config.n_layers) * config.experts.count * config.experts.intermediate * config.hidden > 0x1p60)
+    throw wrong(file, "moe_intermediate_size", "the experts of all layers have more than 2^60 parameters");
   read_quantization(root, file, config);
   read_special_tokens(root, file, config);
   config.n_predict_heads = int(fields.integer_or(kPredictLayers, 0, 64, 0));

@@ -103,8 +103,8 @@ ChannelEvents ProcessCluster::on_open(ChannelPtr channel) {
             if (got) return on_message(id, std::move(got.value().message));
             log_line(LogLevel::warning, "xpyd: instance %d is refused, because of its message: %s", id,
                      got.error().message.c_str());
+            channel->close("message refused: " + got.error().message);  // first: the end of a channel has one reason
             conductor_.left(id, "the instance was refused");
-            channel->close("message refused: " + got.error().message);
           },
           [this, id](const std::string& why) { on_closed(id, why); }};
 }

@@ -295,10 +295,12 @@ class Evaluator {
     const Node* macro = *held;
     if (macro) return call_macro(*macro, given);
     if (node.name == "namespace") {
+      take(64 * given.size());  // it lives until the rendering ends
       spaces_.push_back(std::make_shared<Namespace>(Namespace{std::move(given)}));
       return {spaces_.back()};
     }
     if (given.size() != 1) throw Fault{node.name + "() takes one argument"};
+    take(bytes16(given[0].second));
     const std::string text = str(given[0].second);
     if (node.name == "raise_exception") throw Fault{text};
     const time_t now = now_;
@@ -406,7 +408,7 @@ class Evaluator {
     if (object.is_undefined()) throw Fault{"." + name + " of an undefined value"};
     const Namespace* space = object.get<Namespace>();
     const Dict* dict = space ? &space->attributes : object.dict();
-    take(dict ? dict->size() / 16 : 0);
+    take(dict ? dict->size() / 16 + dict->size() * (name.size() / 16) : 0);
     const Value* found = dict ? find(*dict, name) : nullptr;
     return found ? *found : Value();
   }

@@ -86,6 +86,7 @@ class Lexer {
       if (is_name(c)) {
         size_t end = at_;
         while (end < source_.size() && is_name(source_[end])) ++end;
+        if (end - at_ > 255) fail("a name has more than 255 bytes");
         add(is_digit(c) ? Token::Kind::integer : Token::Kind::name, source_.substr(at_, end - at_));
         go(end);
       } else if (c == '\'' || c == '"') {

@@ -23,7 +23,8 @@ std::vector<std::string> transport_names() {
 FetchStats fetched(Bed& bed) {
   FetchStats sum;
   for (const InstanceStats& s : bed.cluster().stats().instances)
-    sum.fetches += s.fetch.fetches, sum.failed += s.fetch.failed, sum.lent += s.fetch.lent;
+    sum.fetches += s.fetch.fetches, sum.failed += s.fetch.failed, sum.lent += s.fetch.lent,
+        sum.copies += s.fetch.copies, sum.copies_dropped += s.fetch.copies_dropped;
   return sum;
 }
 
@@ -123,29 +124,16 @@ TEST_CASE("processes: prefixes are fetched from other workers, also with int8 KV
   }
 }
 
-TEST_CASE("processes: over tcp a killed decode worker's answers continue on the copies of their prompts",
-          "[processes][copies]") {
+TEST_CASE("processes: copies of prompts go to the other decode worker over tcp", "[processes][copies]") {
   NEEDS_PROGRAM();
   Bed bed({"--transport", "tcp", "--decode-copies", "2", "--placement", "round_robin"}, kLongLease, "1P2D");
-  bed.start("prefill");
-  const size_t victim = bed.start("decode");
-  bed.start("decode");
+  for (const char* role : {"prefill", "decode", "decode"}) bed.start(role);
   REQUIRE(bed.cluster().wait_members(3, 60));
-  constexpr int kPrompt = 150;
-  for (int family = 0; family < 3; ++family) bed.ask(kPrompt, family, 240);
-  // Each decode worker has reported as many blocks as three prompts have, which is more than its answers alone have.
-  const Conductor& conductor = bed.cluster().conductor();
-  REQUIRE(until(60, [&] {
-    return std::ranges::all_of(conductor.members(), [&](const InstanceInfo& info) {
-      return info.role != Role::decode || conductor.known_blocks(info.id) >= 3 * (kPrompt / 16);
-    });
-  }));
-  bed.child(victim).end(SIGKILL);
+  for (int family = 0; family < 3; ++family) bed.ask(150, family, 40);
   bed.check_answers();
+  CHECK(until(60, [&] { return fetched(bed).copies + fetched(bed).copies_dropped == 3; }));
+  CHECK(fetched(bed).copies > 0);  // one is dropped if its reader's memory is full
   bed.check_memory();
-  CHECK(conductor.stats().conductor.replaced_choices > 0);
-  const auto all = bed.cluster().stats().instances;
-  CHECK(std::ranges::find(all, "P0", &InstanceStats::name)->prompt_tokens == 3 * kPrompt);  // nothing twice
 }
 
 TEST_CASE("processes: workers leave, come and change their role while requests run", "[processes]") {

@@ -179,6 +179,10 @@ TEST_CASE("config: Mixtral and Qwen3-MoE have experts, in the layers that their 
     CAPTURE(field, as_text(value));
     CHECK_THAT(error_of(j), Contains("config.json") && Contains(says));
   }
+  json large = qwen;  // each size is in its range
+  large["num_hidden_layers"] = 4096, large["num_experts"] = 4096, large["moe_intermediate_size"] = 1 << 24;
+  large["hidden_size"] = 1 << 20, large["head_dim"] = 128;
+  CHECK_THAT(error_of(large), Contains("more than 2^60 parameters"));
 }
 
 TEST_CASE("config: each wrong field is named", "[model][config]") {

@@ -75,6 +75,7 @@ TEST_CASE("jinja: depth, output and steps are bounded", "[model][jinja]") {
       "{{ 1" + many(" if 1 else 1", 9999) + " }}",
       many("{% if 1 %}", 9999) + many("{% endif %}", 9999),
       many("{% for x in y %}", 9999),
+      "{{ " + many("n", 256) + " }}",
   };
   for (const std::string& source : sources) {
     INFO(source.substr(0, 120));
@@ -82,10 +83,8 @@ TEST_CASE("jinja: depth, output and steps are bounded", "[model][jinja]") {
     INFO(got.substr(0, 200));
     CHECK(got.starts_with("ERROR "));
   }
-  const std::string numbers = "[" + many("1,", 99) + "]";
-  CHECK(
-      has(render("{% set s = '" + std::string(1 << 20, 'x') + "' %}{% for x in " + numbers + " %}{{ s }}{% endfor %}"),
-          "more than 64 MiB"));
+  const std::string numbers = "[" + many("1,", 99) + "]", mebibyte = "{% set s = '" + many("x", 1 << 20) + "' %}";
+  CHECK(has(render(mebibyte + "{% for x in " + numbers + " %}{{ s }}{% endfor %}"), "more than 64 MiB"));
   // Each of these would take days, or more memory than there is.
   const std::string loops = "{% for a in n %}{% for b in n %}{% for c in n %}{% for d in n %}{% for e in n %}";
   const std::string ends = many("{% endfor %}", 5);
@@ -97,6 +96,9 @@ TEST_CASE("jinja: depth, output and steps are bounded", "[model][jinja]") {
       {"comparison", twice + "{% set ns.w = [ns.w, ns.w] %}{% set ns.v = [ns.v, ns.v] %}{% endfor %}"
                              "{{ ns.w == ns.v }}"},
       {"join", twice + "{% set ns.v = n|join(ns.v) %}{% endfor %}"},
+      {"a namespace", loops + "{% set q = namespace(a=1) %}" + ends},
+      {"a time", mebibyte + loops + "{% set q = strftime_now(s) %}" + ends},
+      {"a key", mebibyte + "{% set d = {s: 1} %}" + loops + "{% set q = d[s] %}" + ends},
       {"strip", twice + "{% set ns.v = ns.v ~ ns.v %}{% if ns.v.strip(ns.v) %}{% endif %}{% endfor %}"},
   };
   for (const auto& [what, source] : endless) {
