@@ -180,6 +180,20 @@ TEST_CASE("a sequence that waits with KV gives it up where nothing can move othe
   }
 }
 
+// One logit of each row is `odd`, and all others are `rest`.
+struct OddModel final : SynchronousModel {
+  OddModel(float o, float r) : odd(o), rest(r) {}
+  const ModelConfig& config() const override { return tiny_config(); }
+  Work work(const StepInput&) const override { return {}; }
+  void forward(const StepInput& step, float* logits) override {
+    for (size_t row = 0; row < step.logit_rows.size(); ++row, logits += config().vocab) {
+      std::fill_n(logits, config().vocab, rest);
+      logits[50] = odd;
+    }
+  }
+  const float odd, rest;
+};
+
 // An engine by itself, with `n_blocks` blocks of 16 tokens.
 struct Alone {
   explicit Alone(int n_blocks)
@@ -206,27 +220,12 @@ struct Alone {
     }
     memory->check_invariants();
   }
-  ThreadTeam team{1};
   RealClock clock;
   KvOptions kv;
   std::unique_ptr<KvMemory> memory;
-  std::unique_ptr<Model> model = make_llama(tiny_weights(), team, 64, 4);
+  std::unique_ptr<Model> model = std::make_unique<OddModel>(1, 0);  // it reads no KV, as the test writes none
   std::shared_ptr<Recorder> recorder = std::make_shared<Recorder>();
   Engine engine;
-};
-
-// One logit of each row is `odd`, and all others are `rest`.
-struct OddModel final : SynchronousModel {
-  OddModel(float o, float r) : odd(o), rest(r) {}
-  const ModelConfig& config() const override { return tiny_config(); }
-  Work work(const StepInput&) const override { return {}; }
-  void forward(const StepInput& step, float* logits) override {
-    for (size_t row = 0; row < step.logit_rows.size(); ++row, logits += config().vocab) {
-      std::fill_n(logits, config().vocab, rest);
-      logits[50] = odd;
-    }
-  }
-  const float odd, rest;
 };
 
 TEST_CASE("engine: a sequence whose logits are not finite ends with an error that says so", "[engine]") {
