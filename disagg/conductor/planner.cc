@@ -20,6 +20,7 @@ std::span<const int32_t> tokens_of(const Request& request, const std::vector<int
 
 // Returns the decode instance with the fewest sequences among those that have all whole blocks of the prompt, or -1.
 int holder_of_copy(const ClusterView& view, const Request& request) {
+  if (view.instances.empty()) return -1;
   const int whole = (int(request.prompt.size()) - 1) / view.block_tokens * view.block_tokens;
   const auto holds = [&](const InstanceView& i) { return decodes(i) && whole > 0 && i.held_tokens() >= whole; };
   return least(view, holds, [](const InstanceView& i) { return i.sequences; });

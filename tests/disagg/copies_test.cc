@@ -90,5 +90,16 @@ TEST_CASE("copies: one that finds no room or does not arrive is dropped, and the
   CHECK(scene.stats("D2").fetch.copy_bytes == 0);
 }
 
+TEST_CASE("copies: a request whose instances are all lost waits for others", "[disagg][copies]") {
+  Scene scene("1P2D", copying(2));
+  scene.ask(1, kPrompt, 20, 1);
+  for (int i = 0; i < 300 && scene.n_tokens(1) < 10; ++i) scene.tick();
+  for (const char* name : {"P0", "D1", "D2"}) scene.crash(scene.find(name)->id, true);
+  for (int i = 0; i < 1000; ++i) scene.tick();
+  scene.add_all("1P1D");
+  scene.settle();
+  CHECK(scene.n_tokens(1) == 20);
+}
+
 }  // namespace
 }  // namespace xpyd::testing::copies_test
