@@ -84,6 +84,7 @@ struct ConductorStats {
   double wasted_prefill_s = 0;                  // predicted prefill time of those refused late
   PredictionError ttft_error, tbt_error;        // of predictions at placement; TBT: the mean of a choice's gaps
   int64_t ended = 0, kept = 0;  // choices that ended by stop or length; of these, within both objectives
+  uint64_t logits_hash = 0;     // the sum of the logits hashes of those that ended so; their order does not matter
 };
 
 struct ServiceStats {
@@ -122,8 +123,6 @@ class Runtime : public Service {
   virtual void drain() = 0;                    // refuses new requests from now on
   virtual bool wait_idle(double seconds) = 0;  // waits; true: no request is left
   virtual void stop() = 0;                     // ends the requests that are left with `abort`
-  // The sum of the logits hashes of all choices that ended by stop or length. It does not depend on their order.
-  virtual uint64_t logits_hash() const = 0;
   virtual void clear_prefix_caches() = 0;
   // Gives an instance nothing new. When it is empty it ends, or joins again in another role. Errors: not_found;
   // invalid_argument if instances cannot leave (threads).

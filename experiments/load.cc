@@ -57,7 +57,7 @@ Run run_load(Build& build, const std::vector<BenchRequest>& requests, const std:
   }
   std::vector<RequestRecord> records(n);
   std::vector<std::shared_ptr<Recorder>> sinks;
-  const uint64_t hash_before = cluster.logits_hash();
+  const uint64_t hash_before = cluster.stats().conductor.logits_hash;
   Run run;
   const double start = build.clock.now();
   for (size_t i = 0; i < n; ++i) {
@@ -78,7 +78,7 @@ Run run_load(Build& build, const std::vector<BenchRequest>& requests, const std:
     return run;
   }
   run.result = summarize_bench(records, start, build.clock.now() - start, {});
-  run.logits_hash = cluster.logits_hash() - hash_before;
+  run.logits_hash = cluster.stats().conductor.logits_hash - hash_before;
   double cached = 0;
   for (size_t i = 0; i < n; ++i) {
     const RequestRecord& record = records[i];

@@ -92,7 +92,7 @@ Result<Finding> converse(Bed& bed, const Sizes& sizes, const Values& point, cons
   if (!wrong) return wrong.error();
   if (!wrong.value().empty()) return Finding{{}, wrong.value()};
   Build& build = bed.build();
-  const uint64_t hash_before = build.cluster->logits_hash();
+  const uint64_t hash_before = build.cluster->stats().conductor.logits_hash;
   Random random(setting.seed);
   const int n = point["conversations"], history = point["history"];
   std::vector<std::vector<int32_t>> said(static_cast<size_t>(n));
@@ -123,7 +123,7 @@ Result<Finding> converse(Bed& bed, const Sizes& sizes, const Values& point, cons
   build.cluster->instances()[0]->memory().clear_prefix_cache();
   char hash[24];
   std::snprintf(hash, sizeof hash, "%016llx",
-                static_cast<unsigned long long>(build.cluster->logits_hash() - hash_before));
+                static_cast<unsigned long long>(build.cluster->stats().conductor.logits_hash - hash_before));
   return Finding{{{{"ttft_ms", summarize(ttft_ms).mean},
                    {"cached_share", cached / prompts},
                    {"turns", ttft_ms.size()},

@@ -212,7 +212,7 @@ RaggedRun run_ragged(const TinySetup& setup) {
 
   for (const auto& instance : tiny.cluster->instances())
     instance->check_invariants(tiny.cluster->stats().shared_pool == false);
-  RaggedRun run{.hash = tiny.cluster->logits_hash(), .tokens = {}};
+  RaggedRun run{.hash = tiny.cluster->stats().conductor.logits_hash, .tokens = {}};
   for (const auto& instance : tiny.cluster->instances()) {
     run.hit_tokens += instance->memory().stats().prefix_hit_tokens;
     run.draft_tokens += instance->stats().draft_tokens;

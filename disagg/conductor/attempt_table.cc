@@ -39,10 +39,8 @@ void AttemptTable::uncharge_prompt(Attempt& attempt) {
 }
 
 void AttemptTable::generated(Attempt& attempt) {
-  Member* const member = cluster_.find(attempt.decode);
-  if (!member) return;
   ++attempt.context;
-  cluster_.board().decodes(*member, 0, 1);
+  if (Member* member = cluster_.find(attempt.decode)) cluster_.board().decodes(*member, 0, 1);
 }
 
 void AttemptTable::forget(AttemptId number) {

@@ -192,8 +192,7 @@ void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
 
 void Conductor::on(InstanceId from, TokenOf message, Out& out) {
   Attempt* const attempt = attempts_.find(message.attempt);
-  if (!attempt) return;
-  if (from != attempt->prefill && from != attempt->decode) return;  // the attempt is not on this instance
+  if (!attempt || (from != attempt->prefill && from != attempt->decode)) return;
   Entry& entry = requests_.at(attempt->request);
   Choice& choice = entry.choices[size_t(message.event.choice)];
   if (choice.ended || message.index < int(choice.output.size())) return;
@@ -259,8 +258,7 @@ void Conductor::call_off(AttemptId number, const Attempt& attempt) {
 
 void Conductor::on(InstanceId from, AttemptFailed message, Out& out) {
   const Attempt* const attempt = attempts_.find(message.attempt);
-  if (!attempt) return;
-  if (from != attempt->prefill && from != attempt->decode) return;  // the attempt is not on this instance
+  if (!attempt || (from != attempt->prefill && from != attempt->decode)) return;
   if (from == attempt->prefill && from != attempt->decode && attempts_.handed_over(*attempt)) return;
   fail(message.attempt, message.why, out);
 }
@@ -273,7 +271,6 @@ void Conductor::fail(AttemptId number, const std::string& why, Out& out) {
   ++context_.totals.failed_attempts;
   call_off(number, attempt);
   Entry& entry = requests_.at(attempt.request);
-  const bool late = entry.request->deadline_s > 0 && context_.clock.now() > entry.request->deadline_s;
   const bool hopeless = ++entry.tries >= options.max_tries * int(entry.choices.size());
   if (hopeless)
     log_line(LogLevel::error, "xpyd: request %llu is given up after %d failed attempts: %s",
@@ -287,8 +284,8 @@ void Conductor::fail(AttemptId number, const std::string& why, Out& out) {
     choice.attempt = 0;
     if (choice.ended) continue;
     ++context_.totals.replaced_choices;
-    if (entry.aborted || late || hopeless)
-      requests_.give_up(entry, c, late, "the request is given up after too many attempts: " + why, out);
+    if (entry.aborted || hopeless || requests_.late(entry))
+      requests_.give_up(entry, c, "the request is given up after too many attempts: " + why, out);
   }
   if (entry.left == 0) return requests_.forget_if_over(entry);
   park(attempt, begun);
@@ -300,12 +297,9 @@ void Conductor::park(const Attempt& attempt, bool begun) {
   const Entry& entry = requests_.at(attempt.request);
   const double now = context_.clock.now();
   const double later = now + (entry.tries < 2 ? 0 : 0.04 * double(1 << 2 * std::min(entry.tries - 2, 2)));
-  if (!begun) {
-    parked_.push_back({attempt.request, attempt.first, attempt.count, now, later});
-    return;
-  }
-  for (int c = attempt.first; c < attempt.first + attempt.count; ++c)
-    if (!entry.choices[size_t(c)].ended) parked_.push_back({attempt.request, c, 1, now, later});
+  const int each = begun ? 1 : attempt.count;
+  for (int c = attempt.first; c < attempt.first + attempt.count; c += each)
+    if (!entry.choices[size_t(c)].ended) parked_.push_back({attempt.request, c, each, now, later});
 }
 
 void Conductor::retry_parked(Out& out) {
@@ -314,16 +308,14 @@ void Conductor::retry_parked(Out& out) {
   parked.swap(parked_);
   for (Parked& p : parked) {
     Entry& entry = requests_.at(p.request);
-    const double deadline = entry.request->deadline_s;
-    const bool late = deadline > 0 && now > deadline;
-    const bool waited = now > p.since_s + context_.options.patience_s;
-    if (!entry.aborted && !late && now >= p.not_before_s && start(p.request, p.first, p.count, out)) continue;
-    if (!entry.aborted && !late && !waited) {
+    const bool wanted = !entry.aborted && !requests_.late(entry);
+    if (wanted && now >= p.not_before_s && start(p.request, p.first, p.count, out)) continue;
+    if (wanted && now <= p.since_s + context_.options.patience_s) {
       parked_.push_back(p);
       continue;
     }
     for (int c = p.first; c < p.first + p.count; ++c)
-      requests_.give_up(entry, c, late, "no instance came to replace the one that was lost", out);
+      requests_.give_up(entry, c, "no instance came to replace the one that was lost", out);
     requests_.forget_if_over(entry);
   }
 }
@@ -347,9 +339,8 @@ void Conductor::abort(uint64_t request_id) {
 
 ServiceStats Conductor::stats() const {
   std::lock_guard lock(mutex_);
-  ServiceStats all;
+  ServiceStats all{.conductor = context_.totals};
   all.shared_pool = context_.options.zero_copy && cluster_.members().size() > 1;
-  all.conductor = context_.totals;
   for (const auto& [id, member] : cluster_.members()) all.instances.push_back(member.probe->stats());
   return all;
 }
@@ -381,23 +372,6 @@ void Conductor::end_all(const std::string& why) {
     attempts_.clear();
     parked_.clear();
   });
-}
-
-uint64_t Conductor::logits_hash() const {
-  std::lock_guard lock(mutex_);
-  return requests_.logits_hash();
-}
-
-PlacedLoad Conductor::load(InstanceId id) const {
-  std::lock_guard lock(mutex_);
-  const Member* member = cluster_.find(id);
-  return member ? member->load : PlacedLoad{};
-}
-
-size_t Conductor::known_blocks(InstanceId id) const {
-  std::lock_guard lock(mutex_);
-  const Member* member = cluster_.find(id);
-  return member ? cluster_.board().known_blocks(*member) : 0;
 }
 
 std::vector<InstanceInfo> Conductor::members() const {

@@ -54,11 +54,13 @@ class Conductor final : public Service {
   bool idle(InstanceId id) const;        // true: nothing is placed there
   void end_all(const std::string& why);  // ends every open choice with `abort`
 
-  // Returns the sum of the logits hashes of the choices that ended by stop or length. The order does not matter.
-  uint64_t logits_hash() const;
-  PlacedLoad load(InstanceId id) const;
-  size_t known_blocks(InstanceId id) const;  // of its prefix cache, as it reports them
   std::vector<InstanceInfo> members() const;
+  // Calls f(cluster) under the lock.
+  template <class F>
+  auto look(F f) const {
+    std::lock_guard lock(mutex_);
+    return f(cluster_);
+  }
 
  private:
   using Entry = RequestTable::Entry;

@@ -45,8 +45,7 @@ bool Planner::choose(AttemptPlan& plan) {
   plan.placed = options.placement->place(plan.seen, options.placement_options);
   Placement& placed = plan.placed;
   // A choice whose decode instance is lost continues where a copy of its prompt is, without a prefill instance.
-  const bool again = options.decode_copies > 1 && plan.entry.tries > 0;
-  const int copy = again ? holder_of_copy(plan.seen, request) : -1;
+  const int copy = options.decode_copies > 1 && plan.entry.tries > 0 ? holder_of_copy(plan.seen, request) : -1;
   if (copy < 0 && (placed.prefill < 0 || placed.decode < 0)) return false;
   if (options.log)
     options.log->decided(context_.clock.now(), "place", options.placement->name, request.id, plan.seen,

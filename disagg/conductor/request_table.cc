@@ -51,22 +51,26 @@ void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEven
   event.cached_tokens = choice.cached_tokens;
   event.scheduled_s = choice.scheduled_s;
   if (event.finish == FinishReason::stop || event.finish == FinishReason::length) {
-    logits_hash_ += event.logits_hash;
+    totals.logits_hash += event.logits_hash;
     ++totals.ended;
     if (const auto gaps = double(choice.times.gaps.size()); gaps > 0)
       totals.tbt_error.add(choice.tbt_s, (choice.times.last_s - choice.times.first_s) / gaps);
     totals.kept += choice.times.keeps(context_.objectives(*entry.request), entry.request->arrival_s);
   }
-  if (event.finish != FinishReason::none) {
-    choice.ended = true;
-    --entry.left;
-    entry.trace.finish = finish_reason_name(event.finish);
-  }
   emit(entry, std::move(event), out);
 }
 
+void RequestTable::emit(Entry& entry, TokenEvent event, SinkEvents& out) {
+  if (event.finish != FinishReason::none) {
+    entry.choices[size_t(event.choice)].ended = true;
+    --entry.left;
+    entry.trace.finish = finish_reason_name(event.finish);
+  }
+  out.push_back({entry.sink, std::move(event)});
+}
+
 void RequestTable::end_choice(Entry& entry, int at, FinishReason reason, const std::string& error, SinkEvents& out) {
-  Choice& choice = entry.choices[size_t(at)];
+  const Choice& choice = entry.choices[size_t(at)];
   TokenEvent event;
   event.request_id = entry.request->id;
   event.choice = at;
@@ -77,15 +81,17 @@ void RequestTable::end_choice(Entry& entry, int at, FinishReason reason, const s
   event.queued_s = entry.request->arrival_s;
   event.scheduled_s = choice.scheduled_s;
   event.time_s = context_.clock.now();
-  choice.ended = true;
-  --entry.left;
-  entry.trace.finish = finish_reason_name(reason);
   emit(entry, std::move(event), out);
 }
 
-void RequestTable::give_up(Entry& entry, int choice, bool late, const std::string& why, SinkEvents& out) {
+bool RequestTable::late(const Entry& entry) const {
+  return entry.request->deadline_s > 0 && context_.clock.now() > entry.request->deadline_s;
+}
+
+void RequestTable::give_up(Entry& entry, int choice, const std::string& why, SinkEvents& out) {
   if (entry.aborted) return end_choice(entry, choice, FinishReason::abort, "", out);
-  end_choice(entry, choice, late ? FinishReason::timeout : FinishReason::error, late ? "" : why, out);
+  if (late(entry)) return end_choice(entry, choice, FinishReason::timeout, "", out);
+  end_choice(entry, choice, FinishReason::error, why, out);
 }
 
 void RequestTable::refuse(Entry& entry, const Refusal& refusal, int64_t& counted, SinkEvents& out) {
@@ -111,8 +117,7 @@ void RequestTable::forget_if_over(Entry& entry) {
     log->happened("request", whole);
   }
   if (ended_.size() > kMostEnded) ended_.pop_back();
-  const uint64_t id = entry.request->id;
-  requests_.erase(id);
+  requests_.erase(ended_.front().request);
 }
 
 void RequestTable::end_all(const std::string& why, SinkEvents& out) {

@@ -61,8 +61,10 @@ class RequestTable {
   void take(Entry& entry, Choice& choice, TokenEvent event, SinkEvents& out);
   // Ends the choice without another token.
   void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error, SinkEvents& out);
+  // Returns whether the request's deadline is over.
+  bool late(const Entry& entry) const;
   // Ends the choice with `abort` if its client has left, with `timeout` if it is late, and with an error otherwise.
-  void give_up(Entry& entry, int choice, bool late, const std::string& why, SinkEvents& out);
+  void give_up(Entry& entry, int choice, const std::string& why, SinkEvents& out);
   // Ends every open choice with the refusal's reason and prediction. `counted` is one of the totals.
   void refuse(Entry& entry, const Refusal& refusal, int64_t& counted, SinkEvents& out);
   // Removes the entry if all its choices have ended. The reference is invalid then.
@@ -77,17 +79,14 @@ class RequestTable {
 
   // Returns some running requests and the last that ended, newest first, without their gaps.
   std::vector<RequestTrace> traces() const;
-  // Returns the sum of the logits hashes of the choices that ended by stop or length. The order does not matter.
-  uint64_t logits_hash() const { return logits_hash_; }
 
  private:
   static RequestTrace trace_of(const Entry& entry);
-  static void emit(Entry& entry, TokenEvent event, SinkEvents& out) { out.push_back({entry.sink, std::move(event)}); }
+  static void emit(Entry& entry, TokenEvent event, SinkEvents& out);
 
   ConductorContext& context_;
   std::unordered_map<uint64_t, Entry> requests_;
   std::deque<RequestTrace> ended_;  // the last ones, newest first, without gaps
-  uint64_t logits_hash_ = 0;
 };
 
 }  // namespace xpyd::disagg

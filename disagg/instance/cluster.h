@@ -113,7 +113,6 @@ class Cluster final : public Runtime, private MessageBus {
   ServicePicture picture() const override { return conductor_.picture(); }
   std::string trouble() const override { return conductor_.trouble(); }
 
-  uint64_t logits_hash() const override { return conductor_.logits_hash(); }
   void clear_prefix_caches() override;
   const Conductor& conductor() const { return conductor_; }
   const std::vector<std::unique_ptr<Instance>>& instances() const { return instances_; }

@@ -53,7 +53,6 @@ class ProcessCluster final : public Runtime, public MessageBus {
   ServiceStats stats() const override { return conductor_.stats(); }
   ServicePicture picture() const override { return conductor_.picture(); }
   std::string trouble() const override { return conductor_.trouble(); }
-  uint64_t logits_hash() const override { return conductor_.logits_hash(); }
   const Conductor& conductor() const { return conductor_; }
 
   void send(InstanceId from, InstanceId to, Message message) override;

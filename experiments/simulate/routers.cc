@@ -79,12 +79,12 @@ ConductorStats Routers::totals() const {
   ConductorStats sum = routers_.front()->conductor.stats().conductor;
   for (size_t r = 1; r < routers_.size(); ++r) {
     // Names every member, so that a new one fails to compile until it is added here.
-    const auto& [attempts, failed, replaced, left, early, late, wasted_s, ttft, tbt, ended,
-                 kept] = routers_[r]->conductor.stats().conductor;
+    const auto& [attempts, failed, replaced, left, early, late, wasted_s, ttft, tbt, ended, kept,
+                 logits_hash] = routers_[r]->conductor.stats().conductor;
     sum.attempts += attempts, sum.failed_attempts += failed, sum.replaced_choices += replaced;
     sum.left = std::max(sum.left, left);  // every router sees all of them
     sum.refused_early += early, sum.refused_late += late;
-    sum.wasted_prefill_s += wasted_s, sum.ended += ended, sum.kept += kept;
+    sum.wasted_prefill_s += wasted_s, sum.ended += ended, sum.kept += kept, sum.logits_hash += logits_hash;
     add(sum.ttft_error, ttft), add(sum.tbt_error, tbt);
   }
   return sum;

@@ -77,7 +77,7 @@ int serve_main(const Options& options) {
   build.runtime->stop();
   if (!started && signals.first()) return 128 + signals.first();
   need(started);
-  if (const uint64_t hash = build.runtime->logits_hash(); hash != 0)  // 0: no request has ended
+  if (const uint64_t hash = build.runtime->stats().conductor.logits_hash; hash != 0)  // 0: no request has ended
     say("logits hash " + hex(hash));
   return 0;
 }

@@ -191,7 +191,6 @@ class LocalWorkers final : public Runtime {
     cluster_->stop();
     children_.end();
   }
-  uint64_t logits_hash() const override { return cluster_->logits_hash(); }
   void clear_prefix_caches() override { cluster_->clear_prefix_caches(); }
   Status retire(const std::string& name, std::optional<Role> role) override {
     const std::string process = cluster_->process_of(name);

@@ -42,7 +42,9 @@ void check_quiescent(TinyCluster& tiny) {
     instance->memory().check_invariants(alone);
     KvStats kv = instance->memory().stats();
     CHECK(kv.free + kv.cached == kv.capacity);
-    const PlacedLoad load = tiny.cluster->conductor().load(instance->options().id);
+    const InstanceId id = instance->options().id;
+    const PlacedLoad load =
+        tiny.cluster->conductor().look([id](const ClusterState& cluster) { return cluster.find(id)->load; });
     CHECK(load.queued_requests == 0);
     CHECK(load.queued_tokens == 0);
     CHECK(load.sequences == 0);

@@ -7,7 +7,7 @@
 #include <map>
 
 #include "base/random.h"
-#include "disagg/transport/rdma/rdma_plan.h"
+#include "disagg/transport/rdma/rdma.h"
 #include "disagg/transport/rdma/rdma_verbs.h"
 #include "disagg/transport/transports.h"
 #include "tests/catch.h"

@@ -155,7 +155,10 @@ std::string SimCluster::check_memory(bool at_rest) const {
     if (kv.free + kv.cached != kv.capacity)
       return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached) + " blocks, " +
              std::to_string(kv.in_transfer) + " in transfer";
-    const PlacedLoad load = conductor_->load(id);
+    const PlacedLoad load = conductor_->look([&](const ClusterState& cluster) {
+      const Member* member = cluster.find(id);
+      return member ? member->load : PlacedLoad{};
+    });
     if (load.queued_requests || load.queued_tokens || load.sequences)
       return node->name + " has load that nobody placed";
   }

@@ -72,7 +72,7 @@ std::vector<Answer> ask_all(Loaded& model, const std::vector<std::pair<std::vect
   }
   while (cluster->turn()) continue;
   std::vector<Answer> answers;
-  for (const auto& sink : sinks) answers.push_back({sink->text, cluster->logits_hash(), sink->finish});
+  for (const auto& sink : sinks) answers.push_back({sink->text, cluster->stats().conductor.logits_hash, sink->finish});
   return answers;
 }
 

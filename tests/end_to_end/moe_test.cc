@@ -56,7 +56,7 @@ TEST_CASE("moe: both families have double precision's tokens and one logits hash
       while (!build->runtime->wait_idle(0)) build->cluster->turn();
       CHECK(said->choice(1).tokens == expected);
       char hash[32];
-      std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(build->runtime->logits_hash()));
+      std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(build->runtime->stats().conductor.logits_hash));
       hashes.insert(hash);
     }
     REQUIRE(hashes.size() == 1);

@@ -30,11 +30,12 @@ FetchStats fetched(Bed& bed) {
 
 // Counts the blocks that instances of a role have reported.
 size_t known(Bed& bed, Role role) {
-  const Conductor& conductor = bed.cluster().conductor();
-  size_t n = 0;
-  for (const InstanceInfo& info : conductor.members())
-    if (info.role == role) n += conductor.known_blocks(info.id);
-  return n;
+  return bed.cluster().conductor().look([role](const ClusterState& cluster) {
+    size_t n = 0;
+    for (const auto& [id, member] : cluster.members())
+      if (member.info.role == role) n += cluster.board().known_blocks(member);
+    return n;
+  });
 }
 
 // Each transport carries the first order, and each order uses some transport.

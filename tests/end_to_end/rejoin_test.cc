@@ -95,7 +95,9 @@ TEST_CASE("the next conductor gets the worker with its prefix cache", "[processe
     REQUIRE(conductor->wait_members(1, 60));
     const InstanceId id = conductor->conductor().members()[0].id;
     // The worker reports its cache to the conductor before the conductor sends any request.
-    const auto told = [&] { return conductor->conductor().known_blocks(id); };
+    const auto told = [&] {
+      return conductor->conductor().look([&](const auto& c) { return c.board().known_blocks(*c.find(id)); });
+    };
     if (round > 0) until(60, [&] { return told() >= kFullBlocks; });
     CHECK(told() == (round > 0 ? kFullBlocks : 0));
     auto recorder = std::make_shared<Recorder>();

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "disagg/transport/registration_table.h"
 
 namespace xpyd::disagg::rdma {
 namespace {
@@ -20,6 +21,41 @@ constexpr double kBindSeconds = 2;  // a NIC needs microseconds; software device
 Error no_keys(const std::string& why) { return {ErrorCode::unavailable, "rdma: " + why}; }
 
 }  // namespace
+
+size_t region_of(std::span<const MemoryRange> regions, const std::byte* at, size_t bytes) {
+  const auto inside = [&](const MemoryRange& region) {
+    return at >= region.data() && at + bytes <= region.data() + region.size();
+  };
+  return size_t(std::ranges::find_if(regions, inside) - regions.begin());
+}
+
+Result<std::vector<AddressRange>> cover(std::span<const MemoryRange> pieces, std::span<const MemoryRange> regions) {
+  std::vector<std::vector<AddressRange>> of(regions.size());
+  for (const MemoryRange& piece : pieces) {
+    if (piece.empty()) continue;
+    const size_t region = region_of(regions, piece.data(), piece.size());
+    if (region == regions.size()) return invalid("registration: a range is outside this instance's KV memory");
+    of[region].push_back({reinterpret_cast<uint64_t>(piece.data()), piece.size()});
+  }
+  const auto join_all = [&of](uint64_t gap) {
+    std::vector<AddressRange> ranges;
+    for (std::vector<AddressRange>& some : of) {
+      some = joined(std::move(some), gap);
+      ranges.insert(ranges.end(), some.begin(), some.end());
+    }
+    std::ranges::sort(ranges, {}, &AddressRange::begin);
+    return ranges;
+  };
+  std::vector<AddressRange> ranges = join_all(0);
+  if (ranges.size() <= kMaxKeys) return ranges;
+  std::vector<uint64_t> gaps;
+  for (const std::vector<AddressRange>& some : of)
+    for (size_t i = 1; i < some.size(); ++i) gaps.push_back(some[i].begin - some[i - 1].begin - some[i - 1].bytes);
+  const size_t n = ranges.size() - kMaxKeys;
+  if (n > gaps.size()) return invalid("registration: there are more than 256 regions");
+  std::nth_element(gaps.begin(), gaps.begin() + long(n) - 1, gaps.end());
+  return join_all(gaps[n - 1]);
+}
 
 Result<RemoteKey> Serving::open(PeerId peer, KvOp op, std::span<const MemoryRange> ranges) {
   auto covered = cover(ranges, regions_);

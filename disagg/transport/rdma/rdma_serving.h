@@ -12,16 +12,26 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
-#include "disagg/transport/rdma/rdma_plan.h"
 #include "disagg/transport/rdma/rdma_verbs.h"
 
 namespace xpyd::disagg::rdma {
 
 // RemoteKey::secret. The card does not ask who uses a key, or for what, before it moves bytes; the initiator does.
 inline uint64_t permit(PeerId peer, KvOp op) { return uint64_t(peer) << 1 | uint64_t(op); }
+
+constexpr size_t kMaxKeys = 256;  // ranges of one registration
+
+// Returns the index of the first region that contains these bytes, or regions.size() if none does.
+size_t region_of(std::span<const MemoryRange> regions, const std::byte* at, size_t bytes);
+
+// Returns the ranges that a registration of these pieces gets keys for: sorted, and joined where they are adjacent in
+// one region. If there are more than kMaxKeys, it also joins ranges over the smallest gaps. Errors: a piece is outside
+// the regions; more than kMaxKeys regions.
+Result<std::vector<AddressRange>> cover(std::span<const MemoryRange> pieces, std::span<const MemoryRange> regions);
 
 class Serving {
  public:
