@@ -11,6 +11,7 @@
 
 #include "allocator/kv_memory.h"
 #include "batch/request.h"
+#include "disagg/net/fields.h"
 #include "disagg/request_trace.h"
 #include "model/cost/step_cost.h"
 #include "model/expert_load.h"
@@ -51,6 +52,8 @@ struct Spent {
   double tflop = 0;        // 10^12 FLOPs of steps, as the model counts them
   double peak_tflops = 0;  // 10^12 FLOP/s that the instance's threads can do (base/peak/peak.h); 0: not known
 };
+
+XPYD_FIELDS(ExpertLoad, rows, rank_rows, layers, imbalance, exchanged_bytes)
 
 // One instance, as /metrics and the demo page show it. Counters are cumulative.
 struct InstanceStats {

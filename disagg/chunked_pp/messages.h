@@ -24,6 +24,7 @@
 
 #include "disagg/net/channel.h"
 #include "disagg/net/fields.h"
+#include "disagg/service.h"
 #include "disagg/transport/transport.h"
 #include "model/model.h"
 
@@ -91,11 +92,12 @@ struct Progress {
   uint32_t wave = 0, layers = 0;  // layers of the model, from the first, whose KV is written
   bool done = false;              // the stage has computed the wave
   double seconds = 0;             // if done: how long it computed
+  ExpertLoad experts;             // if done: the work of its experts so far
 };
 template <class A>
 void fields(A& a, typename A::template Ref<Progress> s) {
-  auto& [wave, layers, done, seconds] = s;
-  XPYD_EACH(a, wave, layers, done);
+  auto& [wave, layers, done, seconds, experts] = s;
+  XPYD_EACH(a, wave, layers, done, experts);
   a.number("seconds", seconds, 0, 1e12);
 }
 

@@ -99,7 +99,7 @@ Status RemotePipeline::set_up(const PoolPlan& plan) try {
   for (Naps naps; !need(transport_->connect(shards_.pp - 1, stages_.back().address)); naps.nap()) {
     if (std::lock_guard lock(mutex_); !failed_.empty()) return Error{ErrorCode::unavailable, failed_};
   }
-  need(wait_for("connected", [](const StageEnd& stage) { return stage.connected; }));
+  need(wait_for("connected", [](const StageEnd& stage) { return stage.connected.has_value(); }));
   registrations_ = need(in_->open(*transport_, shards_.pp - 1));
   std::lock_guard lock(mutex_);
   serves_ = failed_.empty();
@@ -229,7 +229,8 @@ void RemotePipeline::begin(const StepInput& step, std::span<const Draw>, float* 
   }
   ++begun_;
   for (size_t stage = 0; stage < stages_.size(); ++stage) {
-    wave.result = stage + 1 < stages_.size() ? stages_[stage + 1].registrations[place] : registrations_[place];
+    const bool last = stage + 1 == stages_.size();
+    wave.result = last ? registrations_[place] : stages_[stage + 1].connected->registrations[place];
     say_to(stages_[stage].channel, wave);  // if the stage is gone, its channel's on_closed breaks the instance
   }
 }
@@ -262,13 +263,11 @@ void RemotePipeline::end(Chosen*) {
 Status RemotePipeline::on_frame(int stage, uint16_t type, std::string_view bytes) try {
   if (type == kType<Ready>) return on_ready(stage, need(from_bytes<Ready>(bytes)));
   if (type == kType<Connected>) {
-    const Connected connected = need(from_bytes<Connected>(bytes));
+    Connected connected = need(from_bytes<Connected>(bytes));
     if (connected.registrations.size() != (stage > 0 ? places_ : 0))
       return invalid("registrations: expected one for each of " + std::to_string(places_) + " places");
     std::lock_guard lock(mutex_);
-    StageEnd& from = stages_[size_t(stage)];
-    from.registrations = connected.registrations;
-    from.connected = true;
+    stages_[size_t(stage)].connected = std::move(connected);
     changed_.notify_all();
     return ok();
   }
@@ -290,9 +289,18 @@ void RemotePipeline::on_progress(int stage, const Progress& made) {
   bool is_news = wave.watched || !made.done;
   if (made.done) {
     wave.seconds[size_t(stage)] = made.seconds;
+    std::lock_guard lock(mutex_);
+    stages_[size_t(stage)].experts = made.experts;
     is_news |= wave.done.fetch_add(1) + 1 == shards_.pp;
   }
   if (is_news) news_.add(1);
+}
+
+ExpertLoad RemotePipeline::expert_load() const {
+  std::lock_guard lock(mutex_);
+  ExpertLoad sum;
+  for (const StageEnd& stage : stages_) sum.add(stage.experts);
+  return sum;
 }
 
 void RemotePipeline::break_up(const std::string& why) {

@@ -90,6 +90,7 @@ class RemotePipeline final : public Model {
   int layers_written(int wave) const override { return wave_of(first_ + uint32_t(wave)).layers.load(); }
   void end(Chosen* chosen) override;
   std::span<const double> stage_seconds() const override { return stage_seconds_; }
+  ExpertLoad expert_load() const override;
   xpyd::Work work(const StepInput& step) const override;
 
  private:
@@ -103,8 +104,8 @@ class RemotePipeline final : public Model {
   struct StageEnd {
     ChannelPtr channel;
     std::string address;                   // of its transport; empty: the stage is not ready
-    std::vector<RemoteKey> registrations;  // [places]
-    bool connected = false;
+    std::optional<Connected> connected;
+    ExpertLoad experts;
   };
 
   RemotePipeline(HeadOptions options, const PoolPlan& plan, Clock& clock);
@@ -133,7 +134,7 @@ class RemotePipeline final : public Model {
   std::vector<std::shared_ptr<std::byte>> kv_memory_;
   std::vector<size_t> kv_bytes_;  // [n_ranks]
 
-  std::mutex mutex_;  // guards the members up to serves_; stages_ only during set_up()
+  mutable std::mutex mutex_;  // guards the members up to serves_; stages_, but for their experts, only during set_up()
   std::condition_variable changed_;
   std::vector<StageEnd> stages_;
   std::string failed_;

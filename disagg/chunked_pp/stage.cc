@@ -153,12 +153,12 @@ Status Stage::serve() {
         for (int slot = 0; slot < kSlots; ++slot) busy |= !need(p.out->left(slot));
         return busy;
       });
-      if (frame.type == kType<Copies>) {
+      if (frame.type == kType<Copies>)
         copy(p, need(from_bytes<Copies>(frame.bytes)));
-        continue;
-      }
-      if (frame.type != kType<Wave>) throw invalid("unexpected message of kind " + std::to_string(frame.type));
-      compute(p, need(from_bytes<Wave>(frame.bytes)));
+      else if (frame.type == kType<Wave>)
+        compute(p, need(from_bytes<Wave>(frame.bytes)));
+      else
+        throw invalid("unexpected message of kind " + std::to_string(frame.type));
     }
   } catch (const Error& error) {
     return end(error);
@@ -235,7 +235,6 @@ void Stage::copy(const Parts& p, const Copies& copies) {
 void Stage::compute(Parts& p, const Wave& wave) {
   const int place = int(wave.number % uint32_t(p.start.places)), slot = int(wave.number % kSlots);
   const size_t hidden = size_t(options_.config.hidden), n_seqs = wave.kv_lengths.size();
-  StageRanks& ranks = *p.ranks;
   std::vector<KvView> views;  // [tp, n_seqs]
   for (size_t r = 0; r < p.layouts.size(); ++r) {
     const int32_t* blocks = wave.blocks.data();
@@ -264,11 +263,12 @@ void Stage::compute(Parts& p, const Wave& wave) {
     StepInput mine = step;
     mine.views = std::span(views).subspan(size_t(r) * n_seqs, n_seqs);
     if (wave.by_layer && r == 0) mine.observer = &p.observer;
-    ranks.rank(r).run(mine, x_in, ranks.rank(r).x(slot), wave.by_layer, logits);
+    p.ranks->rank(r).run(mine, x_in, p.ranks->rank(r).x(slot), wave.by_layer, logits);
   });
   done.seconds = clock_.now() - began;
+  p.ranks->add_load(done.experts);
   if (!p.last) {
-    p.out->post(slot, ranks.rank(0).x(slot), wave.token_ids.size() * hidden, place, wave.result);
+    p.out->post(slot, p.ranks->rank(0).x(slot), wave.token_ids.size() * hidden, place, wave.result);
   } else if (!wave.logit_rows.empty()) {
     p.out->post(slot, logits, wave.logit_rows.size() * size_t(options_.config.vocab), place, wave.result);
     wait_until([&] { return need(p.out->left(slot)); });

@@ -50,7 +50,6 @@ XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, block_tokens, 
             prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes, reserved_bytes,
             internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
 XPYD_FIELDS(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, copies, copy_bytes, copies_dropped, ask_s)
-XPYD_FIELDS(ExpertLoad, rows, rank_rows, layers, imbalance, exchanged_bytes)
 XPYD_FIELDS(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops)
 XPYD_FIELDS(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,
             prompt_tokens, generated_tokens, preemptions, draft_tokens, accepted_tokens, step_seconds,

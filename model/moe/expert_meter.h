@@ -33,12 +33,7 @@ class ExpertMeter {
   }
   void add_to(ExpertLoad& sum) const {
     std::lock_guard lock(mutex_);
-    const auto add = [](std::vector<int64_t>& to, const std::vector<int64_t>& from) {
-      to.resize(std::max(to.size(), from.size()));
-      for (size_t i = 0; i < from.size(); ++i) to[i] += from[i];
-    };
-    add(sum.rows, load_.rows), add(sum.rank_rows, load_.rank_rows);
-    sum.layers += load_.layers, sum.imbalance += load_.imbalance, sum.exchanged_bytes += load_.exchanged_bytes;
+    sum.add(load_);
   }
 
  private:

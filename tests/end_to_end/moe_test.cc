@@ -27,6 +27,21 @@ struct Bed {
   MoeModel model;
 };
 
+// Adds up the rows of all experts in the event logs of a run.
+int64_t logged_rows(const std::string& folder) {
+  constexpr std::string_view kName = "\"expert_rows\":[";
+  int64_t sum = 0;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    const std::string log = read_all(file.path().string());
+    for (size_t at = log.find(kName); at != log.npos; at = log.find(kName, at)) {
+      at += kName.size();
+      std::istringstream numbers(log.substr(at, log.find(']', at) - at));
+      for (std::string n; std::getline(numbers, n, ',');) sum += std::stoll(n);
+    }
+  }
+  return sum;
+}
+
 TEST_CASE("moe: both families have double precision's tokens and one logits hash in every setup", "[moe]") {
   NEEDS_PROGRAM();
   const Words setups[] = {
@@ -56,20 +71,27 @@ TEST_CASE("moe: both families have double precision's tokens and one logits hash
       while (!build->runtime->wait_idle(0)) build->cluster->turn();
       CHECK(said->choice(1).tokens == expected);
       char hash[32];
-      std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(build->runtime->stats().conductor.logits_hash));
+      const uint64_t sum = build->runtime->stats().conductor.logits_hash;
+      std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(sum));
       hashes.insert(hash);
     }
     REQUIRE(hashes.size() == 1);
+    std::set<int64_t> rows;
     for (const Words& setup : processes) {
       CAPTURE(family, setup);
       Words words = bed.words(setup);
+      TempDir logs;
       words.insert(words.begin(), "generate");
+      words.insert(words.end(), {"--event-log", logs.path + "/log"});
       words.insert(words.end(), {"--prompt", kPrompt, "--temperature", "0", "--max-tokens", std::to_string(kTokens)});
       const Ran ran = run_program(words);
       INFO(ran.err);
       CHECK(ran.code == 0);
       CHECK(has(ran.err, "logits hash " + *hashes.begin()));
+      rows.insert(logged_rows(logs.path));
     }
+    // Stages in other processes report what their experts did.
+    CHECK((rows.size() == 1 && *rows.begin() > 0));
   }
 }
 
