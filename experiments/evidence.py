@@ -12,7 +12,9 @@ RESAMPLES = 1000
 # taken.
 FEWEST = 6
 
+# The first three compare with a published figure, the next two with our own range.
 YES, NO, ELSEWHERE, MISSING = "reproduced", "not reproduced", "not comparable here", "no result"
+EXPECTED, UNEXPECTED = "as expected", "not as expected"
 
 
 def interval(numbers):
@@ -42,7 +44,7 @@ class Evidence:
     n: int = 0
     paper: str = ""  # where the interval lies to the published range; "": there is none to compare
     expected: str = ""  # and to the expected range
-    why: str = ""  # why there is no result, or why it is not reproduced
+    why: str = ""  # why there is no result, or why it is outside the range
 
 
 def decide(numbers, claim):
@@ -55,9 +57,11 @@ def decide(numbers, claim):
     target = found.paper or found.expected
     if claim.paper and not claim.comparable and found.expected == "in":
         found.verdict = ELSEWHERE
-    else:
+    elif claim.paper:
         found.verdict = YES if target == "in" else NO
-    if found.verdict == NO:
+    else:
+        found.verdict = EXPECTED if target == "in" else UNEXPECTED
+    if found.verdict in (NO, UNEXPECTED):
         across = "the interval crosses an edge of the range" if target == "across" else ""
         found.why = claim.differs if claim.differs and (found.paper or claim.paper) else across
     return found

@@ -36,7 +36,7 @@ sys.path.insert(0, HERE)
 
 import older  # noqa: E402
 from claims import FRONT_PAGE, PARTS  # noqa: E402
-from evidence import ELSEWHERE, MISSING, NO, YES, Evidence, decide  # noqa: E402
+from evidence import ELSEWHERE, EXPECTED, MISSING, NO, UNEXPECTED, YES, Evidence, decide  # noqa: E402
 from table import Table, TableError, point_hash  # noqa: E402
 
 ETCD = os.path.join(ROOT, "build/etcd/usr/bin") + os.pathsep + os.environ.get("PATH", "")
@@ -339,10 +339,11 @@ def check(runner, parts):
             paper = f"; published {claim.paper}, {claim.page}" if claim.paper else ""
             print(f"    {one.verdict:20} {claim.claim}: {seen(claim, one)} ({claim.how}; expected "
                   f"{claim.range(claim.low, claim.high)}{paper})" + (f"; {one.why}" if one.why else ""))
-            if one.verdict == NO and not one.why:
+            if one.verdict in (NO, UNEXPECTED) and not one.why:
                 good = False
                 print("      the claim gives no reason for the difference")
-    print("\n" + "; ".join(f"{word}: {counts[word]}" for word in (YES, NO, ELSEWHERE, MISSING) if word in counts))
+    print("\n" + "; ".join(f"{word}: {counts[word]}" for word in (YES, NO, ELSEWHERE, EXPECTED, UNEXPECTED, MISSING)
+                         if word in counts))
     print("to be measured, because they are stale or missing: " +
           (", ".join(f"{part.part} ({took(part)})" for part in due) or "nothing"))
     return good
@@ -390,7 +391,8 @@ def claims_page(all_):
         out.append(f"{where}.\n")
         out.append("| claim | ours | how | published | expected | verdict |\n|---|---|---|---|---|---|")
         for claim, one in found:
-            why = f", because {one.why}" if one.verdict == NO and one.why else f": {one.why}" if one.why else ""
+            because = one.why and one.verdict in (NO, UNEXPECTED)
+            why = f", because {one.why}" if because else f": {one.why}" if one.why else ""
             out.append("| " + " | ".join(cell(text) for text in (
                 claim.claim, seen(claim, one), claim.how, published(claim), claim.range(claim.low, claim.high),
                 one.verdict + why)) + " |")
@@ -403,8 +405,8 @@ def readme_table(all_):
         """Published figures: reproduced, not, not comparable; our arithmetic: reproduced, not; no result."""
         of_papers = [one.verdict for claim, one in found if claim.paper]
         ours = [one.verdict for claim, one in found if not claim.paper]
-        return [of_papers.count(YES), of_papers.count(NO), of_papers.count(ELSEWHERE), ours.count(YES), ours.count(NO),
-                (of_papers + ours).count(MISSING)]
+        return [of_papers.count(YES), of_papers.count(NO), of_papers.count(ELSEWHERE), ours.count(EXPECTED),
+                ours.count(UNEXPECTED), (of_papers + ours).count(MISSING)]
     every = [pair for _, _, found in all_ for pair in found]
     n = counts(every)
     rows = [f"**{len(every)} claims. Published figures: {n[0]} reproduced, {n[1]} not reproduced, {n[2]} not "

@@ -22,7 +22,7 @@ import claims  # noqa: E402
 import older  # noqa: E402
 import run  # noqa: E402
 from claims import FRONT_PAGE, HOW, PARTS, Claim, Part  # noqa: E402
-from evidence import ELSEWHERE, MISSING, NO, YES, against, decide, interval  # noqa: E402
+from evidence import ELSEWHERE, EXPECTED, MISSING, NO, UNEXPECTED, YES, against, decide, interval  # noqa: E402
 from table import Table, TableError  # noqa: E402
 
 # It has three points and logs every call. FAKE_WRONG names an x whose result is wrong, FAKE_DIE one at which it ends.
@@ -149,7 +149,7 @@ class RunnerTest(unittest.TestCase):
         self.assertEqual(self.measured(), ["1", "2", "4"] * 2)
         self.assertTrue(self.run_part()[0])
         self.assertEqual(self.measured(), [])
-        self.assertEqual(self.verdict(), (YES, ""))
+        self.assertEqual(self.verdict(), (EXPECTED, ""))
 
     def test_what_reads_no_clock_is_asked_of_several_programs_and_stands_in_the_order_of_the_plan(self):
         self.claim.how = "virtual"
@@ -197,7 +197,7 @@ class RunnerTest(unittest.TestCase):
         self.measured()
         for path in ("disagg/far.h", "experiments/other.cc", "base/README.md", "README.md"):
             self.commit({path: SOURCES.get(path, "") + "more\n"})
-            self.assertEqual(self.verdict(), (YES, ""), path)
+            self.assertEqual(self.verdict(), (EXPECTED, ""), path)
         for path in ("experiments/toy.cc", "model/shape.h", "model/shape_many.cc", "base/row.cc"):
             self.commit({path: SOURCES[path] + "// more\n"})
             self.assertIn("stale: measured at commit", self.verdict()[1], path)
@@ -314,11 +314,11 @@ class EvidenceTest(unittest.TestCase):
         self.assertEqual(decide([1.0] * 6, claim(**paper)).verdict, ELSEWHERE)
         self.assertEqual(decide([1.3] * 6, claim(**paper)).verdict, NO)  # our own range decides, then
 
-    def test_a_range_narrower_than_the_spread_is_not_reproduced_however_near_the_middle_is(self):
+    def test_a_range_narrower_than_the_spread_is_not_met_however_near_the_middle_is(self):
         found = decide([.86, .89, .98, 1.0, 1.02, 1.1, 1.14], claim(low=.95, high=1.05))
         self.assertLess(abs(found.middle - 1), .01)
-        self.assertEqual((found.verdict, found.why), (NO, "the interval crosses an edge of the range"))
-        self.assertEqual(decide([.99, 1.0, 1.01], claim(low=.95, high=1.05)).verdict, YES)
+        self.assertEqual((found.verdict, found.why), (UNEXPECTED, "the interval crosses an edge of the range"))
+        self.assertEqual(decide([.99, 1.0, 1.01], claim(low=.95, high=1.05)).verdict, EXPECTED)
 
     def test_of_few_samples_the_whole_range_counts(self):
         self.assertEqual(interval([3, 1, 2]), (1, 3))
