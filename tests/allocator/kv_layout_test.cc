@@ -15,11 +15,7 @@
 
 namespace xpyd::testing::kv_layout_test {
 
-namespace {
-
 constexpr KvShape kSmall{.n_layers = 2, .n_kv_heads = 3, .head_dim = 4, .dtype = Dtype::bf16};
-
-}  // namespace
 
 TEST_CASE("KvLayout: offsets are a bijection onto the pool in both orders", "[allocator]") {
   for (KvOrder order : {KvOrder::layer_major, KvOrder::token_major})

@@ -17,8 +17,6 @@
 
 namespace xpyd::testing::kv_memory_random_test {
 
-namespace {
-
 struct Row {
   const char* scheme = "paged";
   KvOrder order = KvOrder::layer_major;
@@ -560,8 +558,6 @@ Counts run(const Row& r) {
   if (r.radix && r.block_tokens > 1) CHECK(std::min({n.within, n.taken_over, n.cut}) > 10);
   return n;
 }
-
-}  // namespace
 
 // A row with few letters and this block size.
 Row letters(int block_tokens, int n_blocks, int operations, uint64_t seed, int memories = 1) {

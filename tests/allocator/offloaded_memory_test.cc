@@ -16,7 +16,6 @@
 #include "tests/late_copies.h"
 
 namespace xpyd::testing::tiered_test {
-namespace {
 
 constexpr int kBlock = 4;  // tokens of a tier's block
 constexpr size_t kBlockBytes = kBlock * kTinyShape.token_bytes();
@@ -349,5 +348,4 @@ TEST_CASE("eviction: each policy evicts in its own order", "[tiers][eviction]") 
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::tiered_test

@@ -13,8 +13,6 @@
 
 namespace xpyd::testing::prefix_index_test {
 
-namespace {
-
 struct TestIndex : std::vector<PrefixIndex::Node>, PrefixIndex {
   TestIndex(int n_blocks, int block_tokens, uint64_t hash_mask)
       : std::vector<Node>(size_t(n_blocks)),
@@ -27,8 +25,6 @@ uint64_t seq_hash(const PrefixIndex& index, const PrefixChain& chain, const int3
   index.hash_batch(chain.hash, chain.first(), tokens, 1, &hash);
   return hash;
 }
-
-}  // namespace
 
 TEST_CASE("PrefixIndex: the chained hash follows its published definition", "[allocator]") {
   std::vector<int32_t> tokens;

@@ -6,7 +6,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::radix_tree_test {
-namespace {
 
 using Tokens = std::vector<int32_t>;
 
@@ -15,8 +14,6 @@ KvOptions radix_options(int block_tokens, int n_blocks) {
   o.radix = true;
   return o;
 }
-
-}  // namespace
 
 TEST_CASE("radix: while nothing is evicted, a hit is all that any earlier sequence has in common",
           "[allocator][radix]") {

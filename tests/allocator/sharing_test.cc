@@ -12,8 +12,6 @@
 
 namespace xpyd::testing::sharing_test {
 
-namespace {
-
 KvOptions options_of(KvShare share, int n_rows = 64, int max_sequences = 4) {
   return vattention_options(n_rows, max_sequences, 2048, share);
 }
@@ -26,8 +24,6 @@ std::vector<int32_t> like(const std::vector<int32_t>& first, int shared, int mor
 }
 
 constexpr int kRow = 256, kPlanes = 4;
-
-}  // namespace
 
 TEST_CASE("SlotContents: find() takes the longest prefix with the least loss and never the last token",
           "[allocator][sharing]") {

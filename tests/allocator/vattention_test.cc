@@ -12,8 +12,6 @@
 
 namespace xpyd::testing::vattention_test {
 
-namespace {
-
 constexpr int kRow = 256, kPlanes = 2 * kTinyShape.n_layers;
 
 std::vector<int32_t> tokens_of(int n, int kind) { return counting(n, kind * 10'000); }
@@ -184,7 +182,5 @@ TEST_CASE("vattention: a map that the system refuses is undone and nothing is lo
       CHECK(m.pool->stats().free == m.pool->stats().capacity);
     }
 }
-
-}  // namespace
 
 }  // namespace xpyd::testing::vattention_test

@@ -12,7 +12,6 @@ void attention_avx512_vnni_emulated(const AttentionArgs& args, ThreadTeam& team)
 #endif
 
 namespace xpyd::testing::attention_bits_test {
-namespace {
 
 // Returns the outputs of tokens [0, length) of sequence `seq`, computed in steps of `chunk` tokens. With `mates`, other
 // sequences of the same cache decode in the same steps.
@@ -40,8 +39,6 @@ constexpr int kTile = 64;
 struct BitCase {
   int n_heads, n_kv_heads, head_dim, length, window;
 };
-
-}  // namespace
 
 TEST_CASE("attention: bits do not depend on chunking, batch, memory layout or threads", "[attention]") {
   const BitCase cases[] = {{4, 1, 16, 530, 0},  {8, 2, 64, 200, 0}, {2, 2, 12, 1040, 0},  {4, 1, 128, 140, 0},

@@ -7,7 +7,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::attention_truth_test {
-namespace {
 
 KvScale scale_of(const AttentionArgs& args, int s, int kv, int t, int h) {
   const KvView& view = args.views[size_t(s)];
@@ -131,8 +130,6 @@ void check_all_variants(const KvShape& shape, int n_heads, const CaseMemory& mem
     CHECK(off == "");
   }
 }
-
-}  // namespace
 
 TEST_CASE("attention: the reference gives results that can be computed by hand", "[attention]") {
   KvShape shape = {1, 1, 2, Dtype::f32};

@@ -10,7 +10,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::kv_row_test {
-namespace {
 
 struct Row {
   Dtype dtype;
@@ -68,8 +67,6 @@ void check_parts(const Row& row) {
     }
   }
 }
-
-}  // namespace
 
 TEST_CASE("kv row: the stored bytes equal results computed by hand", "[attention]") {
   // -1 to 14 give zero -1 and scale 1 in int4. The codes are 0, 15, 1, 4, with the even d in the low half.

@@ -6,7 +6,6 @@
 #include "tests/matchers.h"
 
 namespace xpyd::testing::options_test {
-namespace {
 
 using enum OptionKind;
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -186,5 +185,4 @@ TEST_CASE("options: sizes in bytes are read with their units", "[options]") {
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::options_test

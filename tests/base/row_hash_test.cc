@@ -7,7 +7,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::row_hash_test {
-namespace {
 
 TEST_CASE("row hash: a sum over pairs sees every bit, place and length", "[base]") {
   Random random(3);
@@ -44,5 +43,4 @@ TEST_CASE("row hash: a value is the same on every machine, and the chain keeps t
   CHECK(chain_hash(0, 0) != 0);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::row_hash_test

@@ -9,7 +9,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::chunk_policy_test {
-namespace {
 
 // Asks for all the room of the step, so that the rules by which a wave is filled decide alone.
 constexpr ChunkPolicy kAllRoom = {"all_room",
@@ -187,5 +186,4 @@ TEST_CASE("chunks: every prompt ends, in blocks and in order, without pieces bel
     }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::chunk_policy_test

@@ -13,7 +13,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::engine_test {
-namespace {
 
 // Requests of every kind: they end by their length or by a stop token, are aborted, or need logits on the CPU.
 struct Load {
@@ -272,5 +271,4 @@ TEST_CASE("engine: a sequence that is adopted behind one that holds memory early
   for (uint64_t id : {1, 2}) CHECK(alone.recorder->choice(id).finish == FinishReason::length);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::engine_test

@@ -5,7 +5,6 @@
 #include "tests/server/server_fixture.h"
 
 namespace xpyd::testing::output_text_test {
-namespace {
 
 struct Fed {
   std::vector<std::string> pieces;
@@ -61,5 +60,4 @@ TEST_CASE("stop strings may overlap themselves and each other", "[batch]") {
   CHECK(fed.all == "\xc3\xa9?");
 }
 
-}  // namespace
 }  // namespace xpyd::testing::output_text_test

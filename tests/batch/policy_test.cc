@@ -5,7 +5,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::policy_test {
-namespace {
 
 struct Scene {
   std::vector<SequenceView> running, waiting;
@@ -185,5 +184,4 @@ TEST_CASE("every policy's plan is sound on random scenes", "[batch]") {
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::policy_test

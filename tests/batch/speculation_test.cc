@@ -8,7 +8,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::speculation_test {
-namespace {
 
 // Finds the longest of the last n-grams that has occurred before, at its last place, by looking everywhere.
 std::vector<int32_t> propose_slowly(const std::vector<int32_t>& tokens, int most) {
@@ -273,5 +272,4 @@ TEST_CASE("speculate: the room of rejected drafts is free after their step", "[s
   CHECK(instance->stats().draft_tokens > instance->stats().accepted_tokens);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::speculation_test

@@ -23,7 +23,6 @@
 #include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::chaos_test {
-namespace {
 
 using Tokens = std::vector<int32_t>;
 
@@ -509,5 +508,4 @@ TEST_CASE("chaos: each request ends once with the right tokens, and nothing leak
   CHECK((copied > 0 && dropped > 0));
 }
 
-}  // namespace
 }  // namespace xpyd::testing::chaos_test

@@ -11,7 +11,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::cluster_test {
-namespace {
 
 using Tokens = std::vector<int32_t>;
 
@@ -234,5 +233,4 @@ TEST_CASE("held post: the conductor gets a prompt's first token before the decod
   CHECK_FALSE(bus.has_answers());
 }
 
-}  // namespace
 }  // namespace xpyd::testing::cluster_test

@@ -14,7 +14,6 @@
 #include "tests/fields.h"
 
 namespace xpyd::testing::codec_test {
-namespace {
 
 constexpr double kSender = 5000, kReceiver = 123.5;  // "now" by the clocks of both sides
 
@@ -193,5 +192,4 @@ TEST_CASE("the seeds of fuzz_wire are written from every message", "[.seeds]") {
   std::ofstream(dir + "frames-0", std::ios::binary) << '\0' << '\7' << frame << frame;
 }
 
-}  // namespace
 }  // namespace xpyd::testing::codec_test

@@ -16,7 +16,6 @@
 #include "tests/disagg/transport_side.h"
 
 namespace xpyd::testing::connect_test {
-namespace {
 
 // Where a transport's address leads, on this host.
 struct Place {
@@ -264,5 +263,4 @@ TEST_CASE("shm: garbage at its socket is closed", "[transport]") {
   door.still_works();
 }
 
-}  // namespace
 }  // namespace xpyd::testing::connect_test

@@ -8,7 +8,6 @@
 #include "tests/disagg/control_end.h"
 
 namespace xpyd::testing::control_channel_test {
-namespace {
 
 // Moves only when told to, so that no test waits for a timeout.
 class ManualClock final : public Clock {
@@ -284,5 +283,4 @@ TEST_CASE("an endpoint without a key stays on this host", "[disagg][control]") {
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::control_channel_test

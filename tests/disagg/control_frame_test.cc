@@ -13,7 +13,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::control_frame_test {
-namespace {
 
 const SipKey kKey{1, 2};
 
@@ -337,5 +336,4 @@ TEST_CASE("a cluster key comes from a file that others cannot read", "[disagg][c
   CHECK(!ClusterKey().secret());
 }
 
-}  // namespace
 }  // namespace xpyd::testing::control_frame_test

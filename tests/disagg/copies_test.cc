@@ -4,7 +4,6 @@
 #include "tests/disagg/scene.h"
 
 namespace xpyd::testing::copies_test {
-namespace {
 
 constexpr int kPrompt = 60, kWhole = 48;  // tokens; of whole blocks of 16
 
@@ -101,5 +100,4 @@ TEST_CASE("copies: a request whose instances are all lost waits for others", "[d
   CHECK(scene.n_tokens(1) == 20);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::copies_test

@@ -8,7 +8,6 @@
 #include "tests/disagg/scene.h"
 
 namespace xpyd::testing::delivery_test {
-namespace {
 
 // While its first event is delivered, another thread does what `meanwhile` says.
 struct Sink final : EventSink {
@@ -163,5 +162,4 @@ TEST_CASE("reservation: with reserved blocks no prompt is computed before D has 
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::delivery_test

@@ -11,7 +11,6 @@
 #include "tests/disagg/logged.h"
 
 namespace xpyd::testing::event_log_test {
-namespace {
 
 TEST_CASE("decisions: a number that is read from the log equals the one written, to the last bit", "[decisions]") {
   Random random(11);
@@ -189,5 +188,4 @@ TEST_CASE("event log: a full disk ends the log, and its writers go on", "[event_
   CHECK(EventLog::create(nowhere, "{}").error().message.find(nowhere) != std::string::npos);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::event_log_test

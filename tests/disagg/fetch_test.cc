@@ -6,7 +6,6 @@
 #include "tests/disagg/scene.h"
 
 namespace xpyd::testing::fetch_test {
-namespace {
 
 // A tick is a millisecond. The model's first cost is 1 ms a step and .1 ms a token, so 48 tokens take 7.8 ms.
 SimOptions fetching(const char* policy, double s_per_token = 1e-6) {
@@ -123,5 +122,4 @@ TEST_CASE("fetch: a dead holder costs computing, and a loan to a silent reader e
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::fetch_test

@@ -18,7 +18,6 @@
 #include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::handover_test {
-namespace {
 
 using namespace handover;
 
@@ -429,5 +428,4 @@ TEST_CASE("handover: a random walk of both sides visits every pair that can occu
   CHECK(all() == "");
 }
 
-}  // namespace
 }  // namespace xpyd::testing::handover_test

@@ -10,7 +10,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::hang_test {
-namespace {
 
 std::atomic<uint64_t> seed{0};
 std::atomic<int64_t> calls{0};
@@ -63,5 +62,4 @@ TEST_CASE("hang: instances with tensor ranks in one process end every request, w
   CHECK(ended == 40 * 9);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::hang_test

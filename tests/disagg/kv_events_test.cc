@@ -15,7 +15,6 @@
 #include "tests/program.h"
 
 namespace xpyd::testing::kv_events_test {
-namespace {
 
 constexpr const char* kAny = "tcp://127.0.0.1:0";
 
@@ -289,5 +288,4 @@ TEST_CASE("kv_events: a subscriber that asks for missed messages knows what the 
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::kv_events_test

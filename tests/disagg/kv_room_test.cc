@@ -5,7 +5,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::kv_room_test {
-namespace {
 
 constexpr int kBlock = 4;
 
@@ -92,5 +91,4 @@ TEST_CASE("a storm of prompts that offload tiers load ends, in memories of two p
       }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::kv_room_test

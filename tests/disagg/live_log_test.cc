@@ -11,7 +11,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::live_log_test {
-namespace {
 
 using nlohmann::json;
 
@@ -169,5 +168,4 @@ TEST_CASE("explain, trace: a live run replays, and has instances, transports, re
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::live_log_test

@@ -6,7 +6,6 @@
 #include "tests/disagg/scene.h"
 
 namespace xpyd::testing::long_step_test {
-namespace {
 
 constexpr double kLease = 0.4;  // seconds
 
@@ -97,5 +96,4 @@ TEST_CASE("long steps: an instance that does not end its step is given up", "[di
   cluster.settle();
 }
 
-}  // namespace
 }  // namespace xpyd::testing::long_step_test

@@ -12,7 +12,6 @@
 #include "tests/disagg/transport_side.h"
 
 namespace xpyd::testing::nccl_test {
-namespace {
 
 using namespace nccl;
 using nccl::Message;
@@ -230,5 +229,4 @@ TEST_CASE("nccl: a registration that is closed while groups run breaks no commun
   CHECK(fake_comms_made() == made);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::nccl_test

@@ -8,7 +8,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::placement_test {
-namespace {
 
 TEST_CASE("a topology is parsed, and a wrong one is an error that says what is expected", "[disagg]") {
   CHECK(parse_topology("1C").value() == std::vector{Role::colocated});
@@ -258,5 +257,4 @@ TEST_CASE("regret_ratio: lost tokens are divided by novel and lost ones", "[plac
   CHECK(regret_ratio(c.view, 0) == 0);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::placement_test

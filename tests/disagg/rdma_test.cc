@@ -14,7 +14,6 @@
 #include "tests/disagg/transport_side.h"
 
 namespace xpyd::testing::rdma_test {
-namespace {
 
 using namespace rdma;
 using rdma::Request;
@@ -274,5 +273,4 @@ TEST_CASE("rdma: batches carry every request once, and the notice last and alone
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::rdma_test

@@ -8,7 +8,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::scoreboard_test {
-namespace {
 
 class Told final : public InstanceProbe {
  public:
@@ -234,5 +233,4 @@ TEST_CASE("directory: an instance has no more blocks than its capacity", "[disag
   CHECK(directory.find(report.stored)[0].all == 10);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::scoreboard_test

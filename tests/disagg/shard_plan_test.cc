@@ -11,7 +11,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::shard_plan_test {
-namespace {
 
 KvShards shards(int n_layers, int n_kv_heads, int tp, int pp = 1) {
   return {.n_layers = n_layers, .n_kv_heads = n_kv_heads, .tp = tp, .pp = pp};
@@ -267,5 +266,4 @@ TEST_CASE("the numbers in the arithmetic of the hand-over's README are those of 
   CHECK((pieces(2, 4) == 16 * pieces(4, 4) && has("sends 16 times the pieces of tp 4 to tp 4")));
 }
 
-}  // namespace
 }  // namespace xpyd::testing::shard_plan_test

@@ -21,7 +21,6 @@ extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
 #endif
 
 namespace xpyd::testing::transport_test {
-namespace {
 
 constexpr PeerId kPoster = 1, kOwner = 2, kThird = 3;
 constexpr size_t KiB = 1024, MiB = 1024 * KiB;
@@ -557,5 +556,4 @@ TEST_CASE("window table: ranges that touch join, and nothing outside them is ins
   CHECK(!set.contains(memory.data() + 10, SIZE_MAX));
 }
 
-}  // namespace
 }  // namespace xpyd::testing::transport_test

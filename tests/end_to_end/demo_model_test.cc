@@ -14,7 +14,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::demo_model_test {
-namespace {
 
 constexpr const char* kFacts =
     "The key of box 17 is amber. The owner of house 3 is Grace. The key of box 3 is jade. "
@@ -144,5 +143,4 @@ TEST_CASE("demo model: the embedded folder equals model/demo", "[demo]") {
   CHECK(Checkpoint::open(dir + "x").error().code == ErrorCode::not_found);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::demo_model_test

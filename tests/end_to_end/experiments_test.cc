@@ -11,15 +11,12 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::experiments_test {
-namespace {
 
 std::vector<std::string> columns(const Values& row) {
   std::vector<std::string> names;
   for (const auto& [name, value] : row) names.push_back(name);
   return names;
 }
-
-}  // namespace
 
 TEST_CASE("experiments: a sample of points of every experiment runs at test sizes", "[.][slow][experiments]") {
   REQUIRE(all_experiments().size() >= 13);

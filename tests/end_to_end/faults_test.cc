@@ -13,7 +13,6 @@
 #include "tests/program.h"
 
 namespace xpyd::testing::faults_test {
-namespace {
 
 namespace fs = std::filesystem;
 constexpr double kAnswer = 60, kEnd = 60;  // seconds after which a silent process counts as hung
@@ -296,8 +295,6 @@ void run_faults(size_t at_most) {
     std::fprintf(stderr, "faults, %s: %zu of %zu calls failed once, %zu badly\n", scene.name, n, faults.size(), bad);
   }
 }
-
-}  // namespace
 
 TEST_CASE("faults: a sample of calls that fail once gives an error or the right text", "[.][slow][faults]") {
   run_faults(6);

@@ -7,7 +7,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::moe_e2e_test {
-namespace {
 
 constexpr int kTokens = 10;
 constexpr const char* kPrompt = "The key of box 17 is amber. The owner of house 3 is Grace. What is the key of box 17?";
@@ -103,5 +102,4 @@ TEST_CASE("moe: a card is refused by name", "[moe]") {
   CHECK(has(build.error().message, "--device cuda: mixtral models have experts, which run on the CPU only"));
 }
 
-}  // namespace
 }  // namespace xpyd::testing::moe_e2e_test

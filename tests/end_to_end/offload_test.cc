@@ -8,7 +8,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::tiers_test {
-namespace {
 
 constexpr size_t kTokenBytes = 256;  // of the tiny model's KV
 
@@ -172,5 +171,4 @@ TEST_CASE("tiers: other sequences run while a sequence's KV is loading", "[tiers
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::tiers_test

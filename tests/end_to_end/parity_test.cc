@@ -10,7 +10,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::parity_test {
-namespace {
 
 struct Memory {
   const char* scheme;
@@ -268,8 +267,6 @@ std::vector<Row> rows_of_triples() {
         }
   return rows;
 }
-
-}  // namespace
 
 TEST_CASE("parity: all settings give one hash, whatever three switches are combined", "[parity]") {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)

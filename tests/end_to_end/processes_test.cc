@@ -8,7 +8,6 @@
 #include "tests/process_bed.h"
 
 namespace xpyd::testing::processes_test {
-namespace {
 
 // Transports that leave a process. rdma and nccl need devices, so WIRE must name them.
 std::vector<std::string> transport_names() {
@@ -232,5 +231,4 @@ TEST_CASE("processes: chaos: workers or stages are killed and stopped under load
     }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::processes_test

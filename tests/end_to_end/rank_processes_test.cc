@@ -10,7 +10,6 @@
 #include "tests/server/etcd_fixture.h"
 
 namespace xpyd::testing::rank_processes_test {
-namespace {
 
 // In the order of stages.
 std::vector<pid_t> stages_of(pid_t head) {
@@ -183,5 +182,4 @@ TEST_CASE("ranks: a stage that cannot start reports why, and ends its head", "[p
   CHECK(has(said, "safetensors"));
 }
 
-}  // namespace
 }  // namespace xpyd::testing::rank_processes_test

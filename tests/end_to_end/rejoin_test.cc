@@ -14,7 +14,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::rejoin_test {
-namespace {
 
 const Words kShape = {"--kv-bytes", "2MiB", "--max-model-len", "400", "--max-batch", "8", "--threads", "1"};
 
@@ -300,5 +299,4 @@ TEST_CASE("of several conductors one serves, and the next takes over its workers
   CHECK(worker.end(SIGTERM) >= 0);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::rejoin_test

@@ -4,7 +4,6 @@
 #include "tests/program.h"
 
 namespace xpyd::testing::serve_test {
-namespace {
 
 namespace fs = std::filesystem;
 
@@ -162,5 +161,4 @@ TEST_CASE("issue: workers ignore XPYD_CONFIG, so a server with processes starts"
   CHECK(server.end(SIGTERM) == 0);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::serve_test

@@ -9,7 +9,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::soak_test {
-namespace {
 
 long resident_bytes() {
   long total = 0, resident = 0;
@@ -53,5 +52,4 @@ TEST_CASE("memory and blocks do not grow over 2,000 requests", "[.][slow][soak]"
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::soak_test

@@ -9,7 +9,6 @@
 #include "tests/program.h"
 
 namespace xpyd::testing::supervision_test {
-namespace {
 
 namespace fs = std::filesystem;
 
@@ -171,5 +170,4 @@ TEST_CASE("serve: a signal ends a start at once, even if its workers never join"
   CHECK(held->files_left() == 0);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::supervision_test

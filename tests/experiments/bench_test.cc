@@ -20,7 +20,6 @@
 #include "tests/server/quiet_stdout.h"
 
 namespace xpyd::testing::bench_test {
-namespace {
 
 using nlohmann::json;
 using testing::FakeRequest;
@@ -385,5 +384,4 @@ TEST_CASE("bench: an interrupt gives partial results", "[bench]") {
   CHECK(run.out["unanswered"] == 495);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::bench_test

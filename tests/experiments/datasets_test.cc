@@ -9,7 +9,6 @@
 #include "tests/json.h"
 
 namespace xpyd::testing::datasets_test {
-namespace {
 
 std::string write_file(const testing::TempDir& dir, const std::string& content) {
   std::string path = dir.path + "/data";
@@ -205,5 +204,4 @@ TEST_CASE("datasets: arrivals have the given rate and burstiness", "[datasets]")
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::datasets_test

@@ -13,7 +13,6 @@
 #include "tests/server/quiet_stdout.h"
 
 namespace xpyd::testing::event_log_commands_test {
-namespace {
 
 struct Ran {
   int code;
@@ -150,5 +149,4 @@ TEST_CASE("simulate: options that it cannot honour are refused, and no file is t
     }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::event_log_commands_test

@@ -15,7 +15,6 @@
 #include "tests/server/quiet_stdout.h"
 
 namespace xpyd::testing::prefix_stats_test {
-namespace {
 
 PrefixInput texts(std::vector<std::string> prompts) {
   PrefixInput input;
@@ -58,8 +57,6 @@ std::string write_file(const testing::TempDir& dir, const std::string& text) {
   std::ofstream(dir.path + "/file") << text;
   return dir.path + "/file";
 }
-
-}  // namespace
 
 TEST_CASE("prefix-stats: the sorted walk agrees with the definition on random prompts", "[prefix-stats]") {
   Random random(11);

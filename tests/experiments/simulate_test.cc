@@ -8,7 +8,6 @@
 #include "tests/json.h"
 
 namespace xpyd::testing::simulate_test {
-namespace {
 
 TEST_CASE("timeline: events run in order of time, and of planning for equal times", "[simulate]") {
   Timeline timeline;
@@ -165,5 +164,4 @@ TEST_CASE("hardware: an error in a file names the file and the field", "[simulat
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::simulate_test

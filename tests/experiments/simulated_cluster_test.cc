@@ -13,7 +13,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::simulated_cluster_test {
-namespace {
 
 // Prompts of some conversations that continue, and answers of many lengths.
 Trace some_load(uint64_t seed, int n, double rate) {
@@ -449,5 +448,4 @@ TEST_CASE("simulation: a router does not see caches that it has not heard of", "
   CHECK(std::fmod(some, 19 * 64) == 0);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::simulated_cluster_test

@@ -5,7 +5,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::stats_test {
-namespace {
 
 TEST_CASE("stats: percentiles equal numpy's", "[stats]") {
   // Expected values: numpy.percentile([...], p) of numpy 2.4, default method.
@@ -38,5 +37,4 @@ TEST_CASE("stats: a summary has numpy's mean, deviation and percentiles", "[stat
   CHECK(none.p99 == 0);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::stats_test

@@ -15,7 +15,6 @@
 #include "tests/json.h"
 
 namespace xpyd::testing::traces_test {
-namespace {
 
 Result<Trace> load(const std::string& format, const std::string& path, const TraceOptions& options = {}) {
   return find_trace_format(format)->load(path, options);
@@ -373,5 +372,4 @@ TEST_CASE("traces: the generator with a pool of clients is bursty and skewed", "
   CHECK(equal(trace, loaded("servegen", "", options)));
 }
 
-}  // namespace
 }  // namespace xpyd::testing::traces_test

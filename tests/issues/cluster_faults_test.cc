@@ -9,7 +9,6 @@
 #include "tests/wrapped_transport.h"
 
 namespace xpyd::testing::cluster_faults_test {
-namespace {
 
 // A request that waited for its next try was looked at only when something else happened.
 TEST_CASE("a request whose attempts fail again and again in one process is given up", "[issues][lost_posts]") {
@@ -65,5 +64,4 @@ TEST_CASE("issue: none of 1,000 prompts that come at once is refused", "[cluster
   CHECK(tiny.recorder->ended() == 1000);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::cluster_faults_test

@@ -6,7 +6,6 @@
 #include "tests/server/quiet_stdout.h"
 
 namespace xpyd::testing::field_bugs_test {
-namespace {
 
 class Meddled : public Scene {
  public:
@@ -122,5 +121,4 @@ TEST_CASE("conductor: a request that ends four instances ends with an error", "[
     }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::field_bugs_test

@@ -5,7 +5,6 @@
 #include "tests/process_bed.h"
 
 namespace xpyd::testing::lies_test {
-namespace {
 
 constexpr double kPatient = 30;  // seconds, as long as the liar may be silent
 
@@ -76,5 +75,4 @@ TEST_CASE("lies: a worker leaves a conductor that sends what is no message, and 
   conductor.wait(joined);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::lies_test

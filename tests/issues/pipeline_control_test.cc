@@ -7,7 +7,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::pipeline_control_test {
-namespace {
 
 // A pipeline of eight stages whose waves wait until the test lets them go. It computes in begin().
 class Gate {
@@ -105,5 +104,4 @@ TEST_CASE("field bugs: a first token does not wait for waves of other requests (
   CHECK(kv.free + kv.cached == kv.capacity);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::pipeline_control_test

@@ -12,7 +12,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::prompt_logprobs_test {
-namespace {
 
 constexpr int kTop = 3;
 
@@ -222,5 +221,4 @@ TEST_CASE("echo with logprobs, echo of nothing more, and vLLM's prompt_logprobs 
   CHECK(parsed(chat.body)["prompt_logprobs"].size() == server.service.seen().back().prompt.size());
 }
 
-}  // namespace
 }  // namespace xpyd::testing::prompt_logprobs_test

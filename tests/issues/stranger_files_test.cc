@@ -15,7 +15,6 @@
 #include "tests/program.h"
 
 namespace xpyd::testing::stranger_files_test {
-namespace {
 
 namespace fs = std::filesystem;
 
@@ -141,5 +140,4 @@ TEST_CASE("export: the demo model is written as a folder, and nobody's file is t
   CHECK_FALSE(export_demo(dir.path + "/no/such/parent").ok());
 }
 
-}  // namespace
 }  // namespace xpyd::testing::stranger_files_test

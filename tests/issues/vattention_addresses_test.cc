@@ -8,7 +8,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::vattention_addresses_test {
-namespace {
 
 TEST_CASE("vattention serves the paper's Yi-34B example: KV in the last of a thousand slots is right",
           "[allocator][vattention]") {
@@ -51,5 +50,4 @@ TEST_CASE("vattention serves the paper's Yi-34B example: KV in the last of a tho
   memory->check_invariants(true);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::vattention_addresses_test

@@ -10,7 +10,6 @@
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing::config_test {
-namespace {
 
 json llama() {
   return {{"model_type", "llama"},    {"hidden_act", "silu"},
@@ -270,5 +269,4 @@ TEST_CASE("generation config: given values become defaults, and absent ones stay
   REQUIRE_FALSE(load("[]"));
 }
 
-}  // namespace
 }  // namespace xpyd::testing::config_test

@@ -11,7 +11,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::cost_test {
-namespace {
 
 // The work of the same step, counted sequence by sequence and position by position.
 Work counted(const CostModel& cost, int batch, int tokens, int cached, bool logits) {
@@ -193,5 +192,4 @@ TEST_CASE("pipeline time: the closed form equals the recurrence when all stages 
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::cost_test

@@ -12,7 +12,6 @@
 #include "tests/model/gemm_rows.h"
 
 namespace xpyd::testing::gemm_test {
-namespace {
 
 // Returns the largest distance from the double reference as a share of its bound. An element takes a chain of at most
 // ceil(k / groups) additions, log2(groups) of the tree, and one of the bias. Each rounds once with FMA and twice
@@ -78,8 +77,6 @@ struct Form {
 };
 const Form kForms[] = {{Dtype::f32},  {Dtype::bf16},        {Dtype::f16}, {Dtype::int8},      {Dtype::int8, false},
                        {Dtype::int4}, {Dtype::int4, false}, {Dtype::fp8}, {Dtype::fp8, false}};
-
-}  // namespace
 
 TEST_GEMM_ROWS(agrees, "gemm agrees with the double reference at every element", "[gemm][model]") {
   struct Shape {

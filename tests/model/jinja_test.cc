@@ -10,8 +10,6 @@
 
 namespace xpyd::testing::jinja_test {
 
-namespace {
-
 bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
 
 // Returns the output, or "ERROR " and the reason.
@@ -21,8 +19,6 @@ std::string render(const std::string& source, const jinja::Dict& variables = {},
   auto out = made.value().render(variables, now);
   return out.ok() ? out.value() : "ERROR " + out.error().message;
 }
-
-}  // namespace
 
 TEST_CASE("jinja: every construct renders as jinja2 renders it", "[model][jinja]") {
   setenv("TZ", "UTC", 1);

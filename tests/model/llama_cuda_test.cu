@@ -5,7 +5,6 @@
 #include "tests/model/llama_cases.h"
 
 namespace xpyd::testing::llama_cuda_test {
-namespace {
 
 std::vector<int32_t> some_tokens(int n, int vocab, int seed = 1) {
   std::vector<int32_t> tokens;
@@ -149,5 +148,4 @@ TEST_CASE("cuda llama: attention is chosen by name, and refused with a reason", 
         std::string::npos);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::llama_cuda_test

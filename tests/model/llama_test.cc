@@ -7,7 +7,6 @@
 #include "tests/model/llama_cases.h"
 
 namespace xpyd::testing::llama_test {
-namespace {
 
 struct Expected {
   std::vector<int32_t> tokens;
@@ -134,5 +133,4 @@ TEST_CASE("llama: dummy weights are seeded, finite and of sane size", "[model][l
   CHECK(rms < 3);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::llama_test

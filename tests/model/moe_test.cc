@@ -11,7 +11,6 @@
 #include "tests/model/moe_model.h"
 
 namespace xpyd::testing::moe_test {
-namespace {
 
 const std::vector<std::string> kFamilies = {"mixtral", "qwen3_moe"};
 
@@ -106,5 +105,4 @@ TEST_CASE("moe: the bits of a row do not depend on the tokens beside it, or on t
     }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::moe_test

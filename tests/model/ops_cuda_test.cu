@@ -11,7 +11,6 @@
 #include "tests/model/cuda_fixture.h"
 
 namespace xpyd::testing::ops_cuda_test {
-namespace {
 
 constexpr double kEps = 1e-5;
 constexpr Dtype kDtypes[] = {Dtype::f32, Dtype::bf16};
@@ -294,5 +293,4 @@ TEST_CASE("cuda row hash: every row has the CPU's value", "[cuda][model]") {
     }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::ops_cuda_test

@@ -17,7 +17,6 @@ extern const Ops kAvx2Ops, kAvx512Ops_emulated;
 #endif
 
 namespace xpyd::testing::ops_test {
-namespace {
 
 std::vector<float> random_row(int n, Random& random, double scale = 1) {
   std::vector<float> row(static_cast<size_t>(n));
@@ -171,5 +170,4 @@ TEST_OPS(sixteen_lanes, "ops: vectors of 16 lanes give the bits of 8") {
 }
 #endif
 
-}  // namespace
 }  // namespace xpyd::testing::ops_test

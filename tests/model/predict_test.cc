@@ -9,7 +9,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::predict_test {
-namespace {
 
 struct Head {
   ModelConfig config;
@@ -112,5 +111,4 @@ TEST_CASE("mtp: a folder without a head is an error that names the missing field
   CHECK(predict_next_tokens(config).error().message.find("num_nextn_predict_layers") != std::string::npos);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::predict_test

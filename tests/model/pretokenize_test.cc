@@ -7,8 +7,6 @@
 
 namespace xpyd::testing::pretokenize_test {
 
-namespace {
-
 using Strings = std::vector<std::string>;
 
 Strings words(const PreTokenizerStep& step, std::string_view text) {
@@ -22,8 +20,6 @@ PreTokenizerStep split(std::string_view regex) {
 }
 
 constexpr const char* kGpt2 = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-}  // namespace
-
 TEST_CASE("pretokenize: Metaspace and prepended spaces are those of Hugging Face", "[model][tokenizer]") {
   const std::string m = "\u2581";
   PreTokenizerStep step{.kind = PreTokenizerStep::Kind::metaspace};

@@ -3,7 +3,6 @@
 #include "tests/model/cuda_fixture.h"
 
 namespace xpyd::testing::products_cuda_test {
-namespace {
 
 // Checks every element for several numbers of rows, the largest first, and that a row's bits are the same for each
 // number.
@@ -66,5 +65,4 @@ TEST_CASE("cuda gemm: every element agrees with double, and a row's bits are the
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::products_cuda_test

@@ -14,7 +14,6 @@
 #include "tests/model/model_fixture.h"
 
 namespace xpyd::testing::safetensors_test {
-namespace {
 
 std::string length_prefix(uint64_t n) {
   std::string bytes;
@@ -202,5 +201,4 @@ TEST_CASE("safetensors: a checkpoint that does not fit its config.json is refuse
   CHECK(SpoiledModel("qwen3").load_error() == "accepted");
 }
 
-}  // namespace
 }  // namespace xpyd::testing::safetensors_test

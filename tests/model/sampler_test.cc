@@ -10,7 +10,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::sampler_test {
-namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
@@ -286,5 +285,4 @@ TEST_CASE("sampler: each seed and choice has its own stream, which a moved state
   CHECK(stream(1, 1) != stream(2, 0));  // the stream is not that of seed + choice
 }
 
-}  // namespace
 }  // namespace xpyd::testing::sampler_test

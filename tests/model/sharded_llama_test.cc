@@ -8,7 +8,6 @@
 #include "tests/model/llama_cases.h"
 
 namespace xpyd::testing::sharded_llama_test {
-namespace {
 
 // KV of up to `n_slots` sequences, with a memory for each rank. It is NaN where nothing was written.
 struct RankedKv {
@@ -332,5 +331,4 @@ TEST_CASE("sharded llama: impossible shapes are refused by name", "[shards][mode
   CHECK(check_model_shards(many, shards).error().message.find("128 ranks, each a thread") != std::string::npos);
 }
 
-}  // namespace
 }  // namespace xpyd::testing::sharded_llama_test

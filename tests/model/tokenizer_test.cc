@@ -12,8 +12,6 @@
 
 namespace xpyd::testing::tokenizer_test {
 
-namespace {
-
 const char* const kNames[] = {"llama3", "qwen2", "gpt2", "llama2", "mistral"};
 
 std::string fixture(const std::string& name) { return data_path("tokenizers/" + name); }
@@ -140,8 +138,6 @@ std::string error_of(const std::string& text) {
 }
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
-
-}  // namespace
 
 TEST_CASE("tokenizer: every string encodes and decodes as in Hugging Face", "[model][tokenizer]") {
   for (const char* name : kNames) {

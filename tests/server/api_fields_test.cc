@@ -12,7 +12,6 @@
 #include "tests/server/server_fixture.h"
 
 namespace xpyd::testing::api_fields_test {
-namespace {
 
 enum Where { kCompletions = 1, kChat = 2, kBoth = 3 };
 enum Kind {
@@ -218,5 +217,4 @@ TEST_CASE("chat request: what the template or the API cannot take is refused", "
   CHECK(has(prompt_of("{{ messages[0].content }}{{ messages[0].content }}", many), "context length"));
 }
 
-}  // namespace
 }  // namespace xpyd::testing::api_fields_test

@@ -6,7 +6,6 @@
 #include "tests/program.h"
 
 namespace xpyd::testing::command_line_test {
-namespace {
 
 struct Case {
   Words words;
@@ -271,5 +270,4 @@ TEST_CASE("XPYD_ environment variables set options, and the file and the command
   CHECK(has(refusal("serve", {}), "XPYD_* in the environment: port: 'tcp://10.0.0.1:80' is not valid"));
 }
 
-}  // namespace
 }  // namespace xpyd::testing::command_line_test

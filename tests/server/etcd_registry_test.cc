@@ -8,7 +8,6 @@
 #include "tests/server/etcd_fixture.h"
 
 namespace xpyd::testing::etcd_registry_test {
-namespace {
 
 // Collects the values of one name.
 struct Follower {
@@ -113,5 +112,4 @@ TEST_CASE("a registry's address is checked", "[server][etcd]") {
   while (registry.value()->state().trouble.empty()) std::this_thread::yield();
 }
 
-}  // namespace
 }  // namespace xpyd::testing::etcd_registry_test

@@ -9,7 +9,6 @@
 #include "tests/server/api_fixture.h"
 
 namespace xpyd::testing::exchanges_test {
-namespace {
 
 struct Exchange {
   std::string request;
@@ -63,8 +62,6 @@ void check(TestServer& server, const std::vector<Exchange>& exchanges) {
     }
   }
 }
-
-}  // namespace
 
 TEST_CASE("api: every integer field is accepted up to its edges and refused beyond them", "[server][api]") {
   TestServer server;

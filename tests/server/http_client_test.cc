@@ -10,7 +10,6 @@
 #include "tests/server/fake_server.h"
 
 namespace xpyd::testing::http_client_test {
-namespace {
 
 using testing::FakeRequest;
 using testing::FakeServer;
@@ -200,5 +199,4 @@ TEST_CASE("a server's terminal escapes become printable", "[bench]") {
         "d\xc3\xa9");
 }
 
-}  // namespace
 }  // namespace xpyd::testing::http_client_test

@@ -16,8 +16,6 @@
 
 namespace xpyd::testing::http_test {
 
-namespace {
-
 const std::string kGet = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
 
 // Sends `text` in pieces of `step` bytes and returns the status of the answer.
@@ -59,8 +57,6 @@ struct OneDescriptor {
   rlimit before{};
   std::vector<Fd> taken;
 };
-
-}  // namespace
 
 TEST_CASE("http: requests parse the same in pieces of any size", "[server][http]") {
   TestServer server;

@@ -12,7 +12,6 @@
 #include "tests/server/quiet_stdout.h"
 
 namespace xpyd::testing::info_test {
-namespace {
 
 using nlohmann::json;
 
@@ -210,5 +209,4 @@ TEST_CASE("info reproduces the vAttention paper's Yi-34B example", "[info][vatte
   CHECK(addresses({"--prefill-pp", "7"})["buffers"] == 18);  // some stages have 9 layers, others 8
 }
 
-}  // namespace
 }  // namespace xpyd::testing::info_test

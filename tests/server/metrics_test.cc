@@ -11,8 +11,6 @@
 
 namespace xpyd::testing::metrics_test {
 
-namespace {
-
 struct Parsed {
   std::string error;  // "" if the text conforms
   std::map<std::string, std::string> types;
@@ -82,8 +80,6 @@ FinishedRequest one_request() {
   r.last_token_s = 13;
   return r;
 }
-
-}  // namespace
 
 TEST_CASE("metrics: the text conforms for any model name", "[server][metrics]") {
   // Proof that the reader is strict.

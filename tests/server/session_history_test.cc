@@ -22,7 +22,6 @@
 #include "tests/json.h"
 
 namespace xpyd::testing::session_history_test {
-namespace {
 
 using Tokens = std::vector<int32_t>;
 constexpr int kContext = 160;  // tokens
@@ -406,5 +405,4 @@ TEST_CASE("history: each answer follows from a history that its client can belie
   }
 }
 
-}  // namespace
 }  // namespace xpyd::testing::session_history_test

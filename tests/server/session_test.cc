@@ -4,8 +4,6 @@
 
 namespace xpyd::testing::session_test {
 
-namespace {
-
 std::string prompt_of(const TestServer& server, size_t request) {
   return byte_tokenizer().decode(server.service.seen().at(request).prompt);
 }
@@ -40,8 +38,6 @@ void refused(const Reply& reply, int status, const std::string& param, const jso
 void expired(const Reply& reply) { refused(reply, 410, "session_id", "session_expired"); }
 
 Status full(const Request&) { return Error{ErrorCode::unavailable, "the server is shutting down"}; }
-
-}  // namespace
 
 TEST_CASE("session: a completion continues after the prompt and output so far", "[server][session]") {
   TestServer server;

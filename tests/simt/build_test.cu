@@ -8,7 +8,6 @@
 #include "tests/tiny_model.h"
 
 namespace xpyd::testing::build_test {
-namespace {
 
 constexpr const char* kConfig =
     R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 128,
@@ -182,5 +181,4 @@ TEST_CASE("--device cuda: impossible options are errors, and nothing aborts", "[
   refused({"--kv-bytes", "30MiB", "--allocator", "vattention"}, ErrorCode::unavailable, "page groups of 2097152 bytes");
 }
 
-}  // namespace
 }  // namespace xpyd::testing::build_test

@@ -9,7 +9,6 @@
 #include "tests/catch.h"
 
 namespace xpyd::testing::simt_test {
-namespace {
 
 using cuda::simt::FaultCatcher;
 
@@ -282,5 +281,4 @@ TEST_CASE("device memory is NaN until it is written", "[simt]") {
   CHECK(std::isnan(memory.as<float>()[149]));
 }
 
-}  // namespace
 }  // namespace xpyd::testing::simt_test
