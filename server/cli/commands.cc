@@ -206,14 +206,15 @@ int generate_main(const Options& options) {
   signals.finish();
   build.runtime->stop();
   if (signals.first()) return 128 + signals.first();
-  if (!taken) return fail(" generate", taken.error(), started ? 2 : 1);
+  if (!taken) return fail(" generate", taken.error(), started ? 2 : 0);
   const std::vector<double>& times = printer->times;
   double ttft = times.empty() ? 0 : times.front() - request->arrival_s;
   double tpot = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
   std::fprintf(stderr, "\nprompt %zu tokens, output %zu tokens (%s), TTFT %.1f ms, TPOT %.2f ms\n",
                request->prompt.size(), times.size(), finish_reason_name(printer->end.finish), 1e3 * ttft, 1e3 * tpot);
   std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(build.runtime->stats().conductor.logits_hash));
-  if (printer->end.finish == FinishReason::error) throw Error{ErrorCode::io, printer->end.error};
+  const FinishReason end = printer->end.finish;
+  if (end == FinishReason::error || end == FinishReason::refused) throw Error{ErrorCode::io, printer->end.error};
   return 0;
 }
 
