@@ -70,7 +70,7 @@ class Children {
     thread_ = std::thread([this] { keep(); });
     while (!all_serve()) {
       if (told_to_end) return Error{ErrorCode::cancelled, "the server was told to end while the workers started"};
-      if (!failed_start_.empty()) return Error{ErrorCode::unavailable, failed_start_};
+      if (!failed_start_) return failed_start_;
       wake_.wait_for(lock, std::chrono::milliseconds(20));
     }
     starting_ = false;
@@ -113,22 +113,23 @@ class Children {
   void look(size_t i) {
     if (int status = 0; pids_[i] > 0 && waitpid(pids_[i], &status, WNOHANG) == pids_[i]) {
       pids_[i] = -1;
-      ended(i, WIFSIGNALED(status) ? "signal " + std::to_string(WTERMSIG(status))
-                                   : "exit code " + std::to_string(WEXITSTATUS(status)));
-      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) start_at_s_[i] = HUGE_VAL;
+      const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+      ended(i, {code == 2 ? ErrorCode::invalid_argument : ErrorCode::unavailable,
+                code < 0 ? "signal " + std::to_string(WTERMSIG(status)) : "exit code " + std::to_string(code)});
+      if (code == 0) start_at_s_[i] = HUGE_VAL;
     }
     if (pids_[i] > 0 || clock_.now() < start_at_s_[i]) return;
     const Result<pid_t> pid = spawn_self(commands_[i]);
     if (pid)
       pids_[i] = pid.value();
     else
-      ended(i, pid.error().message);
+      ended(i, pid.error());
   }
 
-  void ended(size_t i, const std::string& how) {
-    const std::string text = "worker " + std::to_string(i) + " ended: " + how;
+  void ended(size_t i, const Error& how) {
+    const std::string text = "worker " + std::to_string(i) + " ended: " + how.message;
     if (starting_)
-      failed_start_ = text + ", before all workers served";
+      failed_start_ = Error{how.code, text + ", before all workers served"};
     else
       log_line(LogLevel::warning, "xpyd: %s", text.c_str());
     start_at_s_[i] = clock_.now() + 1;
@@ -141,7 +142,7 @@ class Children {
   std::vector<pid_t> pids_;         // -1: none
   std::vector<double> start_at_s_;  // while there is none
   bool starting_ = true, stop_ = false;
-  std::string failed_start_;
+  Status failed_start_ = ok();
   std::thread thread_;
 };
 

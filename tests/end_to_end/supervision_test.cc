@@ -95,11 +95,12 @@ TEST_CASE("serve: a worker holds no socket of the conductor, whose port is free 
   for (pid_t worker : workers) kill(worker, SIGKILL);
 }
 
-TEST_CASE("serve: workers that fail at start end the server at once, with their message", "[supervision]") {
+TEST_CASE("serve: workers that fail at start end the server at once, with their message and exit code",
+          "[supervision]") {
   NEEDS_PROGRAM();
   Server server(
       of_processes({"--topology", "1P1D", "--host-kv-bytes", "1MiB", "--disk-kv-dir", "/nowhere/at/all"}));
-  CHECK(server.end() == 1);
+  CHECK(server.end() == 2);
   const std::string log = server.log();
   INFO(log);
   CHECK(has(log, "xpyd worker: --disk-kv-dir /nowhere/at/all: No such file"));
