@@ -16,7 +16,6 @@
 #include "base/peak/peak.h"
 #include "base/version.h"
 #include "disagg/conductor/event_log.h"
-#include "disagg/processes/worker.h"
 #include "model/folder.h"
 #include "model/gemm/gemm.h"
 #include "server/workers/local_workers.h"
@@ -265,7 +264,7 @@ Result<std::unique_ptr<Build>> prepare_build(const Options& options) try {
   }
   check_caches(*build);
   if (!worker) check_copies(options, cluster);
-  cluster.log = open_event_log(options, worker ? "." + process_name(getpid()) : "");
+  cluster.log = open_event_log(options, worker ? ".pid" + std::to_string(getpid()) : "");
   check_ranks(*build);
   if (!worker || options.integer("rank") < 0) need(check_rank_processes(options, *build));
   need(check_shared_pool(cluster));

@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <future>
 #include <thread>
 
 #include "base/log.h"
+#include "base/numbers.h"
+#include "base/siphash.h"
 #include "disagg/messages.h"
 #include "disagg/processes/codec.h"
 
@@ -25,7 +29,13 @@ Worker::Worker(WorkerOptions options, Clock& clock) : options_(std::move(options
 
 Worker::~Worker() = default;
 
-std::string process_name(int64_t pid) { return "pid" + std::to_string(pid); }
+std::string process_name(int64_t pid) {
+  std::string where;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> where;
+  std::error_code none;
+  where += std::filesystem::read_symlink("/proc/self/ns/pid", none).string();
+  return "pid" + std::to_string(pid) + "@" + hex(siphash({}, where));
+}
 
 void Worker::leave() {
   std::lock_guard lock(mutex_);

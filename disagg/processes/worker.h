@@ -35,7 +35,8 @@ struct WorkerOptions {
   std::function<void()> hung = [] { std::_Exit(1); };
 };
 
-// Returns the id of a worker's process, which it uses before it is an instance. It is unique on one host.
+// Returns the id of a worker's process, which it uses before it is an instance. It is the pid, and a hash of the host's
+// start and of the pid namespace, which other hosts and containers do not share.
 std::string process_name(int64_t pid);
 
 class Worker final : public MessageBus {

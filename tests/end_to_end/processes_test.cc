@@ -5,6 +5,7 @@
 //
 //   make check STAGE=process-chaos CHAOS_SECONDS=120 [WIRE=tcp] [SEED=2] [LEASE=0.5]
 
+#include "disagg/processes/worker.h"
 #include "tests/process_bed.h"
 
 namespace xpyd::testing::processes_test {
@@ -127,8 +128,11 @@ TEST_CASE("processes: prefixes are fetched from other workers, also with int8 KV
 TEST_CASE("processes: copies of prompts go to the other decode worker over tcp", "[processes][copies]") {
   NEEDS_PROGRAM();
   Bed bed({"--transport", "tcp", "--decode-copies", "2", "--placement", "round_robin"}, kLongLease, "1P2D");
-  for (const char* role : {"prefill", "decode", "decode"}) bed.start(role);
+  const pid_t prefill = bed.child(bed.start("prefill")).pid;
+  for (int i = 0; i < 2; ++i) bed.start("decode");
   REQUIRE(bed.cluster().wait_members(3, 60));
+  CHECK(bed.cluster().process_of("P0") == process_name(prefill));
+  CHECK(bed.cluster().process_of("P0") != "pid" + std::to_string(prefill));  // another host may have it, too
   for (int family = 0; family < 3; ++family) bed.ask(150, family, 40);
   bed.check_answers();
   CHECK(until(60, [&] { return fetched(bed).copies + fetched(bed).copies_dropped == 3; }));
