@@ -223,6 +223,7 @@ Sampled judge(std::span<const float> logits, int32_t token, int n_top, SamplerSc
   const Top top = find_top(logits.data(), int(logits.size()));
   Sampled sampled;
   sampled.chosen.token = token;
+  sampled.finite = top.finite();
   add_logprobs(logits, top, n_top, sampled, scratch);
   const float own = made_finite(logits[size_t(token)]);
   sampled.rank = 1 + int(std::count_if(logits.begin(), logits.end(), [own](float x) { return made_finite(x) > own; }));

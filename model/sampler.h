@@ -40,7 +40,7 @@ struct Sampled {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // most likely first; params.top_logprobs entries, or empty
   int rank = 0;                   // for a prompt token: 1 + the number of higher logits; else 0
-  bool finite = true;             // of sample(); false: a logit was NaN or +infinity, or none was above -infinity
+  bool finite = true;             // false: a logit was NaN or +infinity, or none was above -infinity
 };
 
 // One sequence's sampling state: the random generator and the counts that penalties need. It is a plain value and moves

@@ -7,6 +7,9 @@
 
 namespace xpyd::batch {
 
+constexpr char kNotFinite[] =
+    "the model's logits are not finite: its weights contain NaN or infinite values, or its numbers overflow";
+
 Engine::Engine(Model& model, KvMemory& memory, EngineOptions options, Clock& clock, EngineHooks* hooks)
     : memory_(memory),
       options_(std::move(options)),
@@ -145,7 +148,9 @@ void Engine::choose(EngineStep& step, double now) {
     for (int at = entry.first + 1; at <= entry.first + entry.n_prompt_rows; ++at, row += vocab_)
       s.prompt_logprobs[size_t(at)] = judge({row, vocab_}, s.tokens[size_t(at)], s.request->prompt_logprobs, scratch_);
     if (!entry.wants_logits) continue;
-    if (s.stands_for > 1) {
+    if (!std::ranges::all_of(s.prompt_logprobs, &Sampled::finite)) {
+      end(scheduler_.remove(s), FinishReason::error, kNotFinite, now);
+    } else if (s.stands_for > 1) {
       splits.push_back({&s, row});
     } else {
       choose_checked(entry, row, now);
@@ -184,9 +189,7 @@ Sampled Engine::draw(Sequence& s, const float* row) {
 // with an error if the logits are not finite.
 bool Engine::emit(Sequence& s, int at, Sampled sampled, uint64_t row_hash, double now) {
   if (!sampled.finite) {
-    emit_end(s, FinishReason::error,
-             "the model's logits are not finite: its weights contain NaN or infinite values, or its numbers overflow",
-             now);
+    emit_end(s, FinishReason::error, kNotFinite, now);
     return true;
   }
   const int32_t token = sampled.chosen.token;

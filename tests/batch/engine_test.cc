@@ -179,18 +179,19 @@ TEST_CASE("a sequence that waits with KV gives it up where nothing can move othe
   }
 }
 
-// One logit of each row is `odd`, and all others are `rest`.
+// One logit of each row, or of each but the last of a step, is `odd`, and all others are `rest`.
 struct OddModel final : SynchronousModel {
-  OddModel(float o, float r) : odd(o), rest(r) {}
+  OddModel(float o, float r, bool not_last = false) : odd(o), rest(r), spared(not_last ? 1 : 0) {}
   const ModelConfig& config() const override { return tiny_config(); }
   Work work(const StepInput&) const override { return {}; }
   void forward(const StepInput& step, float* logits) override {
     for (size_t row = 0; row < step.logit_rows.size(); ++row, logits += config().vocab) {
       std::fill_n(logits, config().vocab, rest);
-      logits[50] = odd;
+      if (row + spared < step.logit_rows.size()) logits[50] = odd;
     }
   }
   const float odd, rest;
+  const size_t spared;
 };
 
 // An engine by itself, with `n_blocks` blocks of 16 tokens.
@@ -239,15 +240,16 @@ TEST_CASE("engine: a sequence whose logits are not finite ends with an error tha
                      {1, 0, FinishReason::length}};
   for (const auto& one : cases)
     for (const char* topology : {"1C", "1P1D"})
-      for (int n : {1, 2}) {
-        CAPTURE(one.odd, one.rest, topology, n);
+      for (const auto& [n, in_prompt] : {std::pair{1, false}, {2, false}, {1, true}, {2, true}}) {
+        CAPTURE(one.odd, one.rest, topology, n, in_prompt);
         TinySetup setup{.topology = topology};
         setup.make_model = [&](const TinySetup&, DeviceQueue&) {
-          return Result<std::unique_ptr<Model>>(std::make_unique<OddModel>(one.odd, one.rest));
+          return Result<std::unique_ptr<Model>>(std::make_unique<OddModel>(one.odd, one.rest, in_prompt));
         };
         TinyCluster tiny(setup);
         auto request = tiny_request(1, {1, 2, 3}, 4);
         request->n = n;
+        request->prompt_logprobs = in_prompt ? 0 : -1;
         REQUIRE(tiny.submit(request).ok());
         tiny.run();
         for (int c = 0; c < n; ++c) {
