@@ -1,11 +1,12 @@
 #include "model/moe/router.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace xpyd::model {
 
 // Every comparison with NaN is false, so a score that is NaN is used if it comes first and displaces none; the ids stay
-// distinct.
+// distinct. All weights of the row are then NaN, so the logits become NaN, too, and the request ends with an error.
 void top_experts(const float* scores, int count, int used, int* chosen) {
   int n = 0;  // chosen so far, the highest score first
   for (int e = 0; e < count; ++e) {
@@ -29,12 +30,13 @@ void ExpertRows::choose(float* scores, int n, RowTeam& team) {
     float* p = scores + size_t(i) * size_t(count);
     int* chosen = &chosen_[place(i, 0)];
     top_experts(p, count, used, chosen);
-    ops.exp(p, ops.peak(p, count).value, 1, count, p);
-    double sum = 0;
+    const Largest peak = ops.peak(p, count);
+    ops.exp(p, peak.value, 1, count, p);
+    double sum = peak.nans > 0 ? NAN : 0;
     if (experts_.renormalise)
       for (int j = 0; j < used; ++j) sum += double(p[chosen[j]]);
     else
-      sum = ops.sum(p, count);
+      sum += ops.sum(p, count);
     for (int j = 0; j < used; ++j) weights_[place(i, j)] = float(double(p[chosen[j]]) / sum);
   });
   const size_t n_rows = size_t(n) * size_t(used);

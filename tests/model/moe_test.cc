@@ -1,5 +1,6 @@
 // Tests mixtures of experts: the choice, the logits of both families against double precision, their bits however the
 // step is cut, what is read and refused, and what a step costs.
+#include <cmath>
 #include <set>
 
 #include "model/gemm/gemm.h"
@@ -71,6 +72,9 @@ TEST_CASE("moe: rows are grouped by expert, and each token has its own in ascend
       CHECK(sum == Approx(1).epsilon(1e-6));
     }
   }
+  float odd[] = {9, 8, 7, 1, NAN, 2};  // of an expert that is not used
+  rows.choose(odd, 1, team);
+  for (int j = 0; j < 3; ++j) CHECK(std::isnan(rows.weight(0, j)));
 }
 
 TEST_CASE("moe: logits agree with double precision for both families, whatever the folder's dtype", "[moe][model]") {
