@@ -7,11 +7,12 @@
 
 namespace xpyd::allocator {
 
+constinit bool BlockPool::poison_by_default = std::string_view(XPYD_BUILD_MODE) != "release";
+
 BlockPool::BlockPool(KvPlaces places, bool prefix_cache, uint64_t hash_mask, int proof_tokens, bool radix)
     : KvPool(places, size_t(places.whole.block_tokens) * places.token_bytes()),
       blocks_(size_t(n_blocks_) * sizeof(Block)),
-      free_(n_blocks_),
-      poison_(std::string_view(XPYD_BUILD_MODE) != "release") {
+      free_(n_blocks_) {
   static_assert(sizeof(Block) == 32);
   for (int32_t b = 0; b < n_blocks_; ++b) at(b) = {{}, {}, -1, -1};
   if (prefix_cache && radix)

@@ -63,9 +63,10 @@ class BlockPool final : public KvPool {
   void check_invariants(std::span<const int32_t> references, std::span<const int32_t> leases,
                         bool complete) const override;
 
-  // Fills every newly allocated block with NaN, so that reading KV before it is written gives a wrong result. On by
-  // default in every build but release. Requires: the pool has not been used yet.
+  // Fills every newly allocated block with NaN, so that reading KV before it is written gives a wrong result. Requires:
+  // the pool has not been used yet.
   void poison_new_blocks(bool on) { poison_ = on; }
+  static bool poison_by_default;  // of pools that are made later: true in every build but release; tests set it
 
   // Bytes of a pool's own tables, besides its KV.
   static size_t metadata_bytes(const KvLayout& layout, bool prefix_cache);
@@ -98,7 +99,7 @@ class BlockPool final : public KvPool {
   FreeList free_;
   std::unique_ptr<PrefixCache> index_;
   int32_t oldest_ = -1, newest_ = -1;  // ends of the LRU list
-  bool poison_;
+  bool poison_ = poison_by_default;
 };
 
 }  // namespace xpyd::allocator

@@ -118,7 +118,6 @@ class Trial {
           KvPlaces({o_.shape, o_.order, row.block_tokens, row.n_blocks}, cpu_device().allocate(o_.pool_bytes).value()),
           true, row.hash_mask);
     if (!row.is("vattention")) REQUIRE(pool_->layout().n_blocks == row.n_blocks);
-    if (auto* pool = dynamic_cast<BlockPool*>(pool_.get())) pool->poison_new_blocks(true);
     for (int m = 0; m < row.memories; ++m) memories_.push_back(find_kv_scheme(row.scheme)->make(pool_, o_));
     if (row.host_blocks > 0) add_tiers();
     most_ = o_.max_sequence_tokens > 0 ? o_.max_sequence_tokens : INT_MAX;
