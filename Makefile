@@ -70,7 +70,7 @@ exp-%: deps  ## exp-NAME runs one experiment (DEVICE=cuda: on a GPU)
 	@$(EXP_BIN)
 	@$(RUN_PY) run $* $(EXP_ARGS)
 
-claims: deps  ## measure what is missing, then print the evidence for every claim (QUICK=1: the parts that took at most 30 s, into build/experiments/quick; RUN=0: measure nothing)
+claims: deps  ## measure what is missing, then print the evidence for every claim (QUICK=1: the shortest parts, in five minutes, into build/experiments/quick; RUN=0: measure nothing)
 	@$(EXP_BIN)
 	@$(RUN_PY) check $(if $(filter 0,$(RUN)),--no-run) $(if $(QUICK),--quick --results build/experiments/quick) $(EXP_ARGS)
 

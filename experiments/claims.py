@@ -112,7 +112,7 @@ class Part:
     part: str  # EXPERIMENT or EXPERIMENT/PART; result file EXPERIMENT.csv or EXPERIMENT-PART.csv, on a GPU ...-cuda.csv
     device: str  # cpu or cuda
     repeats: int  # 1 where nothing is timed and a repetition would give the same numbers
-    needs: tuple  # words of NEEDS in run.py
+    needs: tuple  # words of NEEDS in run.py; tool_agent: it reads that trace, or generates it
     question: str
     claims: list = field(default_factory=list)
 

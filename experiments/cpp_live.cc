@@ -1,10 +1,9 @@
 // cpp_live: How close is the live pipeline to the closed form and to the recurrence, and how much do two stages gain
 //   from two cores, by the window W?
 // Paper: Mooncake (FAST'25) section 3.3, which has no figure; tt-metal issue 49903.
-// Set-up: the engine over two stages of llama-mini in bf16 with 16 layers (a thread each), in turn with one core, a
-//   team of two threads and two tensor ranks. All give one hash. The time of each wave is measured on the stage's
-//   thread, so only the schedule is compared.
-// Command: make exp-cpp_live (2 minutes; measured, computed).
+// Set-up: the engine over two stages of llama-mini in bf16 with 16 layers (a thread each), in turn with one core. All
+//   give one hash. The time of each wave is measured on the stage's thread, so only the schedule is compared.
+// Command: make exp-cpp_live (a minute; measured, computed).
 // Expected, one: 1,024 tokens in 16 chunks. A boundary takes some us and the engine below 100 us a wave: under 1 %.
 //   Expected, queue: 8 prompts of 256, 32 chunks. The last stage saves .8 of a layer: 15.2 / 8 * 32 / 33 = 1.84 times
 //   one core. W = P is lockstep and loses 1 to 5 % by noise; W = 1 is as fast as one core.
@@ -48,17 +47,12 @@ Measure open(const Setting& setting) {
   for (const char* load : {"one", "queue"}) {
     const bool one = load == std::string("one");
     for (const auto& [how, pp, tp, threads, window] :
-         std::initializer_list<std::tuple<const char*, int, int, int, int>>{{"one core", 1, 1, 1, 0},
-                                                                            {"team of two", 1, 1, 2, 0},
-                                                                            {"tp 2", 1, 2, 1, 0},
-                                                                            {"W 1", 2, 1, 1, 1},
-                                                                            {"W 2", 2, 1, 1, 2},
-                                                                            {"W 4", 2, 1, 1, 4},
-                                                                            {"W 64", 2, 1, 1, 64}}) {
+         std::initializer_list<std::tuple<const char*, int, int, int, int>>{
+             {"one core", 1, 1, 1, 0}, {"W 1", 2, 1, 1, 1}, {"W 2", 2, 1, 1, 2}, {"W 4", 2, 1, 1, 4}}) {
       PipelinedShape shape{.tp = tp, .pp = pp, .threads = threads, .window = window};
       shape.chunk_tokens = 64 / scale, shape.prompts = one ? 1 : 8;
       shape.prompt_tokens = (one ? 1024 : 256) / scale;
-      state->loads[load].push_back({how, shape});
+      if (!one || how == std::string("one core") || window == 4) state->loads[load].push_back({how, shape});
     }
   }
   return [state](const Values& point) -> Result<Finding> {

@@ -17,8 +17,7 @@ inline Measure over_draws(const Setting& setting,
     const int draw = point["sample"];
     if (!known->contains(draw)) {
       const disagg::TraceOptions reading{.jitter_s = 3, .seed = setting.seed + uint64_t(draw)};
-      Result<disagg::Trace> trace =
-          disagg::find_trace_format("mooncake")->load(setting.traces + "/mooncake_conversation.jsonl", reading);
+      Result<disagg::Trace> trace = mooncake_trace("conversation", setting, reading);
       if (!trace) return trace.error();
       known->emplace(draw, std::move(trace).value());
     }

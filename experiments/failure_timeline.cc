@@ -60,7 +60,6 @@ const std::vector<Scene>& scenes() {
   static const std::vector<Scene> all = {{"the only D", "1P1D", Role::decode, SIGKILL},
                                          {"one of two D", "1P2D", Role::decode, SIGKILL},
                                          {"the only P", "1P1D", Role::prefill, SIGKILL},
-                                         {"one of two P", "2P1D", Role::prefill, SIGKILL},
                                          {"one of two D, stopped", "1P2D", Role::decode, SIGSTOP},
                                          {"one of two D, long prompts", "1P2D", Role::decode, SIGKILL, 1, 128, 200, 40},
                                          {"one of two D, 2 copies", "1P2D", Role::decode, SIGKILL, 2, 128, 200, 40}};

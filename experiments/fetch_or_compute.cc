@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "base/random.h"
-#include "experiments/forwarding.h"
 #include "experiments/experiment.h"
+#include "experiments/forwarding.h"
 #include "experiments/mooncake_cost.h"
 #include "experiments/offload.h"
 #include "experiments/simulated.h"
@@ -43,7 +43,7 @@ std::vector<Values> points(const Setting& setting) {
   if (setting.traces.empty()) return all;
   for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
     for (const char* trace : {"conversation", "synthetic"})
-      for (double gbps : {10., 25., 50., 100., 400.})
+      for (double gbps : {10., 100., 400.})
         for (const char* policy : {"never", "always", "cost"})
           all.push_back({{"trace", trace}, {"gbps", gbps}, {"policy", policy}, {"sample", draw}});
   return all;
@@ -52,11 +52,9 @@ std::vector<Values> points(const Setting& setting) {
 Result<Finding> run(const Values& point, const Setting& setting) {
   const std::string name = point["trace"], policy = point["policy"];
   const int draw = point["sample"];
-  Result<Trace> read = find_trace_format("mooncake")
-                           ->load(setting.traces + "/mooncake_" + name + ".jsonl",
-                                  {.jitter_s = 3, .seed = setting.seed + uint64_t(draw)});
+  Result<Trace> read = mooncake_trace(name, setting, {.jitter_s = 3, .seed = setting.seed + uint64_t(draw)});
   if (!read) return read.error();
-  const size_t all = read.value().requests.size(), n = setting.tiny ? 80 : std::min<size_t>(all, 3000);
+  const size_t all = read.value().requests.size(), n = setting.tiny ? 80 : std::min<size_t>(all, 2000);
   const Trace trace = window(read.value(), (all - n) / (kDraws - 1) * size_t(draw), n);
   SimulationOptions o = simulated("a800x8", "llama-3-70b", "8P8D", trace).value();
   o.hardware.link_bytes_per_s = double(point["gbps"]) * 1e9 / 8;
@@ -89,8 +87,7 @@ constexpr int kDraws = 4, kConversations = 24, kTurns = 5, kBlock = 512;
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (int draw = 0; draw < (setting.tiny ? 1 : kDraws); ++draw)
-    for (double load : {.6, 1.2})
-      for (double gbps : {10., 25., 50., 100., 400.}) all.push_back({{"load", load}, {"gbps", gbps}, {"sample", draw}});
+    for (double gbps : {10., 25., 50., 100., 400.}) all.push_back({{"load", 1.2}, {"gbps", gbps}, {"sample", draw}});
   return all;
 }
 
@@ -476,14 +473,12 @@ std::span<const uint64_t> around(std::span<const uint64_t> keys, int rank) {
 Result<Trace> trace_of(const Values& point, const Setting& setting) {
   const std::string name = point["trace"];
   const int draw = point["sample"];
-  const bool generated = name == "tool_agent";
   TraceOptions reading{.jitter_s = 3, .seed = setting.seed + uint64_t(draw)};
   if (setting.tiny)
     reading.limit = 60;
-  else if (generated)
+  else if (name == "tool_agent")
     reading.limit = 12000;
-  return find_trace_format(generated ? "tool_agent" : "mooncake")
-      ->load(setting.traces + "/mooncake_" + name + ".jsonl", reading);
+  return mooncake_trace(name, setting, reading);
 }
 
 Result<Finding> run(const Values& point, const Setting& setting) {
@@ -518,6 +513,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   const double fetches = std::max<double>(1, double(done.fetches_s.size()));
   const double most = *std::ranges::max_element(placing.requests);
   const auto n_prefill = double(std::stoi(point["topology"]));
+  row["source"] = source_of(trace);
   row["most_over_mean"] = most * n_prefill / double(trace.requests.size());
   row["fetch_share"] = double(done.fetches_s.size()) / double(trace.requests.size());
   row["fetch_took_s"] = took_s / fetches;

@@ -2,7 +2,7 @@
 //   schedulers, the ratio of P to D?
 // Paper: Mooncake (FAST'25) Figs. 1, 5, 6, 7; arXiv 2407.00079 v4, Figs. 11 to 13.
 // Set-up: sixteen instances of 8 x A800 with Llama-3-70B; the released traces (arrivals spread within ticks of 3 s;
-//   three parts) and the generated tool&agent. P holds 3 M tokens of KV, a colocated instance 1.33 M. tbt (Figs. 1, 6,
+//   three parts). P holds 3 M tokens of KV, a colocated instance 1.33 M. tbt (Figs. 1, 6,
 //   7): 8P8D against 16C as vLLM 0.5.1 ran. schedulers (Fig. 5; arXiv Fig. 8): "local" is Algorithm 1 without
 //   transfers, "global" with them. ratio (Fig. 15): objectives of 10 s and 100 ms; requests that would miss them are
 //   refused.
@@ -64,16 +64,15 @@ std::vector<Values> points(const Setting& setting) {
 Result<Trace> trace_of(const Values& point, const Setting& setting) {
   const std::string figure = point["figure"], name = point["trace"];
   const int draw = point["sample"];
-  const bool generated = name == "tool_agent", ticks = name == "conversation_ticks";
+  const bool tools = name == "tool_agent", ticks = name == "conversation_ticks";
   TraceOptions reading{.jitter_s = ticks ? 0.0 : 3.0, .seed = setting.seed + uint64_t(draw)};
-  if (generated && figure == "schedulers") reading.speed = kFaster;
-  Result<Trace> trace = find_trace_format(generated ? "tool_agent" : "mooncake")
-                            ->load(setting.traces + "/mooncake_" + (ticks ? "conversation" : name) + ".jsonl", reading);
+  if (tools && figure == "schedulers") reading.speed = kFaster;
+  Result<Trace> trace = mooncake_trace(ticks ? "conversation" : name, setting, reading);
   if (!trace) return trace;
   const size_t all = trace.value().requests.size();
-  size_t n = figure == "tbt" ? 3000 : generated ? 12000 : all;
+  size_t n = figure == "tbt" ? 3000 : tools ? 12000 : all;
   if (setting.tiny) n = 60;
-  return window(trace.value(), generated ? 0 : (all - n) / (kDraws - 1) * size_t(draw), n);
+  return window(trace.value(), (all - n) / (kDraws - 1) * size_t(draw), n);
 }
 
 Result<Finding> run(const Values& point, const Setting& setting) {
@@ -104,6 +103,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   if (!run) return run.error();
   Finding found;
   Values row_of = outcome(run.value(), o.conductor.objectives, found.wrong);
+  row_of["source"] = source_of(trace);
   for (const auto& [name, tbt_s] : {std::pair{"kept_200ms", 0.2}, {"kept_300ms", 0.3}})
     row_of[name] = double(std::ranges::count_if(run.value().records,
                                                 [tbt = tbt_s](const SimulatedRecord& r) {
@@ -120,7 +120,7 @@ REGISTER_EXPERIMENT("mooncake_serving", "cpu", points, each<run>);
 
 // mooncake_serving/loads: the loads of the first paper (arXiv, Table 2; Figs. 11 to 13) on 3P1D, 2P2D and four
 // colocated, each request with the mean lengths. The rate is found by bisection: P90 of TTFT within 10 times, and of
-// the longest tenth of gaps within 5 times, the value of a single request. trace: the generated tool&agent on 10P10D
+// the longest tenth of gaps within 5 times, the value of a single request. trace: tool&agent on 10P10D
 // and 20C, 30 s and 100 ms.
 //
 // Expected: 3P compute 2.6 /s (ArXiv) and 4.7 (L-Eval, with hits), and D has room for all. A colocated instance reaches
@@ -225,7 +225,8 @@ Result<Finding> run_load(const Load& full, const Values& point, const Setting& s
     else
       high = rate;
   }
-  found.rows.push_back({{"requests_per_s", low},
+  found.rows.push_back({{"source", "generated"},
+                        {"requests_per_s", low},
                         {"ttft_p90_s", best.ttft_p90},
                         {"tbt_p90_s", best.tbt_p90},
                         {"within_ttft", 1.},
@@ -237,10 +238,11 @@ Result<Finding> run_load(const Load& full, const Values& point, const Setting& s
 
 Result<Finding> run_trace(const Values& point, const Setting& setting) {
   const int draw = point["sample"], n = setting.tiny ? 60 : 6000;
-  Result<Trace> read =
-      find_trace_format("tool_agent")->load("", {.jitter_s = 3, .seed = setting.seed + uint64_t(draw)});
+  const TraceOptions reading{.jitter_s = 3, .seed = setting.seed + uint64_t(draw)};
+  const Result<Trace> read = mooncake_trace("tool_agent", setting, reading);
   if (!read) return read.error();
-  Trace trace = window(read.value(), 0, size_t(n));
+  const size_t apart = read.value().requests.size() - size_t(n);  // the first and the last part
+  Trace trace = window(read.value(), apart * size_t(draw), size_t(n));
   const Result<Simulation> run = simulate(options_of(point["system"], "20C", trace), trace);
   if (!run) return run.error();
   Finding found{{}, unserved(run.value(), trace)};
@@ -253,7 +255,8 @@ Result<Finding> run_trace(const Values& point, const Setting& setting) {
                                         })) /
            double(run.value().records.size());
   };
-  found.rows.push_back({{"requests_per_s", n / trace.requests.back().arrival_s},
+  found.rows.push_back({{"source", source_of(trace)},
+                        {"requests_per_s", n / trace.requests.back().arrival_s},
                         {"ttft_p90_s", seen.ttft_p90},
                         {"tbt_p90_s", seen.tbt_p90},
                         {"within_ttft", within(30, kNever)},

@@ -437,7 +437,7 @@ class Scene {
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
-  for (int round = 0; round < (setting.tiny ? 1 : 5); ++round) all.push_back({{"round", round}});
+  for (int round = 0; round < (setting.tiny ? 1 : 3); ++round) all.push_back({{"round", round}});
   return all;
 }
 

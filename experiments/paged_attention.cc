@@ -3,7 +3,7 @@
 // Set-up: this machine's default kernel with 32 query heads, 8 KV heads of 128, bf16, over each memory in turn. Blocks
 //   and page groups are in random order, and all outputs have the same bits. decode: 4 sequences of 4,096 tokens.
 //   prefill: 1,024 tokens of one prompt. "whole" is one mapping of pages of 4 KiB.
-// Command: make exp-paged_attention (5 minutes; measured, virtual, counted).
+// Command: make exp-paged_attention (3 minutes; measured, virtual, counted).
 // Expected: a KV row is 2 KB. One look-up and a division stand beside 128 multiply-adds of a head: below 5 %. Blocks of
 //   1 are runs of 2 KB: up to 1.5 times slower. Page groups are read like one allocation, and huge pages save up to 5
 //   %. In token_major with 8 layers each row is on another page: up to 1.7 times.
@@ -65,7 +65,7 @@ Measure open(const Setting& setting) {
       pointers.push_back(cases.back().get());
     }
     Finding found;
-    const std::vector<Timed> timed = time_attention(pointers, setting.tiny ? 0 : 8, *team, found.wrong);
+    const std::vector<Timed> timed = time_attention(pointers, setting.tiny ? 0 : 3, *team, found.wrong);
     for (const auto& c : cases)
       if (c->hash() != cases[0]->hash() && found.wrong.empty())
         found.wrong = "the outputs of two KV memories are not bit-identical";
@@ -366,7 +366,7 @@ struct Sizes {
 Sizes sizes_of(bool tiny) {
   const AttentionShape shape{tiny ? 2 : 4, 1, tiny ? 256 : 4096, 8, 8, 128, Dtype::f32};
   if (tiny) return {shape, 4, 1 << 20, 1 << 19, {16, 64}};
-  return {shape, 128, size_t{128} << 20, size_t{4} << 20, {1, 2, 4, 8, 16, 32, 64, 128, 256}};
+  return {shape, 128, size_t{128} << 20, size_t{4} << 20, {1, 4, 16, 128, 256}};
 }
 
 std::vector<Values> points(const Setting& setting) {
@@ -504,7 +504,7 @@ REGISTER_EXPERIMENT("paged_attention/block_latency", "cpu", points, each<run>);
 }  // namespace latency
 
 // paged_attention/block_speed: requests per second of llama-mini by block size, with room for all in the pool (wde's
-// block sizes). The four sizes take turns, step by step. prompts: 512 tokens in chunks of 128. decode: 8 sequences of
+// block sizes). The two sizes take turns, step by step. prompts: 512 tokens in chunks of 128. decode: 8 sequences of
 // 1,024 tokens generate 16 each.
 //
 // Expected: a kernel with one look-up per block differs by 0 to 3 % between 16 and 128, and hashing a token takes
@@ -512,14 +512,14 @@ REGISTER_EXPERIMENT("paged_attention/block_latency", "cpu", points, each<run>);
 // prefetcher restarts after it.
 namespace speed {
 
-constexpr int kChunk = 128, kBlocks[] = {16, 32, 64, 128};
+constexpr int kChunk = 128, kBlocks[] = {16, 128};
 
 struct Sizes {
   const char* model;
   int tokens, context, batch, decoded, rounds;
 };
 constexpr Sizes sizes_of(bool tiny) {
-  return tiny ? Sizes{"llama-tiny", 192, 128, 2, 4, 1} : Sizes{"llama-mini", 512, 1024, 8, 16, 8};
+  return tiny ? Sizes{"llama-tiny", 192, 128, 2, 4, 1} : Sizes{"llama-mini", 512, 1024, 8, 16, 6};
 }
 
 using Contestants = std::vector<std::unique_ptr<Contestant>>;
@@ -697,17 +697,14 @@ void count_instructions(bool on) {
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* phase : {"decode", "prefill"})
-    for (const char* memory : {"contiguous", "blocks of 1", "blocks of 16", "blocks of 256", "page groups"})
-      all.push_back({{"phase", phase}, {"memory", memory}});
+    for (const char* memory : {"contiguous", "blocks of 16"}) all.push_back({{"phase", phase}, {"memory", memory}});
   return all;
 }
 
 Result<Finding> attend(const Values& point, const Setting& setting) {
   const bool decode = point["phase"] == "decode";
-  const std::string name = point["memory"];
-  AttentionMemory memory{name};
-  if (name.starts_with("blocks of ")) memory.block = std::stoi(name.substr(10));
-  if (name == "page groups") memory.group = 65536;
+  AttentionMemory memory{point["memory"]};
+  if (memory.name == "blocks of 16") memory.block = 16;
   AttentionCase problem(
       decode ? AttentionShape{1, 1, setting.tiny ? 256 : 1024} : AttentionShape{1, setting.tiny ? 64 : 256, 256},
       memory, setting.seed);

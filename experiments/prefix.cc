@@ -2,7 +2,7 @@
 // Paper: Mooncake (FAST'25) Table 2; vLLM's automatic prefix caching.
 // Set-up: prompts of 1,024 tokens, of which `share` is one of two prefixes, one at a time. Real steps of llama-mini
 //   with the cache on and off.
-// Command: make exp-prefix (2 minutes; measured, counted).
+// Command: make exp-prefix (a minute; measured, counted).
 // Expected: 22 of 24 prompts find the prefix, so hits are 22/24 of the share. The first token takes 1 - share, plus
 //   attention to the prefix: below .35 at .75. Mooncake (Fig. 14): .14 at .95 of 128K tokens.
 // Found: TTFT falls to .077 with 94 % shared. An endless cache finds 37 and 65 % of the traces' tokens (40 and 66).
@@ -23,7 +23,7 @@ namespace {
 
 namespace shared {
 
-constexpr double kShares[] = {0, 0.25, 0.5, 0.75, 0.9375};
+constexpr double kShares[] = {0, 0.5, 0.75, 0.9375};
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
@@ -44,7 +44,8 @@ Measure open(const Setting& setting) {
         {"--topology", "1C", "--chunk-tokens", "512", "--prefix-cache", point["cache"]});
     if (!wrong) return wrong.error();
     if (!wrong.value().empty()) return Finding{{}, wrong.value()};
-    const int prompt = setting.tiny ? 128 : 1024, n = setting.tiny ? 4 : 24;
+    // Without a cache every prompt takes the same time, so fewer are asked.
+    const int prompt = setting.tiny ? 128 : 1024, n = setting.tiny ? 4 : point["cache"] == "off" ? 8 : 24;
     const int shared = int(double(point["share"]) * prompt);
     const std::vector<BenchRequest> load = shared_prefix_load(n, 2, shared, prompt - shared, 2, setting.seed).requests;
     Run run = run_load(bed->build(), load, {});
@@ -223,7 +224,7 @@ Load look(std::vector<Request> requests) {
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (const char* load : {"chats", "mooncake"})
-    for (int block : {1, 4, 16, 32, 64, 128})
+    for (int block : {1, 16, 128})
       for (const char* cache : {"blocks", "radix"})
         if (*load == 'c' || !setting.traces.empty())
           all.push_back({{"load", load}, {"block", block}, {"cache", cache}});

@@ -1,11 +1,11 @@
 // routers: How do all placement rules, over the same view, compare in TTFT, tails, hits and regret, for five loads and
-//   three pools of eight instances?
+//   two pools of eight instances?
 // Paper: Mooncake (FAST'25) Algorithm 1; LMetric; DynoSim's documents.
-// Set-up: 8 instances of 8 x A800 with Llama-3-70B as 8C, 4P4D and 6P2D. Mooncake's conversation and synthetic traces,
-//   the generated tool&agent and clients, WEKA's agents. The arrival rate keeps the instances that compute prompts busy
+// Set-up: 8 instances of 8 x A800 with Llama-3-70B as 8C and 4P4D. Mooncake's conversation and synthetic traces,
+//   tool&agent, generated clients, WEKA's agents. The arrival rate keeps the instances that compute prompts busy
 //   for .9 of the time (8C .6) if they find nothing. Regret: the share of computed tokens that another choice would
 //   have found. Prefixes are not fetched.
-// Command: make exp-routers (2 minutes; virtual).
+// Command: make exp-routers (a minute; virtual).
 // Expected: a random choice finds a prefix with a chance of 1 in 4 to 8, and the queue is r / (2 (1 - r)) services:
 //   random / best 4 to 60 on conversation. Rules that count seconds or tokens with the hit run at .6: a service and a
 //   half.
@@ -33,7 +33,7 @@ struct Pool {
   const char* topology;
   double busy;
 };
-constexpr Pool kPools[] = {{"8C", 0.6}, {"4P4D", 0.9}, {"6P2D", 0.9}};
+constexpr Pool kPools[] = {{"8C", 0.6}, {"4P4D", 0.9}};
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
@@ -50,18 +50,18 @@ std::vector<Values> points(const Setting& setting) {
 Result<Trace> load_of(const std::string& load, int draw, const Setting& setting) {
   const size_t n = setting.tiny ? 60 : 1000;
   TraceOptions reading{.jitter_s = 3, .seed = setting.seed + uint64_t(draw)};  // Mooncake's times are multiples of 3 s
-  std::string format = "mooncake", file = setting.traces + "/mooncake_" + load + ".jsonl";
-  if (load == "tool_agent" || load == "clients") {
-    format = load == "clients" ? "servegen" : load;
+  if (load == "clients") {
     reading.limit = int(n);
     reading.rate = 20;
-  } else if (load == "agents") {
-    format = "weka", file = setting.traces + "/weka";
+    return find_trace_format("servegen")->load("", reading);
+  }
+  if (load == "agents") {
     reading.rate = 0.05;
     reading.limit = int(n) * 2 / 5;
+    return find_trace_format("weka")->load(setting.traces + "/weka", reading);
   }
-  Result<Trace> trace = find_trace_format(format)->load(file, reading);
-  if (!trace || trace.value().closed_loop || format != "mooncake") return trace;
+  Result<Trace> trace = mooncake_trace(load, setting, reading);
+  if (!trace) return trace;
   const size_t apart = (trace.value().requests.size() - n) / (kDraws - 1);
   return window(trace.value(), apart * size_t(draw), n);
 }
@@ -82,6 +82,7 @@ Result<Finding> run(const Values& point, Trace trace) {
   if (!run) return run.error();
   Finding found;
   Values row = outcome(run.value(), o.conductor.objectives, found.wrong);
+  row["source"] = source_of(trace);
   row["regret"] = watched.regret / double(watched.decisions);
   row["imbalance"] = watched.imbalance(roles);
   found.rows.push_back(row);
@@ -157,8 +158,8 @@ REGISTER_EXPERIMENT("routers/views", "cpu", points, open);
 
 }  // namespace views
 
-// routers/dynosim: DynoSim's KV router beside round robin: eight colocated workers, the generated tool&agent in a
-// closed loop of 256 or 512, Llama-3-70B on four H200.
+// routers/dynosim: DynoSim's KV router beside round robin: eight colocated workers, tool&agent in a
+// closed loop of 256, Llama-3-70B on four H200.
 //
 // Expected: the load limits reuse: .38 with round robin, .40 to .50 with the router. Round robin's queues are uneven:
 // TTFT 1.5 to 5 times; requests per second 1 to 1.3.
@@ -166,17 +167,19 @@ namespace dynosim {
 
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
-  for (int concurrency : {256, 512})
-    for (const char* placement : {"round_robin", "dynamo", "mooncake"})
-      for (int draw = 0; draw < (setting.tiny ? 1 : 3); ++draw)
-        all.push_back({{"concurrency", concurrency}, {"placement", placement}, {"sample", draw}});
+  for (const char* placement : {"round_robin", "dynamo"})
+    for (int draw = 0; draw < (setting.tiny ? 1 : 3); ++draw)
+      all.push_back({{"concurrency", 256}, {"placement", placement}, {"sample", draw}});
   return all;
 }
 
 Result<Finding> run(const Values& point, const Setting& setting) {
   const int concurrency = setting.tiny ? 8 : int(point["concurrency"]);
-  Trace trace = generate_tool_agent({.seed = setting.seed + uint64_t(int(point["sample"]))});
-  trace = window(trace, 0, setting.tiny ? 60 : 6000);
+  const int draw = point["sample"];
+  const Result<Trace> read = mooncake_trace("tool_agent", setting, {.seed = setting.seed + uint64_t(draw)});
+  if (!read) return read.error();
+  const size_t n = setting.tiny ? 60 : 6000;
+  Trace trace = window(read.value(), (read.value().requests.size() - n) / 2 * size_t(draw), n);
   trace.closed_loop = true;
   for (int i = 0; i < int(trace.requests.size()); ++i) {
     TraceRequest& request = trace.requests[size_t(i)];
@@ -190,6 +193,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   if (!run) return run.error();
   Finding found;
   Values row = outcome(run.value(), kNoObjectives, found.wrong);
+  row["source"] = source_of(trace);
   row["requests_per_s"] = double(trace.requests.size()) / run.value().end_s;
   found.rows.push_back(row);
   return found;

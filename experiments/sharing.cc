@@ -29,10 +29,9 @@ std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   for (const char* way : kWays) {
     if (way != std::string("off"))
-      for (int prefix : setting.tiny ? std::vector{64} : std::vector{64, 256, 1024, 4096})
+      for (int prefix : setting.tiny ? std::vector{64} : std::vector{64, 1024, 4096})
         all.push_back({{"phase", "attach"}, {"way", way}, {"prefix", prefix}});
-    for (int prefix : setting.tiny ? std::vector{64} : std::vector{256, 1024})
-      all.push_back({{"phase", "serve"}, {"way", way}, {"prefix", prefix}});
+    all.push_back({{"phase", "serve"}, {"way", way}, {"prefix", setting.tiny ? 64 : 1024}});
   }
   return all;
 }

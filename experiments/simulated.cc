@@ -1,10 +1,11 @@
 #include "experiments/simulated.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <numeric>
 
-#include "experiments/stats.h"
 #include "experiments/published_routers.h"
+#include "experiments/stats.h"
 
 namespace xpyd::experiments {
 
@@ -40,6 +41,18 @@ SimulationOptions simulated_h100(const std::string& topology, const Trace& trace
   options.engine.max_batch = 64;
   options.conductor.placement = find_placement_policy("least_loaded");
   return options;
+}
+
+Result<Trace> mooncake_trace(const std::string& name, const Setting& setting, const TraceOptions& reading) {
+  const bool tools = name == "tool_agent";
+  const std::string path = setting.traces + "/mooncake_" + (tools ? "toolagent" : name) + ".jsonl";
+  if (tools && !std::filesystem::exists(path)) return find_trace_format("tool_agent")->load("", reading);
+  return find_trace_format("mooncake")->load(path, reading);
+}
+
+const char* source_of(const Trace& trace) {
+  const auto says = [](const std::string& note) { return note.starts_with("generated"); };
+  return std::ranges::any_of(trace.notes, says) ? "generated" : "trace";
 }
 
 void add_request(Trace& trace, double arrival_s, int prompt, int output) {

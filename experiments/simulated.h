@@ -20,6 +20,13 @@ void set_step_tokens(disagg::SimulationOptions& options, int tokens);
 disagg::SimulationOptions simulated_h100(const std::string& topology, const disagg::Trace& trace, double share = 1);
 inline constexpr double kNoTransferTime = 1e15;  // bytes/s: transfers take no time
 
+// A trace of Mooncake's release: conversation, synthetic or tool_agent. Where the folder of traces has no file of
+// tool&agent, it is generated.
+Result<disagg::Trace> mooncake_trace(const std::string& name, const Setting& setting,
+                                     const disagg::TraceOptions& reading);
+// The column `source` of a result: "generated" if a note of the trace says so, else "trace".
+const char* source_of(const disagg::Trace& trace);
+
 // Adds a request that shares no block with another one.
 void add_request(disagg::Trace& trace, double arrival_s, int prompt, int output);
 // The requests [first, first + n), or as many as there are. None of them waits for another one's end.

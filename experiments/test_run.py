@@ -259,6 +259,21 @@ class RunnerTest(unittest.TestCase):
             self.assertIn("not run: " + word, out)
         self.assertEqual(self.measured(), [])
 
+    def test_rows_of_the_trace_and_of_generated_requests_are_not_mixed(self):
+        self.part.needs = ("tool_agent",)
+        self.run_part()
+        self.measured()
+        traces = os.path.join(self.dir, "traces")
+        self.commit({"traces/mooncake_toolagent.jsonl": "{}"})
+        self.assertEqual(self.runner().stamp(self.part)["tool&agent"], "generated")
+        self.assertEqual(self.runner(traces=traces).stamp(self.part)["tool&agent"], "trace")
+        table = Table.load(self.runner().path(self.part))
+        self.assertIn("tool&agent 'generated', here it is 'trace'", self.runner(traces=traces).stale(self.part, table))
+
+    def test_quick_takes_the_shortest_parts_within_its_time(self):
+        with unittest.mock.patch("run.seconds", side_effect=[100, None, 50, 150]):
+            self.assertEqual(run.quick(["a", "never run", "c", "d"]), ["a", "c"])
+
     def test_what_is_not_reproduced_for_no_reason_given_fails_the_check(self):
         self.run_part()
         check = lambda: self.quietly(run.check, self.runner(), [self.part])  # noqa: E731
@@ -407,7 +422,7 @@ class ClaimsTest(unittest.TestCase):
         for part in PARTS:
             self.assertTrue(part.claims, part.part)
             self.assertTrue({(part.part, part.device), (part.part, "any")} & set(known), part.part)
-            self.assertLessEqual(set(part.needs), set(run.NEEDS))
+            self.assertLessEqual(set(part.needs), set(run.NEEDS) | {"tool_agent"})
             self.assertLessEqual({c.how for c in part.claims}, set(HOW))
         for anchor, (label, _) in FRONT_PAGE.items():
             self.assertTrue([c for c in every if (c.experiment, c.claim) == (anchor, label)], anchor)

@@ -4,10 +4,10 @@
 //   llama-micro. Loads with other lengths and arrivals alternate with those that are measured. The simulation gets
 //   nothing except the steps and transfers in the event logs of the former (`xpyd calibrate`). Separate columns have
 //   the error of predicted steps and transfers, and the recorded decisions that would now differ (`replay_differ`).
-//   /simulator_speed: 23,608 requests of the generated tool&agent at eight workers (DynoSim: 2.41 s on an M4).
+//   /simulator_speed: the 23,608 requests of tool&agent at eight workers (DynoSim: 2.41 s on an M4).
 // Command: make exp-truth (2 minutes; measured, counted).
 // Expected, two cores: a prompt of 240 tokens takes 50 ms, a decode step 1 ms. At half of a core's capacity every
-//   second prompt waits: the median TTFT has the step's error, its P90 the queue's. Speed: 30 steps a request, 1 to 3
+//   second prompt waits: the median TTFT has the step's error and the queue's. Speed: 30 steps a request, 1 to 3
 //   us a sequence each: 1.2 to 12 s.
 // Found: median TTFT within 2 % and 9 % on 1P1D and 2P2D, the median gap of 1C off by 16 %; every recorded decision
 //   comes again.
@@ -31,14 +31,13 @@ struct Sizes {
 };
 Sizes sizes_of(const Setting& setting) {
   if (setting.tiny) return {1, 4, 30, 4, "experiments/models/llama-tiny"};
-  return {4, 60, 300, 32, "experiments/models/llama-micro"};
+  return {3, 50, 300, 32, "experiments/models/llama-micro"};
 }
 
 // The unit of `load` is the capacity of one instance with one core. A D takes little of it, and two cores give two.
 std::vector<Values> points(const Setting& setting) {
   if (setting.tiny) return {{{"topology", "1P1D"}, {"load", 0.5}}};
   return {{{"topology", "1C"}, {"load", 0.5}},
-          {{"topology", "2C"}, {"load", 0.8}},
           {{"topology", "1P1D"}, {"load", 0.5}},
           {{"topology", "2P2D"}, {"load", 0.6}}};
 }
@@ -153,8 +152,9 @@ Measure open(const Setting& setting) {
 REGISTER_EXPERIMENT("truth", "cpu", points, open);
 
 Result<Finding> speed(const Values& point, const Setting& setting) {
-  Trace trace = generate_tool_agent({.seed = setting.seed});
-  trace = window(trace, 0, setting.tiny ? 60 : trace.requests.size());
+  const Result<Trace> read = mooncake_trace("tool_agent", setting, {.seed = setting.seed});
+  if (!read) return read.error();
+  const Trace trace = window(read.value(), 0, setting.tiny ? 60 : read.value().requests.size());
   SimulationOptions o = simulated("h200x4", "llama-3-70b", "8C", trace).value();
   o.conductor.placement = find_placement_policy(std::string(point["placement"]));
   const auto began = std::chrono::steady_clock::now();
@@ -163,7 +163,8 @@ Result<Finding> speed(const Values& point, const Setting& setting) {
   if (!run) return run.error();
   Finding found;
   found.wrong = unserved(run.value(), trace);
-  found.rows.push_back({{"requests", trace.requests.size()},
+  found.rows.push_back({{"source", source_of(trace)},
+                        {"requests", trace.requests.size()},
                         {"seconds", took.count()},
                         {"simulated_s", run.value().end_s},
                         {"steps", run.value().steps},

@@ -40,7 +40,7 @@ struct Sizes {
 };
 Sizes sizes_of(bool tiny) {
   if (tiny) return {"llama-tiny", 64, 8, 2048, {96}, {2}, 2};
-  return {"llama-mini", 1024, 40, 128, {512, 1024, 2048, 3584}, {1, 2, 4, 8, 16, 32}, 10};
+  return {"llama-mini", 1024, 40, 128, {1024, 3584}, {1, 8, 32}, 10};
 }
 
 std::vector<Values> points(const Setting& setting) {

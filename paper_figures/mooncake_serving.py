@@ -10,7 +10,8 @@ for number, (topology, system) in enumerate(systems):
         style.bar(panels[0], at + .2 * number, table, lambda t: t(
             "kept_share", figure="tbt", trace=trace, topology=topology, system=system),
                   width=.19, label=None if at else f"{topology}, {system}", **style.FILLS[number])
-panels[0].set_xticks([at + .3 for at in range(3)], ["conversation", "tool&agent\n(generated)", "synthetic"])
+source = table.stamp.get("tool&agent", "generated")
+panels[0].set_xticks([at + .3 for at in range(3)], ["conversation", f"tool&agent\n({source})", "synthetic"])
 panels[0].set_ylabel("within 30 s and 100 ms")
 for number, trace in enumerate(("conversation", "tool_agent")):
     for at, system in enumerate(("random", "load", "local", "global")):

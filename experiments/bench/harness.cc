@@ -180,8 +180,12 @@ void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
   std::vector<double> reads, now(n);
   double steal = 0, others = 0;
   int set_aside = 0;
+  bool cut = false;
+  const RealClock clock;
+  const double end_s = options_.row_s > 0 ? clock.now() + options_.row_s * double(n) : HUGE_VAL;
   auto settle = [this] { usleep(useconds_t(options_.settle_ms * 1e3)); };
   for (int round = 0; round < rounds + set_aside && set_aside <= rounds; ++round) {
+    if (cut = round >= kLeastRounds && clock.now() >= end_s; cut) break;
     const CpuSeconds before = cpu_seconds();
     std::map<int, PeakRow> peaks;
     settle();
@@ -245,7 +249,8 @@ void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
                  .share_p90 = at(shares[i], 90),
                  .target = c.target,
                  .taken = (steal + others) / counted,
-                 .set_aside = set_aside};
+                 .set_aside = set_aside,
+                 .cut = cut};
     report(row);
   }
   if (double spread = at(reads, 90) / at(reads, 10); spread > 1.4)
@@ -264,6 +269,7 @@ void Bench::report(BenchRow row) {
   if (!row.measure.empty() && row.share > 0)
     std::printf("%.3f [%.3f %.3f] %s", row.share, row.share_p10, row.share_p90, row.measure.c_str());
   if (row.target > 0) std::printf("  target %.2f %s", row.target, row.met ? "met" : "MISSED");
+  if (row.cut) std::printf("  cut after %d rounds", row.rounds + row.set_aside);
   std::printf("\n");
   std::fflush(stdout);
   rows_.push_back(std::move(row));
@@ -293,7 +299,8 @@ void Bench::write_files() const {
                              {"target", r.target},
                              {"met", r.met},
                              {"taken", r.taken},
-                             {"set_aside", r.set_aside}});
+                             {"set_aside", r.set_aside},
+                             {"cut", r.cut}});
     std::ofstream(options_.json) << json_text(out, 1) << "\n";
   }
   if (!options_.csv.empty()) {
@@ -301,11 +308,12 @@ void Bench::write_files() const {
     for (auto& [key, value] : provenance())
       out << "# " << key << ": " << (key == "machine" ? state_->machine : value) << "\n";
     out << "group,name,n_threads,rounds,seconds,gflops,gbps,measure,share,share_p10,share_p90,"
-           "target,met,taken,set_aside\n";
+           "target,met,taken,set_aside,cut\n";
     for (const BenchRow& r : rows_)
       out << r.group << ",\"" << r.name << "\"," << r.n_threads << "," << r.rounds << "," << r.seconds << ","
           << r.gflops << "," << r.gbps << ",\"" << r.measure << "\"," << r.share << "," << r.share_p10 << ","
-          << r.share_p90 << "," << r.target << "," << (r.met ? 1 : 0) << "," << r.taken << "," << r.set_aside << "\n";
+          << r.share_p90 << "," << r.target << "," << (r.met ? 1 : 0) << "," << r.taken << "," << r.set_aside << ","
+          << (r.cut ? 1 : 0) << "\n";
   }
 }
 

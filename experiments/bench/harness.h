@@ -49,13 +49,17 @@ struct BenchRow {
   bool met = true;
   double taken = 0;   // share of all cpus that other processes and the hypervisor had in the counted rounds
   int set_aside = 0;  // rounds that do not count, because that share was above max_taken
+  bool cut = false;   // the rounds were ended by row_s
 };
+
+inline constexpr int kLeastRounds = 5;
 
 struct BenchOptions {
   int rounds = 15;
   int n_threads = 0;                // most threads of a case; 0: all cpus that this process may use
   double sample_ms = 20;            // within a round, a case is repeated until it took this long
   double settle_ms = 0;             // pause before each sample, until the threads of other libraries stop spinning
+  double row_s = 0;                 // seconds for each row of a measurement, of at least kLeastRounds; 0: no limit
   double max_taken = 1;             // largest share of all cpus for the hypervisor (steal) and other processes
   std::string json, csv;            // files to write, or ""
   std::vector<std::string> groups;  // empty = all
@@ -68,7 +72,7 @@ class Bench {
 
   // Checks every case, then times them all together and prints one row each. A case whose check fails is not timed and
   // makes exit_code() 1. `rounds` = 0 means options().rounds. A round that is set aside is repeated, until more
-  // than `rounds` were.
+  // than `rounds` were. After row_s for each case, no further round begins, and the rows say so.
   void measure(const std::vector<BenchCase>& cases, int rounds = 0);
 
   // Prints and keeps a row that was measured in another way. Fills in its group and `met`.

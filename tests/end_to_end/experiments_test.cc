@@ -2,11 +2,13 @@
 // columns. GPU experiments run on the interpreter.
 #include <cmath>
 #include <cstdlib>
+#include <fstream>
 #include <numeric>
 
 #include "experiments/experiment.h"
 #include "experiments/lengths.h"
 #include "experiments/load.h"
+#include "experiments/simulated.h"
 #include "experiments/values.h"
 #include "tests/catch.h"
 
@@ -58,6 +60,19 @@ TEST_CASE("experiments: a cluster whose logits differ is not timed", "[experimen
   REQUIRE(other.ok());
   CHECK(other.value().find("logits hash") != std::string::npos);
   CHECK_FALSE(bed.open({"--topology", "1Q"}).ok());
+}
+
+TEST_CASE("experiments: tool&agent is read where its file is, and generated where it is not", "[experiments]") {
+  const TempDir dir;
+  const Setting setting{.traces = dir.path};
+  CHECK(source_of(mooncake_trace("tool_agent", setting, {}).value()) == std::string("generated"));
+  std::ofstream(dir.path + "/mooncake_toolagent.jsonl")
+      << R"({"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]})"
+      << "\n";
+  const disagg::Trace trace = mooncake_trace("tool_agent", setting, {}).value();
+  CHECK(source_of(trace) == std::string("trace"));
+  CHECK(trace.requests.size() == 1);
+  CHECK_FALSE(mooncake_trace("synthetic", setting, {}).ok());
 }
 
 TEST_CASE("experiments: the runner, result files and claims pass their own tests", "[.][slow][experiments]") {

@@ -192,6 +192,7 @@ int run_peers(BenchOptions options) {
   options.n_threads = n_threads;
   options.settle_ms = 40;
   options.sample_ms = 60;
+  options.row_s = 1.5;  // 10 measurements of 5 rows: 75 s
   libraries.set_threads(n_threads);
   {
     ThreadTeam unpinned(1);

@@ -1,7 +1,7 @@
 // Our whole steps beside llama.cpp's, interleaved in one process. `make bench-peers` runs it.
 //
 // Expected: a decode step at batch 1 reads every weight once, so with equal widths both sides are as fast as memory. A
-// prompt of 512 tokens is 1.0 TFLOP, and only the share of the FMA peak differs. Between them, at batch 8 to 32, a
+// prompt of 128 tokens is .26 TFLOP, and only the share of the FMA peak differs. Between them, at batch 8 to 32, a
 // library without a product for few rows loses time.
 //
 // Both sides do the same work:
@@ -62,8 +62,11 @@ struct Shape {
   std::vector<int> decode, decode_too = {};  // decode_too: only with --all
   bool always = true;                        // false: only with --all
 };
-const Shape kShapes[] = {
-    {512, true, {1, 8}, {16, 32}}, {2048, true, {}, {}, false}, {4096, false, {1, 8, 16, 32}, {}, false}};
+const Shape kShapes[] = {{128, true, {}},
+                         {512, false, {1, 8}, {16, 32}},
+                         {512, true, {}, {}, false},
+                         {2048, true, {}, {}, false},
+                         {4096, false, {1, 8, 16, 32}, {}, false}};
 constexpr int kChunk = 512;
 
 void check(bool good, const std::string& what) {
@@ -325,7 +328,7 @@ void compare(Bench& bench, const Pair& pair, std::span<const int> cpus, bool all
       if (shape.prefill && (n == most || all))
         measure(
             "prefill " + std::to_string(tokens), [&] { theirs->prefill(tokens); },
-            [&] { ours.prefill(tokens, kChunk); }, std::max(3, bench.options().rounds / 5), 1.25);
+            [&] { ours.prefill(tokens, kChunk); }, kLeastRounds, 1.25);
       if (!batches.empty()) theirs->fill(most_sequences, tokens);
       for (int batch : batches) {
         ours.set(batch, 1, tokens);
@@ -351,6 +354,7 @@ int run_llama_peers(int argc, char** argv) {
   options.value().settle_ms = 10;
   options.value().sample_ms = 250;
   options.value().max_taken = 0.02;
+  options.value().row_s = 5;  // 4 widths with 5 measurements of 2 rows: 200 s
   llama_log_set(
       [](ggml_log_level level, const char* text, void*) {
         if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
