@@ -47,13 +47,14 @@ inline void weigh_row(float* p, Tokens seen, const float* scale, const float* ze
     p[kPartCells] = p[kPartCells + 1] = -0.0f;
     return;
   }
+  const bool whole = seen.begin <= 0 && seen.end >= kPartTokens;
   __m256 w[4], zeros = _mm256_setzero_ps();
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     const __m256 x = _mm256_loadu_ps(p + 8 * i);
     w[i] = _mm256_mul_ps(x, _mm256_loadu_ps(scale + 8 * i));
     __m256 z = _mm256_mul_ps(x, _mm256_loadu_ps(zero + 8 * i));
-    if (8 * i < seen.begin || 8 * i + 8 > seen.end) {
+    if (!whole) [[unlikely]] {
       const __m256i lane = _mm256_add_epi32(_mm256_set1_epi32(8 * i), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
       const __m256 in = _mm256_castsi256_ps(
           _mm256_and_si256(_mm256_cmpgt_epi32(lane, _mm256_set1_epi32(seen.begin - 1)),
@@ -78,18 +79,15 @@ void weigh_quantised(Dtype, Rows rows, Tokens part, Tokens readable, size_t offs
                      const Tokens* seen, int n_tokens, int group) {
   alignas(32) float scale[kPartTokens], zero[kPartTokens];
   const size_t behind = offset + size_t(code_bytes<C>(head_dim));
-  for (int t = part.begin; t < part.end; t += 8) {
-    if (t + 8 <= readable.begin || t >= readable.end) continue;
-    float* to = scale + (t - part.begin);
-    float* to_zero = zero + (t - part.begin);
-    if (t >= readable.begin && t + 8 <= readable.end) {
-      widen_scales(rows + t, behind, to, to_zero);
-      continue;
-    }
-    const std::byte* some[8];
-    for (int i = 0; i < 8; ++i) some[i] = rows[t + i] ? rows[t + i] : rows[readable.begin];
-    widen_scales(some, behind, to, to_zero);
+  const std::byte* some = rows[readable.begin];
+  const std::byte* whole[kPartTokens];  // a copy of the part's rows without a null
+  Rows of_part = rows + part.begin;
+  if (part.begin < readable.begin || part.end > readable.end) {
+    for (int i = 0; i < kPartTokens; ++i) whole[i] = of_part[i] ? of_part[i] : some;
+    of_part = whole;
   }
+#pragma GCC unroll 4
+  for (int i = 0; i < kPartTokens; i += 8) widen_scales(of_part + i, behind, scale + i, zero + i);
   p += part.begin;
   for (int i = 0; i < n_tokens; ++i) {
     const int begin = seen[i].begin - part.begin, end = seen[i].end - part.begin;
@@ -105,19 +103,21 @@ inline void add_part(const float* p, int part, int begin, int end, const B& b, f
   const float* weights = p + part * kPartTokens;
   code_tile<C, R, V, kSteps>(
       weights - part * kPartCells, kTileTokens, begin / 2, (end + 1) / 2, b, stream, [&](const auto& sum) {
+        const float* behind = weights + kPartCells;
+        float* to = acc;
+        __asm__("" : "+r"(behind), "+r"(to));  // one register each; g++ would keep an address of every row in memory
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          const float* behind = weights + r * kTileTokens + kPartCells;
+        for (int r = 0; r < R; ++r, behind += kTileTokens, to += stride) {
           const __m256 unit = _mm256_broadcast_ss(behind), zeros = _mm256_broadcast_ss(behind + 1);
 #pragma GCC unroll 8
           for (int j = 0; j < V; j += C::kVectors) {
             __m256 v[2];
             C::in_order(&sum[r][j], v);
-            float* to = acc + size_t(r) * stride + 16 * (j / C::kVectors);
+            float* at = to + 16 * (j / C::kVectors);
 #pragma GCC unroll 2
             for (int i = 0; i < 2; ++i)
-              _mm256_storeu_ps(to + 8 * i,
-                               _mm256_fmadd_ps(v[i], unit, _mm256_add_ps(_mm256_loadu_ps(to + 8 * i), zeros)));
+              _mm256_storeu_ps(at + 8 * i,
+                               _mm256_fmadd_ps(v[i], unit, _mm256_add_ps(_mm256_loadu_ps(at + 8 * i), zeros)));
           }
         }
       });

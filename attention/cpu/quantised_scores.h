@@ -70,7 +70,7 @@ template <class C>
 inline void store_word(__m256i words, Word at, float* panel) {
   const __m256i mask = _mm256_set1_epi32(C::kMask);
   store_cells(panel + 16 * at.even, _mm256_and_si256(words, mask));
-  store_cells(panel + 16 * at.odd, _mm256_and_si256(_mm256_srli_epi32(words, C::kBits), mask));
+  store_cells(panel + 16 * at.odd, C::odd(words));
 }
 
 template <class C>
@@ -139,11 +139,15 @@ inline __m256i sums_of_4(const __m256i (&v)[4]) {
   return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
 }
 
-// 4 rows of q by 8 tokens, on codes as they are stored: only the sums are transposed. A row of codes is kVectors whole
-// vectors.
+// Floats of a row of q whose codes are kVectors whole vectors. It is a constant, so one register addresses all rows.
 template <class C, int kVectors>
-inline void dot_4(const float* q, int stride, Rows rows, size_t offset, const float* scale, const float* zero, float* s,
+constexpr int kRowOfQ = 256 * kVectors / C::kBits;
+
+// 4 rows of q by 8 tokens, on codes as they are stored: only the sums are transposed.
+template <class C, int kVectors>
+inline void dot_4(const float* q, Rows rows, size_t offset, const float* scale, const float* zero, float* s,
                   Stream& given) {
+  constexpr int kStride = kRowOfQ<C, kVectors>;
   Stream stream = given;
   const __m256i mask = _mm256_set1_epi32(C::kMask);
   auto token = [&](int t) __attribute__((always_inline)) {
@@ -154,11 +158,10 @@ inline void dot_4(const float* q, int stride, Rows rows, size_t offset, const fl
     for (int i = 0; i < kVectors; ++i) {
       if (i % 2 == 0 && (kVectors > 1 || t % 2 == 0)) stream.step();  // one prefetch for each 64 bytes
       const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 32 * i));
-      const __m256i codes[2] = {_mm256_and_si256(words, mask),
-                                _mm256_and_si256(_mm256_srli_epi32(words, C::kBits), mask)};
+      const __m256i codes[2] = {_mm256_and_si256(words, mask), C::odd(words)};
 #pragma GCC unroll 4
       for (int r = 0; r < 4; ++r) {
-        const float* row = q + r * stride + 16 * i;
+        const float* row = q + r * kStride + 16 * i;
         sum[r] = C::add_both(sum[r], {load_cells(row), load_cells(row + 8)}, codes);
         in_turn(sum[r]);
       }
@@ -178,13 +181,13 @@ inline void dot_4(const float* q, int stride, Rows rows, size_t offset, const fl
                              _mm256_unpackhi_epi64(b, d)};
 #pragma GCC unroll 4
   for (int r = 0; r < 4; ++r)
-    store_scores(by_row[r], _mm256_loadu_ps(scale), _mm256_loadu_ps(zero), q + r * stride + 16 * kVectors,
+    store_scores(by_row[r], _mm256_loadu_ps(scale), _mm256_loadu_ps(zero), q + r * kStride + 16 * kVectors,
                  s + r * kTileTokens);
 }
 
 // Scores of n_rows rows (a multiple of 4) by a panel of tokens; `scale` is scratch.
 template <class C, int kVectors>
-void dots(Rows given, size_t offset, const float* q, int n_rows, int stride, float* scale, float* s, Stream& stream) {
+void dots(Rows given, size_t offset, const float* q, int n_rows, float* scale, float* s, Stream& stream) {
   const std::byte* readable[kPanelTokens];
   if (!given[0] || !given[kPanelTokens - 1]) {  // readable tokens are consecutive, so the ends tell
     readable_rows(given, offset, readable);
@@ -194,8 +197,8 @@ void dots(Rows given, size_t offset, const float* q, int n_rows, int stride, flo
   for (int t = 0; t < kPanelTokens; t += 8) {
     widen_scales(given + t, offset + 32 * kVectors, scale + t, zero + t);
     for (int row = 0; row < n_rows; row += 4)
-      dot_4<C, kVectors>(q + row * stride, stride, given + t, offset, scale + t, zero + t, s + row * kTileTokens + t,
-                         stream);
+      dot_4<C, kVectors>(q + row * kRowOfQ<C, kVectors>, given + t, offset, scale + t, zero + t,
+                         s + row * kTileTokens + t, stream);
   }
 }
 
@@ -216,8 +219,8 @@ template <class C>
 void scores_in_place_quantised(Dtype, Rows given, size_t offset, const float* q, int n_rows, int head_dim, float* panel,
                                float* s, Prefetch prefetch) {
   Stream stream(prefetch);
-  const int stride = padded_dim(head_dim), bytes = code_bytes<C>(head_dim);
-  auto dot = [&](auto vectors) { dots<C, vectors>(given, offset, q, n_rows, stride, panel, s, stream); };
+  const int bytes = code_bytes<C>(head_dim);
+  auto dot = [&](auto vectors) { dots<C, vectors>(given, offset, q, n_rows, panel, s, stream); };
   if (n_rows % 4 == 0 && bytes == 32) {
     dot(std::integral_constant<int, 1>());
   } else if (n_rows % 4 == 0 && bytes == 64) {

@@ -32,6 +32,8 @@ struct Int8 {
   static __m256i add_both(__m256i sum, const __m256i (&x)[2], const __m256i (&codes)[2]) {
     return add(add(sum, x[0], codes[0]), x[1], codes[1]);
   }
+  // The cells of the odd codes of words.
+  static __m256i odd(__m256i words) { return _mm256_srli_epi16(words, 8); }
   // Sums of 16 dims as floats, in order of dims.
   static void in_order(const __m256i* sum, __m256 (&v)[2]) {
     v[0] = _mm256_cvtepi32_ps(sum[0]), v[1] = _mm256_cvtepi32_ps(sum[1]);
@@ -75,15 +77,22 @@ struct Int4 {
     return _mm256_add_epi32(sum, wide(add(multiply(x[0], codes[0]), x[1], codes[1])));
 #endif
   }
+  static __m256i odd(__m256i words) { return _mm256_and_si256(_mm256_srli_epi16(words, 4), _mm256_set1_epi8(15)); }
   static void in_order(const __m256i* sum, __m256 (&v)[2]) {
     const __m256 even = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(*sum)));
     const __m256 odd = _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(*sum, 1)));
     const __m256 low = _mm256_unpacklo_ps(even, odd), high = _mm256_unpackhi_ps(even, odd);
     v[0] = _mm256_permute2f128_ps(low, high, 0x20), v[1] = _mm256_permute2f128_ps(low, high, 0x31);
   }
+  static __m256i halves(__m128i x) {
+    return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(x, 4), x), _mm256_set1_epi8(15));
+  }
   static void pair(const std::byte* a, const std::byte* b, __m256i* to) {
-    const __m128i x = _mm_unpacklo_epi8(load_8(a), load_8(b));
-    to[0] = _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(x, 4), x), _mm256_set1_epi8(15));
+    to[0] = halves(_mm_unpacklo_epi8(load_8(a), load_8(b)));
+  }
+  static void two_pairs(const std::byte* a, const std::byte* b, __m256i* to) {  // 32 dims
+    const __m128i x = load_16(a), y = load_16(b);
+    to[0] = halves(_mm_unpacklo_epi8(x, y)), to[1] = halves(_mm_unpackhi_epi8(x, y));
   }
   static float unit_of(float most, float sum, int) {
     const float of_sum = sum / 2160;
@@ -170,10 +179,11 @@ struct CodePairs {  // pairs of cache rows, from byte `offset` on
   size_t offset;
   template <int V>
   void load(int k, __m256i (&row)[V]) const {
-#pragma GCC unroll 4
-    for (int j = 0; j < V; j += C::kVectors) {
-      const size_t at = offset + size_t(j / C::kVectors * 2 * C::kBits);
-      C::pair(rows[2 * k] + at, rows[2 * k + 1] + at, row + j);
+    const std::byte *a = rows[2 * k] + offset, *b = rows[2 * k + 1] + offset;
+    if constexpr (V == C::kVectors) {
+      C::pair(a, b, row);
+    } else {
+      C::two_pairs(a, b, row);
     }
   }
 };
