@@ -286,14 +286,13 @@ void RemotePipeline::on_progress(int stage, const Progress& made) {
   if (is_broken()) return;  // all waves count as ended then
   UnderWay& wave = wave_of(made.wave);
   if (int(made.layers) > wave.layers) wave.layers = int(made.layers);
-  bool is_news = wave.watched || !made.done;
   if (made.done) {
     wave.seconds[size_t(stage)] = made.seconds;
     std::lock_guard lock(mutex_);
     stages_[size_t(stage)].experts = made.experts;
-    is_news |= wave.done.fetch_add(1) + 1 == shards_.pp;
+    if (wave.done.fetch_add(1) + 1 < shards_.pp && !wave.watched) return;  // no news
   }
-  if (is_news) news_.add(1);
+  news_.add(1);
 }
 
 ExpertLoad RemotePipeline::expert_load() const {
