@@ -4,7 +4,7 @@
 // Set-up: --kv-fetch never, always and cost, by the rate of the links. 8P8D of 8 x A800 with Llama-3-70B, 3,000
 //   requests of Mooncake's traces. Each request goes to the P with the shortest queue, so hits come from the pool
 //   alone.
-// Command: make exp-fetch_or_compute (3 minutes; virtual, computed, measured).
+// Command: make exp-fetch_or_compute (2 minutes; virtual, computed, measured).
 // Expected: a token's KV is 328 KB and a P computes 8,000 to 10,000 tokens/s, so fetching is as fast at 21 to 26 Gb/s.
 //   P's links also carry 13 Gb/s of KV to D. At 10 Gb/s always loses by far; at 100 Gb/s it wins, and hits rise from .1
 //   to .3. cost is at most a tenth worse than the better of both.

@@ -2,7 +2,7 @@
 // Paper: light-vllm (wde), experiment 1; vLLM issue 35990.
 // Set-up: llama-mini in f32; the time to compute N tokens in chunks of 512 through the cluster, and to move their KV to
 //   the host tier and back (wde, experiment 1: 5 to 19 times). Every byte that comes back is compared.
-// Command: make exp-offload_cost (2 minutes; measured, counted, computed).
+// Command: make exp-offload_cost (a minute; measured, counted, computed).
 // Expected: a token is 50 MFLOP at 150 GFLOP/s, .36 ms, and 8 KiB at 3 to 8 GB/s: 130 to 360 times. So `link` is also
 //   set to a fifth of the prefill time, as for their 3B.
 // Found: on a CPU moving is 140 to 340 times as fast as computing; over the set link 5.3. The published prefill times

@@ -5,7 +5,7 @@
 //   (host). llama-mini in f32; the link takes 1/5 of the prefill time, as for their 3B. /rounds: the same documents
 //   asked again, when the pool holds them (fits), when only the host tier does (over), when neither does (overrun), and
 //   from a disk. There the link takes 1/12.4.
-// Command: make exp-offload_hits (2 minutes; measured).
+// Command: make exp-offload_hits (a minute; measured).
 // Expected, hits: computing takes 185 (1 - h) + 18 ms and the link 37 h, so the link is hidden until h = .91. With all
 //   hits host reaches 18 / 37 = .5 of device, and device is 203 / 18 = 11 times none. Expected, rounds: a document
 //   takes 370 ms to compute, 30 to load, and 8 with its KV present: offload alone 6 to 13 times, prefix cache 25 to 45,

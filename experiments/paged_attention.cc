@@ -438,7 +438,7 @@ ModelConfig opt_13b() {
 std::vector<Values> points(const Setting&) {
   std::vector<Values> all;
   for (const char* dataset : {"sharegpt", "alpaca"})
-    for (int block : {1, 2, 4, 8, 16, 32, 64, 128, 256})
+    for (int block : {1, 4, 16, 32, 128, 256})
       for (int draw = 0; draw < kDraws; ++draw)
         all.push_back({{"dataset", dataset}, {"block", block}, {"sample", draw}});
   return all;

@@ -4,7 +4,7 @@
 //   instances are on the same cores (llama-mini, f32) or on the same card (llama-1b, bf16; `split` is --gpu-split).
 //   `load` is a share of the requests per second that 1C completes when all are present at once. The columns are those
 //   of the xPyD notes' table.
-// Command: make exp-pd (5 minutes; measured).
+// Command: make exp-pd (4 minutes; measured).
 // Expected, two cores: 1C runs a chunk of 512 in 170 ms, and decodes wait for it. 1P1D: D has one core and steps of 6
 //   to 10 ms: P99 ITL 8 to 30 ms. P has half of the arithmetic: twice the TTFT, and a queue. A second P adds no
 //   arithmetic. The transfer of 4.4 MB takes below 1 ms.

@@ -5,7 +5,7 @@
 //   vAttention (page-group rows of 32 tokens), which take turns step by step. `contiguous_groups` is contiguous memory
 //   in vAttention's pages of 4 KiB. prefill: one prompt in chunks of 512 (Fig. 7). decode: sequences of 1,024 tokens
 //   generate 40 more each (Figs. 4, 8). offline: the long summaries' lengths divided by 128 (Fig. 9).
-// Command: make exp-vattention_speed (2 minutes; measured, computed, virtual).
+// Command: make exp-vattention_speed (a minute; measured, computed, virtual).
 // Expected: 1.0 everywhere, because the memories differ by a look-up and a division beside 128 multiply-adds. The
 //   published gains are over the paged kernels of other libraries. KV grows by 8 KiB a token: 2 MB/s alone, 10 at a
 //   batch of 32.

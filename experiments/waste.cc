@@ -116,7 +116,7 @@ std::vector<Values> points(const Setting& setting) {
     std::vector<std::pair<const char*, int>> pools = {{"contiguous", 0}};
     for (int row : dataset == std::string("sharegpt") ? std::vector{6, 204} : std::vector{32, 1024})
       pools.push_back({"vattention", row});
-    for (int block : setting.tiny ? std::vector{1, 16} : std::vector{1, 2, 4, 8, 16, 32, 64, 128, 256})
+    for (int block : setting.tiny ? std::vector{1, 16} : std::vector{1, 4, 16, 64, 256})
       pools.push_back({"paged", block});
     for (int draw = 0; draw < kDraws; ++draw)
       for (auto [allocator, block] : pools)

@@ -2,13 +2,13 @@
 size."""
 import style
 
-BLOCKS = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+BLOCKS = [1, 4, 16, 64, 256]
 PARTS = [("useful_share", "holds KV"), ("reserved_share", "reserved"), ("internal_share", "internal"),
          ("free_share", "free, unusable")]
 LOOKS = [style.FILLS[0], style.FILLS[2], style.FILLS[1], style.FILLS[3]]
 # SOSP'23: share of KV bytes that hold tokens, Fig. 2 (slots of the maximum length; blocks of 16). The number of
 # concurrent sequences is relative to Orca (Max), section 6.2.
-PUBLISHED = [(0, .204), (5, .963)]
+PUBLISHED = [(0, .204), (BLOCKS.index(16) + 1, .963)]
 PUBLISHED_BATCH = (16, 4.3)
 
 table = style.result("waste")
