@@ -181,7 +181,7 @@ void Bench::measure(const std::vector<BenchCase>& cases, int rounds) {
   double steal = 0, others = 0;
   int set_aside = 0;
   bool cut = false;
-  const RealClock clock;
+  RealClock clock;
   const double end_s = options_.row_s > 0 ? clock.now() + options_.row_s * double(n) : HUGE_VAL;
   auto settle = [this] { usleep(useconds_t(options_.settle_ms * 1e3)); };
   for (int round = 0; round < rounds + set_aside && set_aside <= rounds; ++round) {
