@@ -102,10 +102,12 @@ void choose_numbers(const Options& options, Build& build) {
       throw invalid(std::string("--exact: --gemm ") + backend.kernels.gemm->name + " rounds activations");
     if (!backend.kernels.gemm) backend.kernels.gemm = &default_gemm(true);
   }
-  need(check_device(build.config, *backend.device));
   if (backend.expert_parallel != "off" && build.config.experts.count == 0)
     throw invalid("--expert-parallel " + backend.expert_parallel + ": model " + build.config.name + " has no experts");
   if (std::string(backend.device->name) == "cpu") return;
+  if (backend.expert_parallel != "off")
+    throw invalid("--expert-parallel " + backend.expert_parallel + ": --device " + backend.device->name +
+                  " has one tensor rank, which holds every expert: expected off");
   if (const Dtype matrices = *backend.load.weight_dtype; matrices != backend.load.dtype)
     throw invalid(std::string("--weight-dtype ") + dtype_name(matrices) + ": --device " + backend.device->name +
                   " supports weight matrices of type --dtype only, here " + dtype_name(backend.load.dtype));
@@ -214,12 +216,6 @@ void fit_context(ClusterOptions& cluster, int wanted_len) {
 }
 
 }  // namespace
-
-Status check_device(const ModelConfig& config, const DeviceRow& device) {
-  if (config.experts.count == 0 || std::string(device.name) == "cpu") return ok();
-  return invalid("--device " + std::string(device.name) + ": " + config.family +
-                 " models have experts, which run on the CPU only: expected --device cpu");
-}
 
 Role role_of(const std::string& name) {
   return name == "prefill" ? Role::prefill : name == "decode" ? Role::decode : Role::colocated;

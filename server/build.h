@@ -117,9 +117,6 @@ Role role_of(const std::string& name);  // parses --role
 // Reads the options of the cluster and of the device, which influences the cluster's memory.
 void read_options(const Options& options, ClusterOptions& cluster, BackendOptions& backend);
 
-// Checks that the device can run the model.
-Status check_device(const ModelConfig& config, const DeviceRow& device);
-
 // Builds all parts. Errors name the option or the file.
 Result<std::unique_ptr<Build>> make_build(const Options& options);
 

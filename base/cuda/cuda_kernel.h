@@ -8,6 +8,7 @@
 // They have no __shared__ variables. Carver cuts arrays out of the block's dynamic shared memory.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "base/cuda/cuda.h"
@@ -135,9 +136,19 @@ __device__ inline float warp_sum(float x) {
   for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
   return x;
 }
+__device__ inline int warp_sum(int x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
 __device__ inline float warp_max(float x) {
   for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
   return x;
+}
+
+// Keys whose unsigned order is the order of the floats, all above 0; no NaN; -0 and +0 are equal.
+__device__ inline uint32_t order_key(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x == 0 ? 0.0f : x);
+  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
 }
 
 }  // namespace xpyd::cuda

@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "model/cuda/experts_cuda.h"
 #include "model/cuda/gemm_cuda.h"
 #include "model/cuda/model_cuda.h"
 #include "model/cuda/ops_cuda.h"
@@ -80,8 +81,9 @@ class CudaLlama final : public CudaModel {
         kv_width_(c_.n_kv_heads * c_.head_dim),
         hidden_stride_(rounded(c_.hidden, 8)),
         qkv_stride_(rounded(q_width_ + 2 * kv_width_, 8)),
-        gate_up_stride_(rounded(2 * c_.intermediate, 8)),
-        gemm_(stream) {
+        gate_up_stride_(c_.sparse_layers() == c_.n_layers ? 0 : rounded(2 * c_.intermediate, 8)),
+        gemm_(stream),
+        experts_(c_, dtype_, options_.max_step_tokens) {
     XPYD_CHECK(options_.max_step_tokens > 0 && options_.max_seqs > 0 && options_.max_logits >= 0);
     if (options_.max_kv_length == 0) options_.max_kv_length = c_.max_position;
     if (options_.max_table_entries == 0) options_.max_table_entries = options_.max_kv_length;
@@ -109,7 +111,8 @@ class CudaLlama final : public CudaModel {
   void enqueue(const Plan& plan, LayerObserver* observer);
   void attend(int layer, const Plan& plan, const AttentionParts& parts, const void* q);
   void gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, int m, Dtype y_dtype);
-  void add_norm(float* x, const float* bias, const float* norm, int n);
+  void add_norm(float* x, const std::byte* delta, const float* bias, const float* norm, int n);
+  void mlp(const CudaLayerWeights& layer, float* x, const float* norm, int n);
   CudaGemmArgs product(const CudaMatrix& w, const void* x, int x_stride, void* y, int y_stride, Dtype y_dtype) const {
     return {.x = x, .y = y, .w = w, .x_dtype = dtype_, .y_dtype = y_dtype, .x_stride = x_stride, .y_stride = y_stride};
   }
@@ -123,6 +126,7 @@ class CudaLlama final : public CudaModel {
   const int q_width_, kv_width_;                           // elements of one token's q; of its k or v
   const int hidden_stride_, qkv_stride_, gate_up_stride_;  // elements; rows begin at 16 bytes
   CudaGemm gemm_;
+  CudaExperts experts_;
   const CudaAttentionVariant *prefill_ = nullptr,
                              *decode_ = nullptr;  // chosen at the first KV
   StepPlanner planner_;
@@ -134,7 +138,7 @@ class CudaLlama final : public CudaModel {
   std::byte* qkv_ = nullptr;       // qkv_stride; after the last append, the wanted rows of q
   std::byte* q_ = nullptr;         // q_width: q after RoPE
   std::byte* attended_ = nullptr;  // q_width
-  std::byte* gate_up_ = nullptr;   // gate_up_stride; SwiGLU's result overwrites gate
+  std::byte* gate_up_ = nullptr;   // gate_up_stride, of dense layers; SwiGLU's result overwrites gate
   float* logits_ = nullptr;        // [max_logits, vocab]
   float* workspace_ = nullptr;     // workspace of attention
   // Choices of the last step, [max_logits] each: row hashes, tokens, NaN counts.
@@ -188,7 +192,7 @@ Status CudaLlama::allocate() {
     part(hashes_, n_logits * kChosenBytes);
     part(sampling_, cuda_sample_workspace(options_.max_logits));
     part(arrays, max_ints * sizeof(int32_t));
-    return used;
+    return used + experts_.place(base ? base + used : nullptr);
   };
   const size_t total = place(nullptr);
   Result<cuda::Memory> scratch = cuda::Memory::device(total);
@@ -208,16 +212,19 @@ Status CudaLlama::allocate() {
     for (Begun& step : steps_) step.pinned = cuda::Memory::pinned(n_logits * kChosenBytes);
   }
   const CudaLayerWeights& l = weights_->layers[0];
+  CudaLayerWeights dense;  // a dense layer, if there is one
+  for (const CudaLayerWeights& layer : weights_->layers)
+    if (!layer.router.data) dense = layer;
   for (const auto& [like, m] :
        {std::pair(product(l.qkv, normed_, hidden_stride_, qkv_, qkv_stride_, dtype_), options_.max_step_tokens),
         std::pair(product(l.o, attended_, q_width_, normed_, hidden_stride_, dtype_), options_.max_step_tokens),
-        std::pair(product(l.gate_up, normed_, hidden_stride_, gate_up_, gate_up_stride_, dtype_),
+        std::pair(product(dense.gate_up, normed_, hidden_stride_, gate_up_, gate_up_stride_, dtype_),
                   options_.max_step_tokens),
-        std::pair(product(l.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, dtype_),
+        std::pair(product(dense.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, dtype_),
                   options_.max_step_tokens),
         std::pair(product(weights_->lm_head, normed_, hidden_stride_, logits_, c_.vocab, Dtype::f32),
                   options_.max_logits)})
-    if (m > 0)
+    if (m > 0 && like.w.data)
       if (Status status = gemm_.prepare(like, m); !status) return status;
   stream_.wait();
   return ok();
@@ -263,10 +270,10 @@ void CudaLlama::gemm(const CudaMatrix& w, const void* x, int x_stride, void* y, 
   gemm_.run(args);
 }
 
-// x += normed_ + bias; normed_ = RMSNorm(x), unless norm is null.
-void CudaLlama::add_norm(float* x, const float* bias, const float* norm, int n) {
+// x += delta + bias, unless delta is null; normed_ = RMSNorm(x), unless norm is null.
+void CudaLlama::add_norm(float* x, const std::byte* delta, const float* bias, const float* norm, int n) {
   cuda_add_norm({.x = x,
-                 .delta = normed_,
+                 .delta = delta,
                  .bias = bias,
                  .norm = norm,
                  .normed = normed_,
@@ -276,6 +283,25 @@ void CudaLlama::add_norm(float* x, const float* bias, const float* norm, int n) 
                  .width = c_.hidden,
                  .stride = hidden_stride_},
                 stream_);
+}
+
+// x += the layer's MLP or block of experts, of normed_; normed_ = RMSNorm(x), unless norm is null.
+void CudaLlama::mlp(const CudaLayerWeights& layer, float* x, const float* norm, int n) {
+  if (layer.router.data) {
+    experts_.run(layer, normed_, hidden_stride_, x, n, stream_);
+    if (norm) add_norm(x, nullptr, nullptr, norm, n);
+    return;
+  }
+  gemm(layer.gate_up, normed_, hidden_stride_, gate_up_, gate_up_stride_, n, dtype_);
+  cuda_swiglu({.gate_up = gate_up_,
+               .bias = layer.gate_up_bias,
+               .dtype = dtype_,
+               .n = n,
+               .width = c_.intermediate,
+               .stride = gate_up_stride_},
+              stream_);
+  gemm(layer.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, n, dtype_);
+  add_norm(x, normed_, layer.down_bias, norm, n);
 }
 
 void CudaLlama::attend(int layer, const Plan& plan, const AttentionParts& parts, const void* q) {
@@ -347,17 +373,8 @@ void CudaLlama::enqueue(const Plan& plan, LayerObserver* observer) {
     }
     attend(i, plan, last ? plan.wanted_parts : plan.parts, q);
     gemm(layer.o, attended_, q_width_, normed_, hidden_stride_, n, dtype_);
-    add_norm(x, layer.o_bias, layer.mlp_norm, n);
-    gemm(layer.gate_up, normed_, hidden_stride_, gate_up_, gate_up_stride_, n, dtype_);
-    cuda_swiglu({.gate_up = gate_up_,
-                 .bias = layer.gate_up_bias,
-                 .dtype = dtype_,
-                 .n = n,
-                 .width = c_.intermediate,
-                 .stride = gate_up_stride_},
-                stream_);
-    gemm(layer.down, gate_up_, gate_up_stride_, normed_, hidden_stride_, n, dtype_);
-    add_norm(x, layer.down_bias, last ? nullptr : layers[size_t(i) + 1].attention_norm, n);
+    add_norm(x, normed_, layer.o_bias, layer.mlp_norm, n);
+    mlp(layer, x, last ? nullptr : layers[size_t(i) + 1].attention_norm, n);
   }
   cuda_add_norm({.x = x,
                  .norm = weights_->final_norm,

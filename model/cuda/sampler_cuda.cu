@@ -24,11 +24,7 @@ constexpr unsigned kAll = 0xffffffffu;
 
 using Mass = unsigned long long;  // the type that atomicAdd takes
 
-// Keys whose unsigned order is the order of the floats; no NaN; -0 and +0 are equal.
-__device__ inline uint32_t order_key(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x == 0 ? 0.0f : x);
-  return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-}
+// The float of a cuda::order_key().
 __device__ inline float of_key(uint32_t key) {
   return std::bit_cast<float>(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu));
 }
@@ -65,7 +61,7 @@ struct Row {
   float peak, scale;
 
   __device__ float logit(int i) const { return x[i] != x[i] ? -INFINITY : fminf(x[i], FLT_MAX); }
-  __device__ uint32_t key(int i) const { return order_key(logit(i)); }
+  __device__ uint32_t key(int i) const { return cuda::order_key(logit(i)); }
   __device__ Mass mass(int i) const { return Mass(expf((logit(i) - peak) * scale) * kOne); }
   __device__ Range slice(int s, int n_slices) const {
     const int size = (n + n_slices - 1) / n_slices, begin = s * size < n ? s * size : n;

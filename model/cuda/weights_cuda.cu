@@ -64,9 +64,16 @@ class Uploader {
     });
     return {data, n, k, int(row_bytes / element)};
   }
-  CudaMatrix matrix(const PackedMatrix& w) {
-    return matrix(w.n, w.k, w.dtype, [&](int begin, int end, std::byte* out, size_t row_bytes) {
-      unpack_rows(w, begin, end, out, row_bytes);
+  CudaMatrix matrix(const PackedMatrix& w) { return stacked({&w}); }
+  // Matrices of one shape, one below the other.
+  CudaMatrix stacked(const std::vector<const PackedMatrix*>& parts) {
+    const PackedMatrix& w = *parts[0];
+    return matrix(w.n * int(parts.size()), w.k, w.dtype, [&](int begin, int end, std::byte* out, size_t row_bytes) {
+      for (int row = begin, next = 0; row < end; row = next) {
+        const int part = row / w.n, first = part * w.n;
+        next = std::min(end, first + w.n);
+        unpack_rows(*parts[size_t(part)], row - first, next - first, out + size_t(row - begin) * row_bytes, row_bytes);
+      }
     });
   }
 
@@ -99,7 +106,17 @@ void place(const Weights& host, Uploader& to, CudaWeights& w) {
     for (size_t i = 0; i < kMatrices; ++i) {
       const auto from = layer.kMatrices[i];  // g++ 12's -fsanitize=bounds misreads an index inside .*
       const auto place = l.kMatrices[i];
-      l.*place = to.matrix(layer.*from);
+      if ((layer.*from).n > 0) l.*place = to.matrix(layer.*from);
+    }
+    if (!layer.experts.empty()) {
+      const auto stacked = [&](PackedMatrix ExpertWeights::*part) {
+        std::vector<const PackedMatrix*> all;
+        for (const ExpertWeights& expert : layer.experts) all.push_back(&(expert.*part));
+        return to.stacked(all);
+      };
+      l.router = to.matrix(layer.router);
+      l.gate_up = stacked(&ExpertWeights::gate_up);
+      l.down = stacked(&ExpertWeights::down);
     }
     for (size_t i = 0; i < kVectors; ++i) {
       const auto from = layer.kVectors[i];

@@ -21,7 +21,10 @@ struct CudaMatrix {
   int stride = 0;  // elements between rows
 };
 
-using CudaLayerWeights = LayerParts<CudaMatrix, const float*>;
+struct CudaLayerWeights : LayerParts<CudaMatrix, const float*> {
+  // Of a sparse layer, [experts.count, hidden] in f32; its gate_up and down are the experts' matrices, stacked.
+  CudaMatrix router = {};
+};
 
 // Cosine and sine for one position and one pair of dimensions.
 struct RopeAngle {
@@ -30,7 +33,7 @@ struct RopeAngle {
 
 struct CudaWeights {
   ModelConfig config;
-  Dtype dtype = Dtype::f32;  // of all matrices
+  Dtype dtype = Dtype::f32;  // of all matrices but routers
   CudaMatrix embedding;      // [vocab, hidden]
   CudaMatrix lm_head;        // [vocab, hidden]; the embedding itself if tied
   std::vector<CudaLayerWeights> layers;
@@ -42,8 +45,8 @@ struct CudaWeights {
   size_t bytes() const;
 };
 
-// Uploads the weights and waits for the end. Requires: host's matrices are of host's dtype. Error `unavailable`: the
-// card has too little free memory; the message names both sizes.
+// Uploads the weights and waits for the end. Requires: host's matrices but routers are of host's dtype. Error
+// `unavailable`: the card has too little free memory; the message names both sizes.
 Result<std::shared_ptr<const CudaWeights>> upload_weights(const Weights& host, cuda::Stream& stream);
 
 }  // namespace xpyd::model

@@ -305,7 +305,6 @@ int info_main(const Options& options) try {
   const ModelConfig& config = subject.config;
   ClusterOptions& cluster = subject.cluster;
   read_options(options, cluster, subject.backend);
-  need(check_device(config, *subject.backend.device));
   int& max_len = cluster.max_model_len;
   if (max_len > config.max_position)
     throw invalid("--max-model-len: exceeds the model's context of " + std::to_string(config.max_position) + " tokens");

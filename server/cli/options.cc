@@ -93,7 +93,8 @@ std::vector<OptionRow> make_rows() {
        sets<&ClusterOptions::decode_pp>},
       {"expert-parallel", choice, "off", "", "off|on|prefill|decode", 0, 0,
        "on: each tensor-parallel rank holds whole experts of a mixture of experts; off: a slice of every expert; "
-       "prefill: on in prefill and colocated instances; decode: on in decode instances. Tokens do not change",
+       "prefill: on in prefill and colocated instances; decode: on in decode instances. Tokens do not change. "
+       "With --device cuda: off",
        kEngine, sets<&BackendOptions::expert_parallel>},
       {"pipeline-window", integer, "0", "waves", "", 0, 1024,
        "number of waves (micro-batches) that a pipeline-parallel instance keeps in flight; 0: two per stage; 1: the "

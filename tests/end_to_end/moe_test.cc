@@ -94,12 +94,12 @@ TEST_CASE("moe: both families have double precision's tokens and one logits hash
   }
 }
 
-TEST_CASE("moe: a card is refused by name", "[moe]") {
+TEST_CASE("moe: whole experts of ranks are refused on a card by name", "[moe]") {
   const Bed bed("mixtral");
   const auto build = prepare_build(
-      Options::parse(option_table(), "serve", bed.words({"--device", "cuda", "--kv-dtype", "bf16"}), 1).value());
+      Options::parse(option_table(), "serve", bed.words({"--device", "cuda", "--expert-parallel", "on"}), 1).value());
   REQUIRE_FALSE(build);
-  CHECK(has(build.error().message, "--device cuda: mixtral models have experts, which run on the CPU only"));
+  CHECK(has(build.error().message, "--expert-parallel on: --device cuda has one tensor rank"));
 }
 
 }  // namespace xpyd::testing::moe_e2e_test

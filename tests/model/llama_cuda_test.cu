@@ -3,6 +3,7 @@
 #include "base/random.h"
 #include "tests/model/cuda_fixture.h"
 #include "tests/model/llama_cases.h"
+#include "tests/model/moe_model.h"
 
 namespace xpyd::testing::llama_cuda_test {
 
@@ -12,10 +13,20 @@ std::vector<int32_t> some_tokens(int n, int vocab, int seed = 1) {
   return tokens;
 }
 
+// The dense families' fixtures, and folders with experts.
+struct Folders {
+  Folders() {
+    for (const std::string& name : kFixtures) dirs.push_back(data_path("models/" + name));
+    for (MoeModel& model : experts) dirs.push_back(model.write());
+  }
+  MoeModel experts[2] = {MoeModel("mixtral", "BF16"), MoeModel("qwen3_moe", "BF16")};
+  std::vector<std::string> dirs;
+};
+
 TEST_CASE("cuda llama: f32 logits are the CPU's within rounding, for every family", "[cuda][model]") {
-  for (const std::string& name : kFixtures) {
-    CAPTURE(name);
-    CudaLoaded loaded(data_path("models/" + name));
+  for (const Folders folders; const std::string& dir : folders.dirs) {
+    CAPTURE(dir);
+    CudaLoaded loaded(dir);
     const size_t vocab = size_t(loaded.host.config.vocab);
     const auto prompt = some_tokens(24, int(vocab));
     CudaKv kv(*loaded.model, loaded.stream, 32);
@@ -36,9 +47,9 @@ TEST_CASE("cuda llama: f32 logits are the CPU's within rounding, for every famil
 }
 
 TEST_CASE("cuda llama: bf16 logits stay within their rounding", "[cuda][model]") {
-  for (const std::string& name : kFixtures) {
-    CAPTURE(name);
-    CudaLoaded loaded(data_path("models/" + name), CudaLoaded::small(), {.dtype = Dtype::bf16});
+  for (const Folders folders; const std::string& dir : folders.dirs) {
+    CAPTURE(dir);
+    CudaLoaded loaded(dir, CudaLoaded::small(), {.dtype = Dtype::bf16});
     const auto prompt = some_tokens(24, loaded.host.config.vocab);
     CudaKv kv(*loaded.model, loaded.stream, 32, 1, 4, KvOrder::layer_major, Dtype::bf16);
     const auto got = prompt_logits(*loaded.model, kv, prompt, 5), want = run_prompt(*loaded.host.model, prompt, 64);
@@ -49,6 +60,21 @@ TEST_CASE("cuda llama: bf16 logits stay within their rounding", "[cuda][model]")
     CHECK(relative < 0.04);
     CHECK(relative > 1e-4);  // proof of rounding
   }
+}
+
+TEST_CASE("cuda llama: with experts a token's bits depend on neither chunk nor graph", "[cuda][moe][model]") {
+  for (const char* family : {"mixtral", "qwen3_moe"})
+    for (const Dtype dtype : {Dtype::f32, Dtype::bf16}) {
+      CAPTURE(family, dtype_name(dtype));
+      MoeModel folder(family, "BF16");
+      CudaLoaded loaded(folder.write(), CudaLoaded::small(), {.dtype = dtype});
+      const auto logits = [&](int chunk) {
+        const CudaKv kv(*loaded.model, loaded.stream, 40, 1, 4, KvOrder::layer_major, dtype);
+        return prompt_logits(*loaded.model, kv, some_tokens(40, MoeModel::kVocab), chunk);
+      };
+      for (int chunk : {1, 7, 39}) CHECK(same_bits(logits(chunk), logits(64)));
+      CHECK(loaded.model->counts().replays > 30);
+    }
 }
 
 TEST_CASE("cuda llama: graphs change no bit", "[cuda][model]") {

@@ -15,9 +15,14 @@ constexpr const char* kConfig =
   "vocab_size": 128, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000,
   "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": false, "hidden_act": "silu"})";
 
+constexpr const char* kExperts =
+    R"({"model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 128, "num_local_experts": 5,
+  "num_experts_per_tok": 2, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
+  "vocab_size": 128, "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000})";
+
 struct ModelDir {
   TempDir dir;
-  ModelDir() { std::ofstream(dir.path + "/config.json") << kConfig; }
+  explicit ModelDir(const char* config = kConfig) { std::ofstream(dir.path + "/config.json") << config; }
 };
 
 Result<std::unique_ptr<Build>> build(const ModelDir& model, std::vector<std::string> words) {
@@ -84,6 +89,8 @@ TEST_CASE("--device cuda: tokens are the CPU's, however P and D share the GPU", 
   CHECK(tokens(model, {"--device", "cuda", "--dtype", "bf16", "--kv-dtype", "bf16", "--cuda-prefill-attention",
                        "flash_mma", "--cuda-decode-attention", "split_mma"})
             .size() == tokens(model, {}).size());
+  const ModelDir experts(kExperts);
+  CHECK(tokens(experts, {"--device", "cuda", "--topology", "1P1D"}, prompt) == tokens(experts, {}, prompt));
 }
 
 TEST_CASE("--device cuda: the CPU applies penalties, beside requests that are sampled on the GPU",

@@ -67,6 +67,7 @@ inline float max(float a, float b) { return ::fmaxf(a, b); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 constexpr float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+constexpr int __popc(unsigned x) { return std::popcount(x); }
 constexpr int __ffs(unsigned x) { return x ? std::countr_zero(x) + 1 : 0; }
 
 template <class T>
