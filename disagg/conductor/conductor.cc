@@ -242,7 +242,7 @@ void Conductor::copy_prompt(AttemptId number, const Attempt& attempt) {
   std::vector<InstanceId> others;
   for (const auto& [id, member] : cluster_.members())
     if (member.info.role == Role::decode && !member.draining && id != attempt.decode) others.push_back(id);
-  std::ranges::rotate(others, std::ranges::upper_bound(others, attempt.decode));
+  std::rotate(others.begin(), std::ranges::upper_bound(others, attempt.decode), others.end());
   const size_t most = tokens > 0 ? size_t(context_.options.decode_copies - 1) : 0;
   for (size_t i = 0; i < std::min(most, others.size()); ++i)
     context_.bus.send(kConductor, others[i], CopyKv{number, request, attempt.prefill, tokens});
