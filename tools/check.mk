@@ -70,7 +70,7 @@ check-faults: build  ## 22 | - | makes every C library call of a start, a reques
 check-faults-tcp: FAULTS = processes-tcp
 check-faults-tcp: check-faults  ## 10 | - | the same for processes that communicate over TCP
 
-check-planted: build  ## 8 | - | plants 31 faults one after another; a test must detect each (PLANTED='3 7' selects some)
+check-planted: build  ## 8 | - | plants 32 faults one after another; a test must detect each (PLANTED='3 7' selects some)
 	@tests/planted_faults/run $(PLANTED)
 
 check-debian13:  ## 22 | tools/debian13 --can | `make serve` and `make test` on a fresh Debian 13 in build/debian13 (debootstrap, chroot)
