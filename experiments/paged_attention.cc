@@ -186,7 +186,9 @@ namespace work_of_blocks {
 
 constexpr int kDim = 128, kTile = 8, kKeys = 16;  // kKeys: keys whose scores are kept at a time
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#elif defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2")
 #endif
@@ -279,7 +281,9 @@ __attribute__((noinline)) void attend(const Memory& m, const float* q, int n_key
     for (int d = 0; d < kDim; ++d) out[t * kDim + d] /= sum[t];
 }
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && defined(__clang__)
+#pragma clang attribute pop
+#elif defined(__x86_64__)
 #pragma GCC pop_options
 #endif
 

@@ -245,7 +245,7 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                                                            : std::string(1, char('a' + row.owner)) + " " +
                                                                  std::to_string(row.tokens) + (active ? " +" : "");
     }
-    if (point["sample"] == 0 || tick + 1 == n_ticks) finding.rows.push_back(line);
+    if (int(point["sample"]) == 0 || tick + 1 == n_ticks) finding.rows.push_back(line);
   }
   for (Conversation& who : conversations)
     if (who.kv != kNoKv) memory->free(who.kv);

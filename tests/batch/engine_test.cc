@@ -198,7 +198,7 @@ struct OddModel final : SynchronousModel {
 struct Alone {
   explicit Alone(int n_blocks)
       : kv{.shape = kv_shape(tiny_config(), Dtype::f32),
-           .pool_bytes = size_t(n_blocks * 16) * kv.shape.token_bytes(),
+           .pool_bytes = size_t(n_blocks * 16) * kv_shape(tiny_config(), Dtype::f32).token_bytes(),
            .max_sequence_tokens = 160},
         memory(find_kv_scheme("paged")->make(make_block_pool("paged", kv).value(), kv)),
         engine(*model, *memory, {.policy = find_batch_policy("chunked"), .max_batch = 4, .step_tokens = 64}, clock,
@@ -243,8 +243,8 @@ TEST_CASE("engine: a sequence whose logits are not finite ends with an error tha
       for (const auto& [n, in_prompt] : {std::pair{1, false}, {2, false}, {1, true}, {2, true}}) {
         CAPTURE(one.odd, one.rest, topology, n, in_prompt);
         TinySetup setup{.topology = topology};
-        setup.make_model = [&](const TinySetup&, DeviceQueue&) {
-          return Result<std::unique_ptr<Model>>(std::make_unique<OddModel>(one.odd, one.rest, in_prompt));
+        setup.make_model = [&one, of_prompt = in_prompt](const TinySetup&, DeviceQueue&) {
+          return Result<std::unique_ptr<Model>>(std::make_unique<OddModel>(one.odd, one.rest, of_prompt));
         };
         TinyCluster tiny(setup);
         auto request = tiny_request(1, {1, 2, 3}, 4);
