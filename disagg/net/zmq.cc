@@ -77,7 +77,7 @@ const ZmqApi& zmq() { return loaded().value(); }
 Error last_error() {
   const int error = errno;
   if (error == ENODEV)
-    return {ErrorCode::invalid_argument, "expected an address of this machine as a number; names are not resolved"};
+    return {ErrorCode::invalid_argument, "expected an address of this machine as a number"};
   return {error == EINVAL || error == EPROTONOSUPPORT ? ErrorCode::invalid_argument : ErrorCode::io,
           zmq().strerror(error)};
 }

@@ -212,7 +212,8 @@ int generate_main(const Options& options) {
   double tpot = times.size() < 2 ? 0 : (times.back() - times.front()) / double(times.size() - 1);
   std::fprintf(stderr, "\nprompt %zu tokens, output %zu tokens (%s), TTFT %.1f ms, TPOT %.2f ms\n",
                request->prompt.size(), times.size(), finish_reason_name(printer->end.finish), 1e3 * ttft, 1e3 * tpot);
-  std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(build.runtime->stats().conductor.logits_hash));
+  const uint64_t hash = build.runtime->stats().conductor.logits_hash;
+  std::fprintf(stderr, "logits hash %016llx\n", static_cast<unsigned long long>(hash));
   const FinishReason end = printer->end.finish;
   if (end == FinishReason::error || end == FinishReason::refused) throw Error{ErrorCode::io, printer->end.error};
   return 0;
