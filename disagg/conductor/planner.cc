@@ -175,6 +175,7 @@ ClusterAdmission Planner::look_at(const RequestTable::Entry& entry, InstanceId d
   coming_.clear();
   for (AttemptId number : member.decoding) {
     const Attempt& attempt = attempts_.at(number);
+    if (attempt.request == request.id) continue;  // the policies count it themselves
     const Request& other = *requests_.at(attempt.request).request;
     const bool comes = attempt.prompting || attempt.prefill < 0;
     const DecodeView sequence{.joins_s = attempt.joins_s,

@@ -75,6 +75,22 @@ TEST_CASE("admission: a request above its TTFT objective is admitted to an idle 
   scene.serve(3, 60, 4, 3);
 }
 
+TEST_CASE("admission: a prompt that is done does not count itself: an idle cluster decodes it, a busy one refuses it",
+          "[admission]") {
+  SimOptions options;
+  options.conductor.admission = find_admission_policy("late");
+  options.conductor.objectives = {.ttft_s = 1e9, .tbt_s = 1e-9};
+  Scene scene("1P1D", options);
+  scene.ask(1, 60, 40, 1);
+  for (int i = 0; i < 300 && scene.n_tokens(1) < 3; ++i) scene.tick();
+  scene.ask(2, 60, 4, 2);
+  for (int i = 0; i < 1000 && scene.recorder->choice(2).ends == 0; ++i) scene.tick();
+  CHECK(scene.recorder->choice(2).finish == FinishReason::refused);
+  CHECK(scene.recorder->choice(1).ends == 0);
+  scene.abort(2);
+  scene.settle();
+}
+
 TEST_CASE(
     "admission: late refuses after the prefill, early by D's batch now, early_in_flight also by sequences on their way",
     "[admission]") {

@@ -156,15 +156,6 @@ TEST_CASE("command line: KV memory that cannot be allocated is a message and not
   }
 }
 
-TEST_CASE("command line: generate says why its request was refused, and that is exit code 1", "[command_line]") {
-  NEEDS_PROGRAM();
-  const Ran ran = run_program({"generate", "--prompt", "x", "--max-tokens", "2", "--kv-bytes", "8MiB", "--admission",
-                               "early", "--slo-ttft", "1e-6", "--slo-tbt", "1e-7"});
-  INFO(ran.err);
-  CHECK(ran.code == 1);
-  CHECK(has(ran.err, "\nxpyd generate: "));
-}
-
 TEST_CASE("command line: impossible ranks are exit code 2", "[command_line][shards]") {
   NEEDS_PROGRAM();
   const Words common = {"generate", "--prompt", "The night was", "--max-tokens", "12", "--threads", "1"};

@@ -24,7 +24,7 @@ constexpr uint8_t kTimeout = 16, kRetries = 6;
 constexpr uint8_t kNotReadyRetries = 7;
 constexpr uint8_t kNotReadyTimer = 12;  // 0.64 ms
 
-Error unavailable(const std::string& what) { return {ErrorCode::unavailable, "--transport rdma: " + what}; }
+Error unavailable(const std::string& what) { return {ErrorCode::unavailable, "rdma: " + what}; }
 Error unavailable(const NicPort& nic_port, const std::string& what, int error) {
   return unavailable(nic_port.name + ": " + what + ": " + std::strerror(error));
 }

@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <iterator>
+#include <list>
 #include <optional>
 
 #include "experiments/bench/harness.h"
@@ -305,10 +306,11 @@ void compare(Bench& bench, const Pair& pair, std::span<const int> cpus, bool all
     std::vector<int> batches = shape.decode;
     if (all) batches.insert(batches.end(), shape.decode_too.begin(), shape.decode_too.end());
     const int tokens = shape.tokens, most_sequences = batches.empty() ? 1 : batches.back();
+    std::list<Threads> pools;  // the context pauses the one before when it gets another
     std::optional<Theirs> theirs;
     for (int n : teams) {
       ModelCase ours(weights, bench.team(n), tokens, most_sequences, kChunk, Dtype::bf16);
-      Threads threads(n, cpus);
+      Threads& threads = pools.emplace_back(n, cpus);
       if (!theirs) theirs.emplace(model.get(), most_sequences, tokens, ours.tokens());
       theirs->use(threads);
       const auto measure = [&](const std::string& what, std::function<void()> run_theirs,
