@@ -451,6 +451,15 @@ class ClaimsTest(unittest.TestCase):
         self.assertEqual(claim().show(12035), "12035 s")
 
 
+class MakeTest(unittest.TestCase):
+    def test_claims_are_quick_only_if_asked(self):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k != "QUICK"}
+        for words, quick in ([], False), (["QUICK=1"], True):
+            said = subprocess.run(["make", "-n", "claims", *words], cwd=ROOT, env=env, capture_output=True, text=True)
+            self.assertIn("run.py check ", said.stdout)
+            self.assertEqual("--quick" in said.stdout, quick)
+
+
 class CompiledTest(unittest.TestCase):
     def test_what_the_cuda_compiler_said_has_a_head_as_results_do(self):
         with tempfile.TemporaryDirectory() as folder:

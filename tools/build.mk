@@ -106,8 +106,8 @@ $(BUILD)/%_avx512vnni.o: private CXXFLAGS += $(AVX512) -mavx512vnni
 $(BUILD)/%_avx512bf16.o: private CXXFLAGS += $(AVX512) -mavx512vnni -mavx512bf16
 $(EMULATED): private CXXFLAGS += $(AVX2) -O1 -DXPYD_EMULATE -Wno-psabi -Wno-ignored-attributes
 # Tests must compile quickly. The code that they test is compiled as it is served.
-QUICK   := $(if $(filter release,$(MODE)),-Og -U_FORTIFY_SOURCE -fno-stack-protector,-O1)
-$(BUILD)/tests/%.o: private CXXFLAGS += $(QUICK)
+TEST_O  := $(if $(filter release,$(MODE)),-Og -U_FORTIFY_SOURCE -fno-stack-protector,-O1)
+$(BUILD)/tests/%.o: private CXXFLAGS += $(TEST_O)
 # Headers that many files include are precompiled once for each set of flags (`make PCH=` turns that off).
 # g++ drops the pragmas of a precompiled header, so warnings that libstdc++ silences by pragmas are silenced here.
 PCH ?= 1
@@ -118,7 +118,7 @@ $(BUILD)/%/precompiled.h.gch: %/precompiled.h $(BUILD)/flags
 	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
 	@echo "  c++  $<"
 	@$(CXX) $(CXXFLAGS) $(DEFINES) -MMD -MP -MT $@ -MF $(@:.gch=.d) -x c++-header $< -o $@
-$(BUILD)/tests/precompiled.h.gch: private CXXFLAGS += $(QUICK)
+$(BUILD)/tests/precompiled.h.gch: private CXXFLAGS += $(TEST_O)
 $(BUILD)/simt/%/precompiled.h.gch: %/precompiled.h $(BUILD)/flags
 	@mkdir -p $(@D) && echo '#include "$<"' >$(@:.gch=)
 	@echo "  simt $<"

@@ -21,6 +21,7 @@
 #include "base/wait_word.h"
 #include "disagg/chunked_pp/boundary.h"
 #include "experiments/bench/harness.h"
+#include "experiments/bench/on_cpus.h"
 #include "experiments/stats.h"
 
 namespace xpyd::experiments {
@@ -134,6 +135,7 @@ double between_processes(const char* transport, int tokens) {
 }
 
 void bench_boundary(Bench& bench) {
+  const OnCpus all(bench.cpus());  // a team has pinned this thread to one cpu
   const auto report = [&](const std::string& name, double seconds, double budget_us) {
     BenchRow row{.group = {}, .name = name, .n_threads = 2, .rounds = kRounds};
     row.seconds = seconds;

@@ -169,6 +169,7 @@ void bench_chunks(Bench& bench) {
   RealClock clock;
   int64_t sum = 0;
   for (const ChunkPolicy& policy : chunk_policies()) {
+    if (!policy.decide) continue;  // the batching policy's work
     ChunkView view{.prompts = prompts, .decodes = 10, .decode_context = 1e4, .budget = 2048};
     view.block_tokens = 16;
     view.minimum = chunk_minimum(view.budget, view.block_tokens);
