@@ -162,8 +162,6 @@ FRONT_PAGE = {
     "rejection": ("12P1D: correlation of P's and D's load, early", "correlation of P's and D's load"),
     "rejection-reservation": ("reuse 131K, c=8, P holds 0.9 of the prompts: tokens/s, escrow / off",
                               "tokens/s if P holds 0.9 of the prompts, over no reservation"),
-    "pd_notes-table": ("R1: requests/s, TP16 with MTP / TP8 PP2",
-                       "DeepSeek-R1, requests/s, TP16 with MTP over TP8 PP2"),
     "failure_timeline": ("requests lost", "requests lost when workers are killed"),
 }
 
