@@ -86,6 +86,7 @@ struct KvStats {
   int active = 0;       // referenced by a sequence
   int cached = 0;       // referenced by none, kept for a prefix hit, evictable
   int in_transfer = 0;  // held by a lease or a hand-over: being sent or received
+  int reserved_blocks = 0;  // reserved for sequences (reserve_blocks()), among the free and cached ones
   int block_tokens = 0;
   int64_t prefix_query_tokens = 0, prefix_hit_tokens = 0;  // cumulative, of this KvMemory
   int64_t evictions = 0, cow_copies = 0;                   // cumulative blocks
@@ -101,7 +102,8 @@ struct KvStats {
   int64_t mapped_bytes = 0;    // has addresses (vattention, slots in chunks; otherwise capacity_bytes)
   int64_t mappings = 0;        // mappings of these bytes as the system counts them (VMAs); otherwise one per rank
   OffloadStats tiers;
-  int available() const { return free + cached; }  // blocks that an append can get
+  // Blocks that an append without reserved blocks can get.
+  int available() const { return free + cached - reserved_blocks; }
 };
 
 struct KvReservation {
@@ -113,6 +115,7 @@ struct KvReservation {
 struct KvHeld {                     // what a sequence holds
   std::span<const int32_t> blocks;  // its block table, its slot, or its page-group rows
   int written = 0;                  // tokens
+  int reserved = 0;                 // blocks reserved for it (reserve_blocks())
   bool tail_shared = false;  // the next append must copy the last block: it takes one more than the arithmetic says
 };
 
@@ -136,11 +139,16 @@ class KvMemory {
   // of the next token private (copy-on-write). False: there are not enough blocks, and the sequence is as before.
   [[nodiscard]] virtual bool append(KvHandle handle, int n_tokens) = 0;
 
+  // Reserves the blocks that append(handle, n_tokens) would take, as a number. Nobody else gets so many, and nothing is
+  // evicted until this sequence's appends draw on them. rollback() and free() give the rest back. False: not so many
+  // are available, and nothing has changed. Contiguous memory takes its room at once.
+  [[nodiscard]] virtual bool reserve_blocks(KvHandle handle, int n_tokens) { return append(handle, n_tokens); }
+
   // Commits `tokens`, which follow those written so far: the step or transfer that wrote their KV has ended. Full
   // blocks become findable.
   virtual void commit(KvHandle handle, std::span<const int32_t> tokens) = 0;
 
-  // Rolls back to the written tokens: gives back all other room (an aborted step, rejected drafts).
+  // Rolls back to the written tokens: gives back all other room and reserved blocks (an aborted step, rejected drafts).
   virtual void rollback(KvHandle handle) = 0;
 
   // Makes a second sequence with the same written tokens. Paged memory shares the blocks; contiguous memory copies to

@@ -93,6 +93,11 @@ bool OffloadedMemory::append(KvHandle handle, int n_tokens) {
   return memory_->append(handle, n_tokens);
 }
 
+bool OffloadedMemory::reserve_blocks(KvHandle handle, int n_tokens) {
+  XPYD_CHECK(!sequences_[size_t(handle)].loading);
+  return memory_->reserve_blocks(handle, n_tokens);
+}
+
 void OffloadedMemory::commit(KvHandle handle, std::span<const int32_t> tokens) {
   Sequence& s = sequences_[size_t(handle)];
   XPYD_CHECK(!s.loading);

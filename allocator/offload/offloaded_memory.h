@@ -38,6 +38,7 @@ class OffloadedMemory final : public KvMemory, public KvLoader, public KvHandoff
   bool poll() override;
   bool copying() const override { return !outs_.empty() || !loading_.empty() || tiers_->moving(); }
   bool append(KvHandle handle, int n_tokens) override;
+  bool reserve_blocks(KvHandle handle, int n_tokens) override;
   void commit(KvHandle handle, std::span<const int32_t> tokens) override;
   void rollback(KvHandle handle) override;
   Result<KvHandle> fork(KvHandle handle) override;

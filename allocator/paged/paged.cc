@@ -14,12 +14,13 @@ int blocks_for(int tokens, int block_tokens) { return (tokens + block_tokens - 1
 
 struct PagedSequence : SequenceTokens {
   std::vector<int32_t> table;  // its blocks, one reference each
+  int reserved = 0;            // blocks reserved for it
   bool maybe_shared = false;   // the block of the next token may have other users
   PrefixChain chain;           // end of the chain of its full blocks
   std::vector<int32_t> tail;   // tokens after the last full block
   void clear() {
     table.clear(), tail.clear();
-    written = room = 0;
+    written = room = reserved = 0;
     maybe_shared = false, chain = {};
   }
 };
@@ -35,7 +36,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff {
         caching_(options.prefix_cache && blocks_.index()) {}
 
   ~PagedMemory() override {
-    sequences_.for_each([this](Sequence& s) { pool_->release(s.table); });
+    sequences_.for_each([this](Sequence& s) { give_back(s), pool_->release(s.table); });
   }
 
   Result<KvReservation> reserve(std::span<const int32_t> tokens, uint64_t salt) override {
@@ -66,12 +67,35 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff {
     int wanted = std::max(more, 0) + int(copy);
     if (wanted > 0) {
       int64_t evictions = 0;
-      if (!blocks_.allocate(wanted, s.table, evictions)) return false;
+      const int drawn = std::min(wanted, s.reserved);
+      if (!blocks_.allocate(wanted, s.table, evictions, drawn)) return false;
+      s.reserved -= drawn;
       evictions_.fetch_add(evictions, std::memory_order_relaxed);
     }
     if (copy) make_tail_private(s);
     s.room = std::max(s.room, s.written + n_tokens);
     return true;
+  }
+
+  bool reserve_blocks(KvHandle handle, int n_tokens) override {
+    Sequence& s = sequences_[handle];
+    check_length(s.written + n_tokens);
+    const int more = std::max(0, blocks_for(s.written + n_tokens, block_tokens_) - int(s.table.size())) +
+                     int(n_tokens > 0 && tail_is_shared(s)) - s.reserved;
+    if (!blocks_.reserve(more)) return false;
+    s.reserved += more;
+    return true;
+  }
+
+  KvHeld held(KvHandle handle) const override {
+    KvHeld held = Pooled::held(handle);
+    held.reserved = sequences_[handle].reserved;
+    return held;
+  }
+
+  void free(KvHandle handle) override {
+    give_back(sequences_[handle]);
+    Pooled::free(handle);
   }
 
   void commit(KvHandle handle, std::span<const int32_t> tokens) override {
@@ -83,6 +107,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff {
 
   void rollback(KvHandle handle) override {
     Sequence& s = sequences_[handle];
+    give_back(s);
     size_t keep = size_t(blocks_for(s.written, block_tokens_));
     pool_->release(std::span<const int32_t>(s.table).subspan(keep));
     s.table.resize(keep);
@@ -132,6 +157,15 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff {
     return {base(rank), &places().layout(rank), sequences_[handle].table.data(), 0};
   }
 
+  void check_invariants(bool complete) const override {
+    Pooled::check_invariants(complete);
+    int sum = 0;
+    sequences_.for_each([&sum](const Sequence& s) { sum += s.reserved; });
+    const int all = blocks_.stats().reserved_blocks;
+    XPYD_CHECK(complete ? sum == all : sum <= all, "sequences have " + std::to_string(sum) + " of " +
+                                                       std::to_string(all) + " reserved blocks");
+  }
+
  private:
   std::span<const int32_t> table_of(const Sequence& s) const override { return s.table; }
 
@@ -140,6 +174,10 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff {
     std::vector<int32_t>& table = sequences_[handle].table;
     if (table.capacity() == 0) table.reserve(16);  // so that an empty table has an address
     return handle;
+  }
+
+  void give_back(Sequence& s) {
+    if (s.reserved > 0) XPYD_CHECK(blocks_.reserve(-std::exchange(s.reserved, 0)));
   }
 
   // Never includes the last token, because the model must compute its logits.
@@ -207,7 +245,7 @@ class PagedMemory final : public Pooled<PagedSequence>, public KvHandoff {
   }
 
   void check_sequence(const Sequence& s) const override {
-    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_));
+    XPYD_CHECK(int(s.table.size()) >= blocks_for(s.room, block_tokens_) && s.reserved >= 0);
     if (caching_) XPYD_CHECK(int(s.tail.size()) == s.written % block_tokens_);
     if (s.written % block_tokens_ == 0) return;
     int32_t tail_block = s.table[size_t(s.written / block_tokens_)];

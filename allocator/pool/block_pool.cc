@@ -1,5 +1,6 @@
 #include "allocator/pool/block_pool.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -52,11 +53,18 @@ void BlockPool::evict(int32_t block) {
   free_.release(block);
 }
 
-bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
+bool BlockPool::reserve(int n) {
+  Lock lock(mutex_);
+  if (n > 0 && n > spare()) return false;
+  reserved_ += n;
+  return true;
+}
+
+bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions, int drawn) {
   const size_t first = out.size(), end = first + size_t(n);
   {
     Lock lock(mutex_);
-    if (n > n_free() + n_cached_) return false;
+    if (n - drawn > spare()) return false;
     free_.claim(end - out.size(), out);
     while (out.size() < end) {
       const int before = n_cached_;
@@ -64,6 +72,7 @@ bool BlockPool::allocate(int n, std::vector<int32_t>& out, int64_t& evictions) {
       evictions += before - n_cached_;
       free_.claim(end - out.size(), out);
     }
+    reserved_ -= drawn;
     for (size_t i = first; i < end; ++i) {
       filled_[size_t(out[i])] = 0;
       add_reference(out[i]);
@@ -89,6 +98,9 @@ int BlockPool::acquire(std::span<const int32_t> tokens, uint64_t salt, int max_t
                        PrefixChain& chain) {
   chain = PrefixChain{.hash = salt};
   if (!index_) return 0;
+  locked()([&] {
+    if (reserved_ > 0) max_tokens = std::min(max_tokens, spare() * block_tokens_);
+  });
   return index_->match(tokens, max_tokens, chain, locked(), [&](std::span<const int32_t> blocks) {
     for (int32_t block : blocks) add_reference(block);  // keeps the next batch's chain intact
     out.insert(out.end(), blocks.begin(), blocks.end());
@@ -111,6 +123,7 @@ void BlockPool::clear_prefix_cache() {
 KvStats BlockPool::stats() const {
   Lock lock(mutex_);
   KvStats stats = count();
+  stats.reserved_blocks = reserved_;
   stats.mappings = int(places_.ranks.size());
   return stats;
 }
@@ -128,6 +141,7 @@ void BlockPool::check_invariants(std::span<const int32_t> references, std::span<
     XPYD_CHECK(bool(in_lru[size_t(b)]) == (!used && cached(b)), "block " + std::to_string(b));
     if (cached(b)) XPYD_CHECK(filled(b) >= index_->tokens_in(b), "block " + std::to_string(b));
   }
+  XPYD_CHECK(reserved_ >= 0 && (!complete || spare() >= 0), "more blocks are reserved than the pool has");
   free_.check_invariants(held);
   if (index_) index_->check_invariants();
 }

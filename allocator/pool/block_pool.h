@@ -43,14 +43,19 @@ class BlockPool final : public KvPool {
   const PrefixCache* index() const { return index_.get(); }  // null: no prefix cache; unlocked, for tests and benches
 
   // Appends n blocks with one reference each to `out`: first free ones, then cached ones, least recently used first.
-  // Adds the number of evicted ones to `evictions`. False: fewer than n are available, and no block was taken.
-  [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions);
+  // Adds the number of evicted ones to `evictions`. `drawn` of the n come from the caller's reserved blocks. False:
+  // fewer than n are available, and no block was taken.
+  [[nodiscard]] bool allocate(int n, std::vector<int32_t>& out, int64_t& evictions, int drawn = 0);
+
+  // Reserves n of the available blocks; n < 0 gives reserved ones back. It is a number, not particular blocks. False:
+  // fewer are available, and nothing has changed.
+  [[nodiscard]] bool reserve(int n);
 
   // Returns the tokens of the longest indexed prefix, at most max_tokens. Leaves the LRU order as it is.
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
   // Like match(), and appends the prefix's blocks to `out` with a reference each. `chain` becomes the end of its full
   // blocks. If the prefix ends within the last block, that block may hold more tokens, and another sequence may write
-  // there.
+  // there. While blocks are reserved, the prefix has at most as many blocks as the others.
   int acquire(std::span<const int32_t> tokens, uint64_t salt, int max_tokens, std::vector<int32_t>& out,
               PrefixChain& chain);
   // See PrefixCache::insert().
@@ -83,6 +88,7 @@ class BlockPool final : public KvPool {
   }
   void end_use(int32_t block) override;
   bool cached(int32_t block) const override { return at(block).node.uid != 0; }
+  int spare() const { return n_free() + n_cached_ - reserved_; }
   void unlist(int32_t block);  // takes it out of the LRU list
   void evict(int32_t block);   // takes it out of the list and the index, with all that continues it in a tree; frees it
   void lost(int32_t block);    // frees it; the index has dropped it already
@@ -99,6 +105,7 @@ class BlockPool final : public KvPool {
   FreeList free_;
   std::unique_ptr<PrefixCache> index_;
   int32_t oldest_ = -1, newest_ = -1;  // ends of the LRU list
+  int reserved_ = 0;                   // reserved blocks, among the free and cached ones
   bool poison_ = poison_by_default;
 };
 

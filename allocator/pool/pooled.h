@@ -113,7 +113,7 @@ class Pooled : public PooledMemory {
   using PooledMemory::PooledMemory;
   KvHeld held(KvHandle handle) const override {
     const Sequence& s = sequences_[handle];
-    return {table_of(s), s.written, tail_is_shared(s)};
+    return {table_of(s), s.written, 0, tail_is_shared(s)};
   }
 
  protected:

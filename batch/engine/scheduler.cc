@@ -94,7 +94,7 @@ SequenceView Scheduler::view_of(const Sequence& s) const {
   view.choices = s.stands_for;
   if (s.kv != kNoKv) {
     const KvHeld held = memory_.held(s.kv);
-    view.n_blocks = int(held.blocks.size());
+    view.n_blocks = int(held.blocks.size()) + held.reserved;
     view.tail_shared = held.tail_shared;
   }
   return view;

@@ -13,8 +13,8 @@ struct SequenceView {
   int n_tokens = 0;          // prompt and output so far
   int n_computed = 0;        // tokens whose KV is in place or under way; if waiting, those that a prefix hit would give
   int n_limit = 0;           // most tokens of one choice: prompt + max_tokens, or as many as this instance computes
-  int n_blocks = 0;          // blocks held; a waiting sequence holds some if its KV came
-                             // from another instance
+  int n_blocks = 0;          // blocks held or reserved; a waiting sequence holds some if its KV came from another
+                             // instance or if it was admitted by reservation
   int choices = 1;           // sequences it counts for: before its first token it stands for all n choices
   bool tail_shared = false;  // the next append first copies a block
   int n_output = 0;          // generated tokens among n_tokens

@@ -30,7 +30,7 @@ bool KvRoom::leave(Sequence& s, bool alone) const {
   if (!memory_.ready(s.kv)) return false;  // later prompts wait, too
   const int written = memory_.written_tokens(s.kv);
   s.computed = written;
-  const bool all = memory_.append(s.kv, int(s.tokens.size()) - written);
+  const bool all = memory_.reserve_blocks(s.kv, int(s.tokens.size()) - written);
   if (!all) give_back(s);
   return all;
 }
@@ -43,7 +43,8 @@ void KvRoom::give_back(Sequence& s) const {
 
 void KvRoom::check_asks(const KvMemory& memory, const Sequence& s) {
   const KvStats kv = memory.stats();
-  const int held = s.kv == kNoKv ? INT_MIN : int(memory.blocks(s.kv).size());
+  const KvHeld own = s.kv == kNoKv ? KvHeld{} : memory.held(s.kv);
+  const int held = s.kv == kNoKv ? INT_MIN : int(own.blocks.size()) + own.reserved;
   XPYD_CHECK(held + kv.available() >= blocks_for(s.given, kv.block_tokens),
              "P asks D for room before P itself has reserved blocks");
 }

@@ -46,9 +46,9 @@ XPYD_FIELDS(OffloadStats, host_blocks, host_capacity, disk_blocks, disk_capacity
             disk_evictions, failed_writes, failed_reads, dropped_out, load_wait_seconds,
             store_seconds)
 XPYD_FIELDS(VattentionStats, map_calls, unmap_calls, map_wait_seconds)
-XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, block_tokens, prefix_query_tokens,
-            prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes, reserved_bytes,
-            internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
+XPYD_FIELDS(KvStats, capacity, free, active, cached, in_transfer, reserved_blocks, block_tokens,
+            prefix_query_tokens, prefix_hit_tokens, evictions, cow_copies, vattention, capacity_bytes, written_bytes,
+            reserved_bytes, internal_bytes, idle_bytes, external_bytes, mapped_bytes, mappings, tiers)
 XPYD_FIELDS(FetchStats, fetches, tokens, failed, lent, lent_tokens, expired, copies, copy_bytes, copies_dropped, ask_s)
 XPYD_FIELDS(Spent, prefill_gb_s, decode_gb_s, transfer_gb_s, tflop, peak_tflops)
 XPYD_FIELDS(InstanceStats, name, running, waiting, queue_remote_prefilling, queue_prefill_sending, kv, steps,

@@ -46,6 +46,8 @@ constexpr Row<InstanceStats> kInstanceRows[] = {
     {"kv_blocks", nullptr, [](I i) { return double(i.kv.active); }, "state=\"active\""},
     {"kv_blocks", nullptr, [](I i) { return double(i.kv.cached); }, "state=\"cached\""},
     {"kv_blocks", nullptr, [](I i) { return double(i.kv.in_transfer); }, "state=\"in_transfer\""},
+    {"kv_reserved_blocks", "Number of KV blocks, free or cached, that are reserved for prompts (--reservation escrow).",
+     [](I i) { return double(i.kv.reserved_blocks); }},
     {"kv_mapped_bytes",
      "Bytes of the KV pool that are mapped to addresses (vattention, slots with --slot-prealloc; otherwise all).",
      [](I i) { return double(i.kv.mapped_bytes); }},

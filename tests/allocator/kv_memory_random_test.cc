@@ -44,7 +44,7 @@ constexpr int kTierBlock = 4, kMaxSequences = 7;
 
 // Counts what the trials did, so that none is vacuous.
 struct Counts {
-  int64_t hits = 0, copies = 0, refused = 0, forked = 0, adopted = 0, evicted = 0, aliased = 0;
+  int64_t hits = 0, copies = 0, refused = 0, drawn = 0, forked = 0, adopted = 0, evicted = 0, aliased = 0;
   int64_t within = 0, taken_over = 0, cut = 0;  // radix hits that end within a block
   int64_t loads = 0, cancelled = 0, short_loads = 0;
   int64_t host_evictions = 0, disk_hit_tokens = 0, failures = 0;
@@ -259,7 +259,8 @@ class Trial {
     if (what < 76) return pin(s);
     if (what < 80 && blocks_) return hand_over(s);
     if (what < 91) return release(size_t(&s - live_.data()));
-    rollback(s);
+    if (what < 96) return rollback(s);
+    reserve_blocks(s);
   }
 
   void reserve() {
@@ -280,7 +281,8 @@ class Trial {
       const int rows = cached % block_tokens();
       const bool whole = rows == 0 && cached == found / block_tokens() * block_tokens();
       // A radix hit loses the rows of the last block if there is no block to copy them to.
-      REQUIRE((cached == found || (row_.radix && whole && kv.stats().available() <= 1)));
+      REQUIRE((cached == found || (kv.stats().reserved_blocks > 0 && cached < found) ||
+               (row_.radix && whole && kv.stats().available() <= 1)));
       REQUIRE(kv.stats().available() >= 0);
       const bool copied = kv.stats().cow_copies > copied_before;
       REQUIRE(copied <= (row_.radix && rows > 0));
@@ -349,10 +351,12 @@ class Trial {
     const KvStats stats = kv.stats();
     if (exact()) REQUIRE(kv.append(s.handle, 0));  // nothing to write, so nothing to copy
     const int more = std::max(0, blocks_for(s.tokens.size() + n) - int(before.size())) + int(copy);
+    const int drawn = std::min(more, kv.held(s.handle).reserved);
     const bool fits = kv.append(s.handle, int(n));
     log.push_back(fits);
     if (exact()) {
-      REQUIRE(fits == (more <= stats.available()));
+      REQUIRE(fits == (more - drawn <= stats.available()));
+      REQUIRE(stats.reserved_blocks - kv.stats().reserved_blocks == (fits ? drawn : 0));
       REQUIRE(kv.stats().cow_copies - stats.cow_copies == (fits && copy));
       const int64_t evicted = kv.stats().evictions - stats.evictions, needed = std::max(0, more - stats.free);
       // A block leaves a radix tree with all that continues it.
@@ -369,13 +373,31 @@ class Trial {
       if (random_.below(2) == 0) release(random_.below(live_.size()));  // a preemption
       return;
     }
-    counts_.copies += copy;
+    counts_.drawn += drawn, counts_.copies += copy;
     if (random_.below(8) == 0) return;  // memory is reserved and not used
     const size_t done = s.tokens.size(), some_of_it = random_.below(4) == 0 ? 1 + random_.below(n) : n;
     s.tokens.insert(s.tokens.end(), s.prompt.begin(), s.prompt.begin() + ptrdiff_t(some_of_it));
     s.prompt.erase(s.prompt.begin(), s.prompt.begin() + ptrdiff_t(some_of_it));
     write(s, s.tokens, int(done));
     kv.commit(s.handle, std::span<const int32_t>(s.tokens).subspan(done));
+  }
+
+  // A reservation is only a number: nothing moves, and all other sequences have less available.
+  void reserve_blocks(const Live& s) {
+    if (!exact()) return;
+    KvMemory& kv = of(s);
+    const KvStats before = kv.stats();
+    const size_t left = size_t(most_) - s.tokens.size();
+    const int n = int(random_.below(std::min(4 * size_t(block_tokens()), left + 1)));
+    const KvHeld held = kv.held(s.handle);
+    const int need = std::max(0, blocks_for(s.tokens.size() + size_t(n)) - int(held.blocks.size())) +
+                     int(n > 0 && held.tail_shared);
+    const bool fits = kv.reserve_blocks(s.handle, n);
+    REQUIRE(fits == (need - held.reserved <= std::max(0, before.available())));
+    const KvStats after = kv.stats();
+    REQUIRE(kv.held(s.handle).reserved == (fits ? need : held.reserved));
+    REQUIRE(before.available() - after.available() == (fits ? need - held.reserved : 0));
+    REQUIRE((after.free == before.free && after.cached == before.cached && after.evictions == before.evictions));
   }
 
   void rollback(const Live& s) {
@@ -554,6 +576,7 @@ Counts run(const Row& r) {
   if (shares && r.share == KvShare::alias) CHECK(n.aliased > often);
   if (r.is("paged") && r.prefix_cache) CHECK(n.evicted > often);
   if (r.is("paged") && r.block_tokens > 1) CHECK(n.copies > often);
+  if (r.is("paged")) CHECK(n.drawn > 10);
   if (r.radix && r.block_tokens > 1) CHECK(std::min({n.within, n.taken_over, n.cut}) > 10);
   return n;
 }

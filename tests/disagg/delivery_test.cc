@@ -156,7 +156,7 @@ TEST_CASE("reservation: with reserved blocks no prompt is computed before D has 
     CHECK(scene.stats("P0").waiting == (reserve_blocks ? 3 : 0));
     // D is asked for what can begin soon: two steps and one prompt.
     CHECK(watch.asked.size() == (reserve_blocks ? 5 : 7));
-    CHECK((scene.kv("P0").active == 10) == reserve_blocks);  // the blocks of the prompt that may begin next
+    CHECK(scene.kv("P0").reserved_blocks == (reserve_blocks ? 10 : 0));
     scene.settle();
     CHECK(watch.early == (reserve_blocks ? 0 : 7));
   }
