@@ -18,6 +18,7 @@ class HeldMessages final : public MessageBus {
 
   // Starts to hold messages. From now on a message to the conductor waits here, and so does every message after it.
   // Otherwise a decode instance could report the second token to the conductor before the first one arrives there.
+  // A ReserveKv never waits: D answers P alone, and P wants the answer while the step runs.
   void hold() {
     std::lock_guard lock(mutex_);
     holding_ = true;
@@ -48,7 +49,8 @@ class HeldMessages final : public MessageBus {
   void send(InstanceId from, InstanceId to, Message message) override {
     {
       std::lock_guard lock(mutex_);
-      if (holding_ && (to == kConductor || !held_.empty())) {
+      const bool waits = to == kConductor || (!held_.empty() && !std::holds_alternative<ReserveKv>(message));
+      if (holding_ && waits) {
         held_.push_back({from, to, std::move(message)});
         return;
       }

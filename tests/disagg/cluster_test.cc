@@ -214,22 +214,31 @@ TEST_CASE("held post: the conductor gets a prompt's first token before the decod
   HeldMessages bus(log);
   bus.send(1, kConductor, TokenOf{.index = 5});
   bus.hold();
-  bus.send(1, 2, ReserveKv{});  // before any token, because D's answer is wanted while the step runs
-  CHECK(log.sent == Sent{{kConductor, "token 5"}, {2, "other"}});
+  // Each prompt of a step asks D for room, because D's answer is wanted while the step runs.
+  for (int prompt = 0; prompt < 2; ++prompt) {
+    bus.send(1, 2, ReserveKv{});
+    CHECK(log.sent.back() == std::pair{InstanceId{2}, std::string("other")});
+    bus.send(1, kConductor, AttemptProgress{1, AttemptProgress::started});
+  }
+  REQUIRE(log.sent.size() == 3);
   bus.send(1, kConductor, TokenOf{.index = 3});
   CHECK_FALSE(bus.has_answers());
   bus.send(1, kConductor, TokenOf{.index = 0});
   CHECK(bus.has_answers());
   bus.send(1, 2, KvDelivered{});
-  CHECK(log.sent.size() == 2);
-  bus.send_now(1, kConductor, Report{});
   CHECK(log.sent.size() == 3);
+  bus.send_now(1, kConductor, Report{});
+  CHECK(log.sent.size() == 4);
   log.sent.pop_back();
   bus.release(1, Report{});
-  CHECK(Sent(log.sent.begin() + 2, log.sent.end()) ==
-        Sent{{kConductor, "report"}, {kConductor, "token 3"}, {kConductor, "token 0"}, {2, "delivered"}});
+  CHECK(Sent(log.sent.begin() + 3, log.sent.end()) == Sent{{kConductor, "report"},
+                                                           {kConductor, "other"},
+                                                           {kConductor, "other"},
+                                                           {kConductor, "token 3"},
+                                                           {kConductor, "token 0"},
+                                                           {2, "delivered"}});
   bus.send(1, 2, KvDelivered{});
-  CHECK(log.sent.size() == 7);
+  CHECK(log.sent.size() == 10);
   CHECK_FALSE(bus.has_answers());
 }
 
