@@ -7,6 +7,7 @@ import re
 import subprocess
 
 INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.M)
+CODE = r"^[[:space:]]*([^/[:space:]]|/[^/])"  # a line that is more than a comment, for git
 REGISTERED = re.compile(r'^REGISTER_EXPERIMENT\(\s*"([^"]+)",\s*"([^"]+)"', re.M)
 
 
@@ -68,7 +69,8 @@ def paths_of(root, part):
 
 @functools.lru_cache(maxsize=None)
 def commits(root, old, new, paths):
-    return git(root, "log", "--format=%h %s", f"{old}..{new}", "--", *paths, ":!*.md", ":!*.csv", ":!*.py")
+    """The commits between two that change a line of code; a comment changes no result."""
+    return git(root, "log", "--format=%h %s", f"-G{CODE}", f"{old}..{new}", "--", *paths, ":!*.md", ":!*.csv", ":!*.py")
 
 
 def since(root, part, old, new="HEAD"):

@@ -198,8 +198,10 @@ class RunnerTest(unittest.TestCase):
         for path in ("disagg/far.h", "experiments/other.cc", "base/README.md", "README.md"):
             self.commit({path: SOURCES.get(path, "") + "more\n"})
             self.assertEqual(self.verdict(), (EXPECTED, ""), path)
+        self.commit({"model/shape.h": SOURCES["model/shape.h"] + "\n  // more\n"})
+        self.assertEqual(self.verdict(), (EXPECTED, ""))
         for path in ("experiments/toy.cc", "model/shape.h", "model/shape_many.cc", "base/row.cc"):
-            self.commit({path: SOURCES[path] + "// more\n"})
+            self.commit({path: SOURCES[path] + "int more;  // of it\n"})
             self.assertIn("stale: measured at commit", self.verdict()[1], path)
             good, out = self.run_part()
             self.assertTrue(good)
