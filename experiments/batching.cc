@@ -7,8 +7,8 @@
 // Expected: a prompt token takes .33 ms, a decode step 5 ms. With prefill_first a gap contains whole prompts, 90 ms and
 //   more; with chunks of 64 at most 26 ms. So P99 differs by 3 to 10. With static, decode steps do .53 of the possible
 //   work: .86 of the throughput.
-// Found: whole prompts make the P99 gap 4.8 times as long. Sarathi-Serve's gain is 2.7 times (2.6) on Mistral-7B, 2.5
-//   (3.7) on Yi-34B.
+// Found: whole prompts make the P99 gap 2.6 to 4.6 times as long. Sarathi-Serve's gain is 2.7 times (2.6) on
+//   Mistral-7B, 2.5 (3.7) on Yi-34B.
 #include <algorithm>
 #include <cmath>
 

@@ -8,7 +8,7 @@
 // Expected: a prompt of 2,700 tokens takes 82 ms on P and 28 ms on the link, of which 1 ms is exposed with streaming by
 //   layer. The first gap is 10 to 20 ms with push and 35 to 60 with pull. decode_first samples the first token on D and
 //   holds the prompt's blocks from before the queue on: 4 % more at low load.
-// Found: the first gap with pull is 3.3 times that with push, and decode_first has .67 of it at 1.15 times the TTFT.
+// Found: the first gap with pull is 3.3 times that with push, and decode_first has .66 of it at 1.1 times the TTFT.
 #include <algorithm>
 #include <cmath>
 

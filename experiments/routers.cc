@@ -9,7 +9,7 @@
 // Expected: a random choice finds a prefix with a chance of 1 in 4 to 8, and the queue is r / (2 (1 - r)) services:
 //   random / best 4 to 60 on conversation. Rules that count seconds or tokens with the hit run at .6: a service and a
 //   half.
-// Found: a random choice waits 4.9 times as long as the best rule; Algorithm 1 is the best or within 5 %. Four blind
+// Found: a random choice waits 5 times as long as the best rule; Algorithm 1 is the best or within 5 %. Four blind
 //   routers cost 1.9 times.
 #include <algorithm>
 #include <map>
