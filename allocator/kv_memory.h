@@ -139,9 +139,9 @@ class KvMemory {
   // of the next token private (copy-on-write). False: there are not enough blocks, and the sequence is as before.
   [[nodiscard]] virtual bool append(KvHandle handle, int n_tokens) = 0;
 
-  // Reserves the blocks that append(handle, n_tokens) would take, as a number. Nobody else gets so many, and nothing is
-  // evicted until this sequence's appends draw on them. rollback() and free() give the rest back. False: not so many
-  // are available, and nothing has changed. Contiguous memory takes its room at once.
+  // Reserves the blocks that append(handle, n_tokens) would take, as a number. Others have so many fewer available, and
+  // nothing is evicted until this sequence's appends draw on them. rollback() and free() give the rest back. False: not
+  // so many are available, and nothing has changed. Contiguous memory takes its room at once.
   [[nodiscard]] virtual bool reserve_blocks(KvHandle handle, int n_tokens) { return append(handle, n_tokens); }
 
   // Commits `tokens`, which follow those written so far: the step or transfer that wrote their KV has ended. Full

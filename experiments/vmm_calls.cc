@@ -7,7 +7,7 @@
 // Expected: a map takes about 4 us at any size. Populating takes .3 to .4 us per page of 4 KiB: 64 KiB take 10 us, 6
 //   GB/s, and 2 MiB 170 us, 12 GB/s. A CPU's cost is per byte, a driver's per call. Both are many times the .75 GB/s at
 //   which KV was seen to grow.
-// Found: 64 KiB in 10 us, 2 MiB in 160 to 195 us: 8.7 times what KV needs. Maps ahead of need leave no spike, and
+// Found: 64 KiB in 10 us, 2 MiB in 158 to 176 us: 8.7 times what KV needs. Maps ahead of need leave no spike, and
 //   deferring costs nothing.
 #include <algorithm>
 #include <chrono>

@@ -55,7 +55,8 @@ class BlockPool final : public KvPool {
   int match(std::span<const int32_t> tokens, uint64_t salt, int max_tokens) const;
   // Like match(), and appends the prefix's blocks to `out` with a reference each. `chain` becomes the end of its full
   // blocks. If the prefix ends within the last block, that block may hold more tokens, and another sequence may write
-  // there. While blocks are reserved, the prefix has at most as many blocks as the others.
+  // there. While blocks are reserved, the prefix takes at most as many blocks as are not, or an append of reserved
+  // blocks could fail.
   int acquire(std::span<const int32_t> tokens, uint64_t salt, int max_tokens, std::vector<int32_t>& out,
               PrefixChain& chain);
   // See PrefixCache::insert().
