@@ -63,7 +63,7 @@ std::string weights_text(const Build& build) {
   const bool codes = dtype == Dtype::int8 || dtype == Dtype::int4, rounds = !row.exact() && (codes || bf16);
   return dtype_name(dtype) + (load.weight_group > 0 ? " of " + std::to_string(load.weight_group) : "") +
          (load.dtype != dtype ? std::string(" beside ") + dtype_name(load.dtype) : "") + (rounds ? ", rounded" : "") +
-         (rounds && codes ? " to " + std::to_string(row.activation_bits) + " bits" : "");
+         (rounds && codes ? " to " + std::to_string(row.activation_bits(dtype)) + " bits" : "");
 }
 
 // Checks that the model has a head, if drafts come from it.

@@ -97,7 +97,7 @@ $(BUILD)/base/version.o: private DEFINES += -DXPYD_COMMIT='"$(COMMIT)"'
 $(BUILD)/base/version.o: $(BUILD)/commit
 
 # Kernels that need AVX2 or more of x86-64 are in files with these suffixes. They are reached only after a run-time check (base/cpu.h).
-AVX2     := $(if $(filter release,$(MODE)),-O3,-O1) -mavx2 -mfma -mf16c
+AVX2     := $(if $(filter release,$(MODE)),-O3,-O1) -mavx2 -mfma -mf16c -falign-loops=32
 # (g++ 12 warns of registers in its own header that are undefined on purpose.)
 AVX512   := $(AVX2) -mavx512f -mavx512bw -mavx512vl -mavx512dq $(if $(findstring clang,$(CXX)),,-Wno-uninitialized -Wno-maybe-uninitialized)
 $(BUILD)/%_avx2.o: private CXXFLAGS += $(AVX2)

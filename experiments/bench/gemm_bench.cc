@@ -26,10 +26,10 @@ void compare_rows(Bench& bench) {
         cases.push_back({.name = name(row.name),
                          .n_threads = threads,
                          .run = [&, r = &row] { data.run(team, *r); },
-                         .check = [&, r = &row] { return data.check([&] { data.run(team, *r); }, r->activation_bits); },
+                         .check = [&, r = &row] { return data.check([&] { data.run(team, *r); }, r->activation_bits(data.dtype)); },
                          .work = work(data.args(0)),
                          .limit = m > 1 ? Limit::fma : Limit::read});
-        const char* avx2 = row.exact() ? "avx2" : row.activation_bits == 8 ? "avx2_dot8" : "avx2_dot";
+        const char* avx2 = row.exact() ? "avx2" : row.with_int4 == 8 ? "avx2_dot8" : "avx2_dot";
         if (row.needs > Isa::avx2) cases.back().versus = {name(avx2)};
       }
       bench.measure(cases);
@@ -77,7 +77,7 @@ void bench_gemm(Bench& bench) {
           {.name = name,
            .n_threads = threads,
            .run = [&data, &team] { data.run(team); },
-           .check = [&data, &team] { return data.check([&] { data.run(team); }, default_gemm().activation_bits); },
+           .check = [&data, &team] { return data.check([&] { data.run(team); }, default_gemm().activation_bits(data.dtype)); },
            .work = work(data.args(0)),
            .limit = dot ? Limit::bf16_dot : s.limit,
            .target = counts ? s.target : 0,

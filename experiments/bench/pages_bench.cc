@@ -30,7 +30,7 @@ void bench_pages(Bench& bench) {
     std::vector<BenchCase> cases;
     for (auto& [name, pages] : rows) {
       ModelCase& model = models.at(name);
-      const auto set = [&model, batch = batch, n = n] { model.set(batch, n, kTokens); };
+      const auto set = [&model, sequences = batch, tokens = n] { model.set(sequences, tokens, kTokens); };
       set();
       cases.push_back({.name = std::string("--huge-pages ") + name + ", " + what,
                        .n_threads = all,

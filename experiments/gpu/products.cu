@@ -63,7 +63,7 @@ void products(Rounds& rounds, const cuda::Card&, bool tiny) {
       const double around = double(sizeof(bf16)) * m * (double(n) + k), flops = 2.0 * m * n * k;
       rounds.measure({{.name = shape + ", bf16",
                        .run = [&gemm, args] { gemm.run(args); },
-                       .check = [&, n = n, k = k] { return wrong(y, n, k, m, stream); },
+                       .check = [&, columns = n, depth = k] { return wrong(y, columns, depth, m, stream); },
                        .work = {.bytes = double(w.size()) + around, .flops = flops},
                        .limit = Limit::roofline}});
     }

@@ -201,7 +201,8 @@ LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
     bool room = !ready.empty() && (options.max_concurrency == 0 || started - done < options.max_concurrency);
     double wait_s = room ? run.start_s + ready.begin()->first - clock.now() : 0.1;
     if (room && wait_s <= 0) {
-      const auto [due_s, i] = *ready.begin();
+      const double due_s = ready.begin()->first;
+      const size_t i = ready.begin()->second;
       ready.erase(ready.begin());
       ++started;
       RequestRecord& record = records[i];
@@ -210,8 +211,8 @@ LoadRun send_load(HttpClient& client, const std::vector<BenchRequest>& requests,
       readers[i] = std::make_unique<AnswerReader>(record, options.keep_text);
       record.sent_s = clock.now();
       client.start(
-          call, [&, i = i](int status, std::string_view bytes) { readers[i]->feed(status, bytes, clock.now()); },
-          [&, i = i](const HttpOutcome& outcome) {
+          call, [&, i](int status, std::string_view bytes) { readers[i]->feed(status, bytes, clock.now()); },
+          [&, i](const HttpOutcome& outcome) {
             readers[i]->finish(outcome, clock.now());
             readers[i].reset();
             answered[i] = true;

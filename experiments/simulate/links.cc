@@ -72,11 +72,11 @@ void Links::share_anew(const Pair& changed) {
 
 void Links::plan(Pair& pair) {
   if (pair.due) timeline_.call_off(*pair.due);
-  const auto [until, id] = *pair.flows.begin();
-  pair.due = timeline_.at(pair.since_s + (until - pair.each) / pair.rate, [this, &pair, until = until, id = id] {
+  const std::pair<double, Id> first = *pair.flows.begin();
+  pair.due = timeline_.at(pair.since_s + (first.first - pair.each) / pair.rate, [this, &pair, first] {
     pair.due.reset();
-    pair.each = until, pair.since_s = timeline_.now();
-    end(id);
+    pair.each = first.first, pair.since_s = timeline_.now();
+    end(first.second);
   });
 }
 

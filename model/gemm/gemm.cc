@@ -26,28 +26,13 @@ constexpr int kManyTiles = 8;      // more tiles than this: the driver prefetche
 constexpr int kMaxSumRows = 384;   // rows x panels whose sums a thread keeps at a time
 static_assert(kMaxSumRows >= kMaxPassRows && kMaxSumRows >= kMaxTileRows * kMaxTilePanels);
 
-// How rows are cut into register tiles: full tiles first, then at most two smaller ones of nearly equal size. A tile of
-// few rows has too few chains to hide the latency of an FMA.
+// How rows are cut into register tiles: as few as there can be, of nearly equal size, because a tile of few rows has too
+// few chains to hide the latency of an FMA.
 struct TilePlan {
-  TilePlan(int m, int most_) : most(most_) {
-    int rest = m % most;
-    n_full = m / most;
-    tail[0] = rest;
-    if (rest > 0 && rest <= most / 2 && n_full > 0) {
-      --n_full;
-      tail[0] = (rest + most + 1) / 2;
-      tail[1] = rest + most - tail[0];
-    }
-    n_tiles = n_full + (tail[0] > 0) + (tail[1] > 0);
-  }
-  int first_row(int tile) const {
-    int past = std::min(tile, n_full) * most;
-    if (tile > n_full) past += tail[0];
-    if (tile > n_full + 1) past += tail[1];
-    return past;
-  }
-  int rows(int tile) const { return tile < n_full ? most : tail[tile - n_full]; }
-  int most, n_full, n_tiles, tail[2] = {0, 0};
+  TilePlan(int m, int most) : n_tiles((m + most - 1) / most), least(m / n_tiles), larger(m % n_tiles) {}
+  int first_row(int tile) const { return tile * least + std::min(tile, larger); }
+  int rows(int tile) const { return least + (tile < larger); }
+  int n_tiles, least, larger;
 };
 
 // Block sizes depend on M only. They move work in time and change no bit of the result.
@@ -57,11 +42,11 @@ struct Blocking {
   bool prefetch;  // prefetch the next block's weights while this one is in use
 };
 
-Blocking choose_blocking(int m, Dtype dtype, const TileShapes& shapes, bool bytes) {
+Blocking choose_blocking(int m, Dtype dtype, const TileShapes& shapes, bool dots) {
   const int panels = m <= shapes.rows ? shapes.panels[m] : 1;
-  // A block of quantised weights is one piece, 1 to 2 KiB. Tiles of bytes take several: 4 KiB of int8 weights, or 8 KiB
+  // A block of quantised weights is one piece, 1 to 2 KiB. Dot tiles of many rows take several: 4 or 8 KiB of weights,
   // and as much of x. Several panels of them are streams that the hardware follows.
-  if (is_quantised(dtype) && bytes) return {panels, panels > 1 ? 1 << 30 : m <= shapes.rows ? 256 : 512, panels == 1};
+  if (is_quantised(dtype) && dots) return {panels, panels > 1 ? 1 << 30 : m <= 32 ? kMaxPiece : 512, panels == 1};
   if (is_quantised(dtype)) return {panels, 0, m > 2};
   // The hardware's prefetchers follow three or more streams by themselves. With one or two panels, software prefetch
   // gives +29 % at M = 4 on one thread.
@@ -84,12 +69,12 @@ struct Block {
 };
 
 // Floats that a row of packed x has for k stored places; at most k, for which a scratch has room.
-int packed_width(Dtype dtype, const DotKernels* dots, int k) {
+int packed_width(Dtype dtype, const DotTiles* dots, int k) {
   return !dots ? k : is_quantised(dtype) ? dot_floats(dots->bits, k) : (k + 1) / 2;
 }
 
 // Cuts the K of these groups into blocks of at most block_k places, or of one piece if that is longer.
-std::vector<Block> cut(const PackedMatrix& w, Range groups, int block_k, const DotKernels* dots) {
+std::vector<Block> cut(const PackedMatrix& w, Range groups, int block_k, const DotTiles* dots) {
   std::vector<Block> blocks;
   const auto& pieces = w.pieces;
   const auto length = [&](int i) { return pieces[size_t(i)].stored.end - pieces[size_t(i)].stored.begin; };
@@ -208,7 +193,7 @@ void bf16_rows(const Inputs& in, Range of, int, Dtype, float* out) {
 
 using PackFn = void (*)(const Inputs& in, Range of, int stored, Dtype dtype, float* out);
 template <int... kRows>
-PackFn pack_fn(int rows, const DotKernels* dots, Dtype dtype, std::integer_sequence<int, kRows...>) {
+PackFn pack_fn(int rows, const DotTiles* dots, Dtype dtype, std::integer_sequence<int, kRows...>) {
   static constexpr PackFn kPack[] = {pack_rows<kRows + 1>...}, kBf16[] = {bf16_rows<kRows + 1>...},
                           kWords[] = {round_rows<kRows + 1, int16_t>...}, kBytes[] = {round_rows<kRows + 1, int8_t>...};
   return (!dots ? kPack : dtype == Dtype::bf16 ? kBf16 : dots->bits == 16 ? kWords : kBytes)[rows - 1];
@@ -225,9 +210,9 @@ class Gemm {
         w_(*args.w),
         kernels_(kernels),
         scratch_(scratch),
-        dots_(dot_table(args.w->dtype, dots) ? dots : nullptr),
-        table_(dots_ ? *dot_table(args.w->dtype, dots) : exact_table(args.w->dtype, kernels)),
-        blocking_(choose_blocking(args.m, args.w->dtype, table_.shapes, dots_ && dots_->bits == 8)),
+        dots_(dot_tiles(args.w->dtype, dots)),
+        table_(dots_ ? dots_->tiles : exact_table(args.w->dtype, kernels)),
+        blocking_(choose_blocking(args.m, args.w->dtype, table_.shapes, dots_ != nullptr)),
         tiles_(args.m, table_.shapes.rows),
         groups_(args.groups.end > 0 ? args.groups : Range{0, w_.k_groups}),
         blocks_(cut(w_, groups_, blocking_.block_k, dots_)),
@@ -351,11 +336,13 @@ class Gemm {
   }
 
   // Null: the exact table is used.
-  static const GemmTiles* dot_table(Dtype dtype, const DotKernels* dots) {
+  static const DotTiles* dot_tiles(Dtype dtype, const DotKernels* dots) {
     if (!dots) return nullptr;
-    if (dtype == Dtype::int8) return &dots->int8;
-    if (dtype == Dtype::int4) return &dots->int4;
-    return dtype == Dtype::bf16 && dots->bf16.shapes.rows > 0 ? &dots->bf16 : nullptr;
+    const DotTiles* tiles = dtype == Dtype::int8   ? &dots->int8
+                            : dtype == Dtype::int4 ? &dots->int4
+                            : dtype == Dtype::bf16 ? &dots->bf16
+                                                   : nullptr;
+    return tiles && tiles->bits > 0 ? tiles : nullptr;
   }
   static const GemmTiles& exact_table(Dtype dtype, const GemmKernels& kernels) {
     switch (dtype) {
@@ -389,7 +376,7 @@ class Gemm {
   const PackedMatrix& w_;
   const GemmKernels& kernels_;
   GemmScratch& scratch_;
-  const DotKernels* dots_;  // null: x stays f32
+  const DotTiles* dots_;  // null: x stays f32
   const GemmTiles& table_;
   Blocking blocking_;
   TilePlan tiles_;
@@ -439,26 +426,26 @@ void run_with(const GemmArgs& args, GemmScratch& scratch, ThreadTeam& team) {
 }
 
 constexpr const char* kWords = "quantised weights times activations rounded to 16 bits; same bits as avx2_dot";
-constexpr const char* kBytes = "quantised weights times activations rounded to 8 bits; same bits as avx2_dot8";
+constexpr const char* kBytes = "quantised weights times activations rounded to 8 bits, in integers";
+constexpr const char* kBytesOfInt4 = "int4 weights times activations rounded to 8 bits; int8 weights times 16 bits";
 
 const GemmVariant kVariants[] = {
 #if defined(__x86_64__)
-    {"avx512_bf16", run_with<kAvx512Kernels, &kAvx512Bf16Dot>, Isa::avx512_bf16, 8,
+    {"avx512_bf16", run_with<kAvx512Kernels, &kAvx512Bf16Dot>, Isa::avx512_bf16, 8, 8,
      "weights in bf16 times activations rounded to bf16 (VDPBF16PS); quantised weights as avx512_vnni8"},
-    {"avx512_vnni8", run_with<kAvx512Kernels, &kAvx512VnniDot8>, Isa::avx512_vnni, 8, kBytes},
-    {"avx512_vnni", run_with<kAvx512Kernels, &kAvx512VnniDot>, Isa::avx512_vnni, 16, kWords},
-    {"avx512_dot8", run_with<kAvx512Kernels, &kAvx512Dot8>, Isa::avx512, 8, kBytes},
-    {"avx512_dot", run_with<kAvx512Kernels, &kAvx512Dot>, Isa::avx512, 16, kWords},
-    {"avx512", run_with<kAvx512Kernels, nullptr>, Isa::avx512, 32, "register tiles of 12 x 16; same bits as avx2"},
-    {"avx2_dot8", run_with<kAvx2Kernels, &kAvx2Dot8>, Isa::avx2, 8,
-     "quantised weights times activations rounded to 8 bits, in integers (VPMADDUBSW)"},
-    {"avx2_dot", run_with<kAvx2Kernels, &kAvx2Dot>, Isa::avx2, 16,
+    {"avx512_vnni8", run_with<kAvx512Kernels, &kAvx512VnniDot8>, Isa::avx512_vnni, 8, 8, kBytes},
+    {"avx512_vnni", run_with<kAvx512Kernels, &kAvx512VnniDot>, Isa::avx512_vnni, 16, 16, kWords},
+    {"avx512_dot8", run_with<kAvx512Kernels, &kAvx512Dot8>, Isa::avx512, 16, 8, kBytesOfInt4},
+    {"avx512_dot", run_with<kAvx512Kernels, &kAvx512Dot>, Isa::avx512, 16, 16, kWords},
+    {"avx512", run_with<kAvx512Kernels, nullptr>, Isa::avx512, 32, 32, "register tiles of 12 x 16; same bits as avx2"},
+    {"avx2_dot8", run_with<kAvx2Kernels, &kAvx2Dot8>, Isa::avx2, 16, 8, kBytesOfInt4},
+    {"avx2_dot", run_with<kAvx2Kernels, &kAvx2Dot>, Isa::avx2, 16, 16,
      "quantised weights times activations rounded to 16 bits, in integers (VPMADDWD)"},
-    {"avx2", run_with<kAvx2Kernels, nullptr>, Isa::avx2, 32, "register tiles of 6 x 16 over packed panels, f32 FMA"},
+    {"avx2", run_with<kAvx2Kernels, nullptr>, Isa::avx2, 32, 32, "register tiles of 6 x 16 over packed panels, f32 FMA"},
 #endif
-    {"portable_dot8", run_with<kPortableKernels, &kPortableDot8>, Isa::portable, 8, kBytes},
-    {"portable_dot", run_with<kPortableKernels, &kPortableDot>, Isa::portable, 16, kWords},
-    {"portable", run_with<kPortableKernels, nullptr>, Isa::portable, 32,
+    {"portable_dot8", run_with<kPortableKernels, &kPortableDot8>, Isa::portable, 8, 8, kBytes},
+    {"portable_dot", run_with<kPortableKernels, &kPortableDot>, Isa::portable, 16, 16, kWords},
+    {"portable", run_with<kPortableKernels, nullptr>, Isa::portable, 32, 32,
      "plain C++ with the same blocking; separate multiply and add"},
 };
 

@@ -117,9 +117,10 @@ struct GemmVariant {
   Isa needs;
   // Bits of the activations that meet int8 and int4 weights. 32: they stay f32, so that the product has the bits of f32
   // weights. 16 or 8: they are rounded once per product; in avx512_bf16, those that meet bf16 weights to bf16.
-  int activation_bits;
+  int with_int8, with_int4;
   const char* source;
-  bool exact() const { return activation_bits == 32; }
+  int activation_bits(Dtype codes) const { return codes == Dtype::int8 ? with_int8 : with_int4; }
+  bool exact() const { return with_int4 == 32; }
   bool available() const { return cpu_has(needs); }
 };
 

@@ -44,6 +44,6 @@ struct Bf16Dot {
 }  // namespace
 
 extern const DotKernels XPYD_AVX512(kAvx512Bf16Dot);
-const DotKernels XPYD_AVX512(kAvx512Bf16Dot) = {8, kTheseDots8.int8, kTheseDots8.int4, tiles_of<Bf16Dot, kShapes>()};
+const DotKernels XPYD_AVX512(kAvx512Bf16Dot) = {kTheseDots8.int8, kTheseDots8.int4, {16, tiles_of<Bf16Dot, kShapes>()}};
 
 }  // namespace xpyd::model

@@ -14,7 +14,8 @@ namespace xpyd::model {
 struct GemmArgs;  // model/gemm/gemm.h
 class GemmScratch;
 
-inline constexpr int kPanel = 16;  // output columns of a panel
+inline constexpr int kPanel = 16;      // output columns of a panel
+inline constexpr int kMaxPiece = 128;  // most inputs stored with one scale; their sums of 16-bit products fit 32 bits
 inline constexpr int kMaxTileRows = 12;
 inline constexpr int kMaxTilePanels = 6;
 
@@ -29,7 +30,7 @@ struct GemmTile {
   const std::byte* w;  // panel p at w + p * panel_bytes (README.md draws a panel)
   size_t panel_bytes;
   int k;        // quantised: of one piece
-  int pieces;   // that lie one behind the other and have the same k; more than 1: tiles of bytes only
+  int pieces;   // that lie one behind the other and have the same k; more than 1: dot tiles only
   float* sums;  // [panels, rows, 16], 32-byte aligned
   bool resume;
   // Weights for the next tiles: prefetch_step bytes from `prefetch` on for every 4 k.
@@ -78,11 +79,13 @@ struct GemmKernels {
   void (*add)(float* into, const float* from, int n);  // n % 16 == 0, 32-byte aligned
 };
 
-// Tiles for rounded activations. Quantised weights meet integers (DotRows) of `bits`. If bf16.shapes.rows is not 0,
-// bf16 weights meet x rounded to bf16, where `x` holds [k / 2, rows] pairs.
+// Tiles for rounded activations: integers of 16 or 8 bits (DotRows), or bf16, where `x` holds [k / 2, rows] pairs.
+struct DotTiles {
+  int bits;  // of x; 0: no such tiles
+  GemmTiles tiles;
+};
 struct DotKernels {
-  int bits;  // 16 or 8
-  GemmTiles int8, int4, bf16;
+  DotTiles int8, int4, bf16;
 };
 
 // Runs one variant. Without `dots` it is exact.

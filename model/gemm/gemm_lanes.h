@@ -2,6 +2,8 @@
 // vector width; a panel's 16 columns are kParts vectors. Only gemm.cc calls these, after a run-time check of the CPU.
 #pragma once
 
+#include <type_traits>
+
 #include "base/lanes.h"
 #include "model/gemm/gemm_kernels.h"
 
@@ -34,22 +36,24 @@ XPYD_INLINE Floats as_floats(Words bits) { return reinterpret_cast<Floats>(bits)
 XPYD_INLINE Floats halves_to_floats(const void* from) { return _mm512_cvtph_ps(read<__m256i>(from)); }
 XPYD_INLINE Words bytes_to_words(const void* from) { return Words(_mm512_cvtepu8_epi32(read<__m128i>(from))); }
 XPYD_INLINE void fma_into(Floats& sum, Floats x, Floats w) { sum = _mm512_fmadd_ps(x, w, sum); }
-XPYD_INLINE void dot_into(Ints& sum, Halves codes, int pair) {
+// Adds the products of codes and of the integers of a cell: two of 16 bits or four of 8.
 #if defined(XPYD_VNNI)
-  sum = Ints(_mm512_dpwssd_epi32(__m512i(sum), __m512i(codes), _mm512_set1_epi32(pair)));
-#else
-  sum += Ints(_mm512_madd_epi16(__m512i(codes), _mm512_set1_epi32(pair)));
-#endif
-}
-#if defined(XPYD_VNNI)
-using ByteSums = Ints;
-XPYD_INLINE void bytes_into(ByteSums& sum, Words codes, int four) {
-  sum = Ints(_mm512_dpbusd_epi32(__m512i(sum), __m512i(codes), _mm512_set1_epi32(four)));
+constexpr bool kVnni = true;
+template <int kXBits>
+XPYD_INLINE void dot_into(Ints& sum, Halves codes, int cell) {
+  const __m512i x = _mm512_set1_epi32(cell);
+  sum = Ints(kXBits == 16 ? _mm512_dpwssd_epi32(__m512i(sum), __m512i(codes), x)
+                          : _mm512_dpbusd_epi32(__m512i(sum), __m512i(codes), x));
 }
 #else
-using ByteSums = Halves;
-XPYD_INLINE void bytes_into(ByteSums& sum, Words codes, int four) {
-  sum += Halves(_mm512_maddubs_epi16(__m512i(codes), _mm512_set1_epi32(four)));
+constexpr bool kVnni = false;
+template <int>
+XPYD_INLINE void dot_into(Ints& sum, Halves codes, int cell) {
+  sum += Ints(_mm512_madd_epi16(__m512i(codes), _mm512_set1_epi32(cell)));
+}
+template <int>
+XPYD_INLINE void dot_into(Halves& sum, Halves codes, int cell) {
+  sum += Halves(_mm512_maddubs_epi16(__m512i(codes), _mm512_set1_epi32(cell)));
 }
 #endif
 // Rows x panels for 32 registers: 12 or more chains, and one or two vectors of weights.
@@ -69,18 +73,24 @@ XPYD_INLINE void fma_into(Floats& sum, Floats x, Floats w) {
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(w));
 }
 // The asm keeps this order. g++ 12 would add the products of a step first, for which there are no registers.
-XPYD_INLINE void dot_into(Ints& sum, Halves codes, int pair) {
-  asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(_mm256_madd_epi16(__m256i(codes), _mm256_set1_epi32(pair))));
+#define XPYD_DOT(multiply, add, sum, codes, cell)                                       \
+  __m256i product;                                                                      \
+  asm volatile(multiply " %3, %2, %1\n\t" add " %1, %0, %0" : "+x"(sum), "=&x"(product) \
+               : "x"(codes), "x"(_mm256_set1_epi32(cell)))
+template <int>
+XPYD_INLINE void dot_into(Ints& sum, Halves codes, int cell) {
+  XPYD_DOT("vpmaddwd", "vpaddd", sum, codes, cell);
 }
-using ByteSums = Halves;
-XPYD_INLINE void bytes_into(ByteSums& sum, Words codes, int four) {
-  asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(_mm256_maddubs_epi16(__m256i(codes), _mm256_set1_epi32(four))));
+template <int>
+XPYD_INLINE void dot_into(Halves& sum, Halves codes, int cell) {
+  XPYD_DOT("vpmaddubsw", "vpaddw", sum, codes, cell);
 }
+constexpr bool kVnni = false;
 // 16 registers: 12 accumulators of 8 floats, two weights, one broadcast and one mask.
 constexpr TileShapes kShapes = {6, {0, 6, 3, 2, 1, 1, 1}};
 // Quantised weights need registers for unpacking.
 constexpr TileShapes kCodeShapes = {6, {0, 4, 2, 1, 1, 1, 1}};
-constexpr TileShapes kDotShapes = {4, {0, 5, 2, 1, 1}};
+constexpr TileShapes kDotShapes = {5, {0, 5, 2, 1, 1, 1}};
 
 #endif
 
@@ -115,18 +125,21 @@ XPYD_INLINE Ints zeros(const std::byte* behind, int h) {
   return Ints(bytes_to_words(behind + 2 * kPanel + h * kLanes));
 }
 
-// Quantised values of a column's lane. Byte k of it holds int8's k, or int4's k and, above it, k + 4. pair(w, i)
-// returns 16-bit words, pair i of k as in DotRows.
+// Quantised values of a column's lane. Byte k of it holds int8's k, or int4's k and, above it, k + 4.
 template <int kBits_>
 struct QuantisedRows {
-  static constexpr int kBits = kBits_, kStep = 32 / kBits, kPairs = kStep / 2;
+  static constexpr int kBits = kBits_, kStep = 32 / kBits;
   static XPYD_INLINE Floats load(const std::byte* w, int i, const std::byte* behind, int h) {
     const Words code = read<Words>(w + h * kLanes * 4) >> (i % 4 * 8 + i / 4 * 4) & ((1u << kBits) - 1);
     return __builtin_convertvector(Ints(code) - zeros(behind, h), Floats) * scales(behind, h);
   }
-  static XPYD_INLINE Halves pair(Halves w, int i) {
+  // What meets cell i of DotRows: words of 16 bits, or bytes.
+  template <int kXBits>
+  static XPYD_INLINE Halves cell(Halves w, int i) {
+    if (kXBits == 8 && kBits == 8) return w;
     const Halves right = w >> (kBits * i);
-    return i + 1 == kPairs ? right : right & uint16_t((1 << kBits) - 1);
+    if (kXBits == 8) return right & uint16_t(0x0f0f);
+    return kBits * (i + 1) == 16 ? right : right & uint16_t((1 << kBits) - 1);
   }
 };
 using Int8 = QuantisedRows<8>;
@@ -151,8 +164,9 @@ struct Fp8 {
 // ---- Tiles
 
 // With one row, a tile reads a few streams that pause at every piece for its scales, so it prefetches early.
-XPYD_INLINE void prefetch_codes(const std::byte* at) {
-  _mm_prefetch(reinterpret_cast<const char*>(at) + 1024, _MM_HINT_T0);
+constexpr int kAhead = 1024;
+XPYD_INLINE void prefetch_codes(const std::byte* at, int ahead) {
+  _mm_prefetch(reinterpret_cast<const char*>(at) + ahead, _MM_HINT_T0);
 }
 
 template <int kRows, int kPanels>
@@ -214,7 +228,7 @@ void tile(const GemmTile& t) {
       prefetch += prefetch_step;
     }
     if constexpr (kRows == 1 && Weight::kBits <= 8) XPYD_UNROLL(6)
-    for (int p = 0; p < kPanels; ++p) prefetch_codes(w + size_t(p) * panel_bytes);
+    for (int p = 0; p < kPanels; ++p) prefetch_codes(w + size_t(p) * panel_bytes, kAhead);
     XPYD_UNROLL(8)
     for (int i = 0; i < kStep; ++i) step<kRows, kPanels, Weight>(x + i * kRows, w, i, panel_bytes, behind, sums);
     x += kStep * kRows;
@@ -224,10 +238,20 @@ void tile(const GemmTile& t) {
   store_sums(t, sums);
 }
 
+// With 4 bits, 16 products of at most 15 * 127 stay below 2^15, so 16-bit sums take a whole run of 8-bit x.
+template <int kXBits>
+using Dots = std::conditional_t<kXBits == 16 || kVnni, Ints, Halves>;
+XPYD_INLINE Ints to_ints(Ints dots) { return dots; }
+XPYD_INLINE Ints to_ints(Halves dots) {
+  Ints ints = {};
+  dot_into<16>(ints, dots, 0x00010001);
+  return ints;
+}
+
 // Adds a run to `sums`: (dots - zero * sum of x) * (scale of x * scale of the weights).
-template <int kRows, int kPanels>
-XPYD_INLINE void add_run(Ints (&dots)[kPanels][kRows][kParts], const DotRows<kRows>* x, const std::byte* behind,
-                         size_t panel_bytes, Floats (&sums)[kPanels][kRows][kParts]) {
+template <int kRows, int kPanels, class Dots, class Sum>
+XPYD_INLINE void add_run(const Dots (&dots)[kPanels][kRows][kParts], const DotRows<kRows>* x, const std::byte* behind,
+                         size_t panel_bytes, Sum (&sums)[kPanels][kRows][kParts]) {
   XPYD_UNROLL(6)
   for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(2)
   for (int h = 0; h < kParts; ++h) {
@@ -235,98 +259,72 @@ XPYD_INLINE void add_run(Ints (&dots)[kPanels][kRows][kParts], const DotRows<kRo
     const Ints zero = zeros(behind + size_t(p) * panel_bytes, h);
     XPYD_UNROLL(12)
     for (int r = 0; r < kRows; ++r) {
-      const Ints dot = dots[p][r][h] + zero * x->less[r];
+      const Ints dot = to_ints(dots[p][r][h]) + zero * x->less[r];
       sums[p][r][h] = fma(__builtin_convertvector(dot, Floats), splat(x->scale[r]) * scale, sums[p][r][h]);
     }
   }
 }
 
-template <int kRows, int kPanels, class QuantisedRows>
-void dot_tile(const GemmTile& t) {
-  const auto* x = reinterpret_cast<const DotRows<kRows>*>(t.x);
-  Ints dots[kPanels][kRows][kParts] = {};
-  const std::byte* w = t.w;
-  const size_t panel_bytes = t.panel_bytes;
-  const auto* pairs = x->cells;
-  for (int k = 0; k < t.k; k += QuantisedRows::kStep, w += 64, pairs += QuantisedRows::kPairs) XPYD_UNROLL(6)
-  for (int p = 0; p < kPanels; ++p) {
-    const std::byte* codes = w + size_t(p) * panel_bytes;
-    if (kRows == 1) prefetch_codes(codes);
-    Halves parts[kParts];
-    XPYD_UNROLL(2)
-    for (int h = 0; h < kParts; ++h) parts[h] = read<Halves>(codes + h * kLanes * 4);
-    XPYD_UNROLL(4)
-    for (int i = 0; i < QuantisedRows::kPairs; ++i) {
-      Halves words[kParts];
-      XPYD_UNROLL(2)
-      for (int h = 0; h < kParts; ++h) words[h] = QuantisedRows::pair(parts[h], i);
-      XPYD_UNROLL(12)
-      for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
-      for (int h = 0; h < kParts; ++h) dot_into(dots[p][r][h], words[h], pairs[i][r]);
-    }
-  }
-  Floats sums[kPanels][kRows][kParts];
-  load_sums(t, sums);
-  add_run(dots, x, w, panel_bytes, sums);
-  store_sums(t, sums);
+// The same for sums in memory. If it is inlined, g++ 12 takes registers from the dots, of which AVX2 has 16.
+template <int kRows, int kPanels, class Dots>
+__attribute__((noinline)) void add_run_apart(const Dots (&dots)[kPanels][kRows][kParts], const DotRows<kRows>* x,
+                                             const std::byte* behind, size_t panel_bytes, float* sums) {
+  typedef Floats InMemory __attribute__((may_alias));
+  add_run(dots, x, behind, panel_bytes, *reinterpret_cast<InMemory(*)[kPanels][kRows][kParts]>(sums));
 }
 
-// Bytes times bytes. Without VNNI, a product of two pairs has 16 bits and sums of 16 bits take a whole run, for which a
-// code must have 4 bits: 16 products of at most 15 * 127 stay below 2^15. So codes of 8 bits take two passes.
-template <int kRows, int kPanels, class QuantisedRows>
-void byte_tile(const GemmTile& t) {
-  constexpr int kBits = QuantisedRows::kBits, kStep = QuantisedRows::kStep, kCells = kStep / 4;
-  constexpr bool kWide = sizeof(ByteSums{}[0]) == 4;
-  constexpr int kPasses = kWide || kBits == 4 ? 1 : 2;
+// Integers times integers: words by VPMADDWD and VPDPWSSD, bytes by VPMADDUBSW and VPDPBUSD.
+template <int kRows, int kPanels, class QuantisedRows, int kXBits>
+void dot_tile(const GemmTile& t) {
+  constexpr int kStep = QuantisedRows::kStep, kCells = kStep * kXBits / 32;
+  constexpr int kRunBytes = kByteRun * kPanel * QuantisedRows::kBits / 8;
+  constexpr bool kApart = kLanes == 8 && kXBits == 16;
+  // The first run of a piece needs the scales, which lie behind the piece.
+  constexpr int kXAhead = kXBits == 8 ? kMaxPiece * kPanel * QuantisedRows::kBits / 8 : kAhead;
+  const size_t panel_bytes = t.panel_bytes;
+  const std::byte* w = t.w;
+  const float* x = t.x;
   Floats sums[kPanels][kRows][kParts];
   load_sums(t, sums);
-  const std::byte* w = t.w;
-  const size_t panel_bytes = t.panel_bytes, behind_bytes = 3 * kPanel;
-  auto* x = reinterpret_cast<const int32_t*>(t.x);
-  for (int piece = 0; piece < t.pieces; ++piece, w += behind_bytes) {
-    const std::byte* behind = w + t.k * kPanel * kBits / 8;
-    for (; w < behind;) {
+  if (kApart) store_sums(t, sums);
+  for (int piece = 0; piece < t.pieces; ++piece, w += 3 * kPanel) {
+    const std::byte* behind = w + t.k * kPanel * QuantisedRows::kBits / 8;
+    while (w < behind) {
       const auto* rows = reinterpret_cast<const DotRows<kRows>*>(x);
-      const std::byte *end = behind - w > kByteRun * kPanel * kBits / 8 ? w + kByteRun * kPanel * kBits / 8 : behind,
-                      *run = w;
-      Ints dots[kPanels][kRows][kParts] = {};
-      XPYD_UNROLL(2)
-      for (int pass = 0; pass < kPasses; ++pass) {
-        ByteSums bytes[kPanels][kRows][kParts] = {};
-        const auto* cells = rows->cells;
-        for (w = run; w < end; w += 64, cells += kCells) XPYD_UNROLL(6)
-        for (int p = 0; p < kPanels; ++p) {
-          const std::byte* codes = w + size_t(p) * panel_bytes;
-          if (kRows == 1 && pass == 0) prefetch_codes(codes);
-          Words parts[kParts];
+      const auto* cells = rows->cells;
+      const std::byte* end = kXBits == 8 && behind - w > kRunBytes ? w + kRunBytes : behind;
+      Dots<kXBits> dots[kPanels][kRows][kParts] = {};
+      for (; w < end; w += 64, cells += kCells) XPYD_UNROLL(6)
+      for (int p = 0; p < kPanels; ++p) {
+        const std::byte* codes = w + size_t(p) * panel_bytes;
+        if (kRows == 1) prefetch_codes(codes, kXAhead);
+        Halves parts[kParts];
+        XPYD_UNROLL(2)
+        for (int h = 0; h < kParts; ++h) parts[h] = read<Halves>(codes + h * kLanes * 4);
+        XPYD_UNROLL(4)
+        for (int i = 0; i < kCells; ++i) {
+          Halves of[kParts];
           XPYD_UNROLL(2)
-          for (int h = 0; h < kParts; ++h) parts[h] = read<Words>(codes + h * kLanes * 4);
-          XPYD_UNROLL(2)
-          for (int i = 0; i < kCells; ++i) {
-            Words of[kParts];
-            XPYD_UNROLL(2)
-            for (int h = 0; h < kParts; ++h)
-              of[h] = kWide && kBits == 8 ? parts[h] : parts[h] >> (4 * (i + pass)) & 0x0f0f0f0fu;
-            XPYD_UNROLL(12)
-            for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
-            for (int h = 0; h < kParts; ++h) bytes_into(bytes[p][r][h], of[h], cells[i][r]);
-          }
+          for (int h = 0; h < kParts; ++h) of[h] = QuantisedRows::template cell<kXBits>(parts[h], i);
+          XPYD_UNROLL(12)
+          for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
+          for (int h = 0; h < kParts; ++h) dot_into<kXBits>(dots[p][r][h], of[h], cells[i][r]);
         }
+      }
+      x = reinterpret_cast<const float*>(cells);
+      if constexpr (kApart) {
+        Dots<kXBits> stored[kPanels][kRows][kParts];
         XPYD_UNROLL(6)
         for (int p = 0; p < kPanels; ++p) XPYD_UNROLL(12)
         for (int r = 0; r < kRows; ++r) XPYD_UNROLL(2)
-        for (int h = 0; h < kParts; ++h) {
-          if constexpr (kWide)
-            dots[p][r][h] = bytes[p][r][h];
-          else
-            dot_into(dots[p][r][h], bytes[p][r][h], pass == 0 ? 0x00010001 : 0x00100010);
-        }
+        for (int h = 0; h < kParts; ++h) stored[p][r][h] = dots[p][r][h];
+        add_run_apart(stored, rows, behind, panel_bytes, t.sums);
+      } else {
+        add_run(dots, rows, behind, panel_bytes, sums);
       }
-      x += kRows * (2 + (end - run) / (kPanel * kBits / 8) / 4);
-      add_run(dots, rows, behind, panel_bytes, sums);
     }
   }
-  store_sums(t, sums);
+  if (!kApart) store_sums(t, sums);
 }
 
 void add(float* into, const float* from, int n) {
@@ -340,18 +338,11 @@ struct TilesOf {
     static constexpr GemmTileFn run = tile<kRows, kPanels, Weight>;
   };
 };
-template <class QuantisedRows>
+template <class QuantisedRows, int kXBits>
 struct DotTilesOf {
   template <int kRows, int kPanels>
   struct At {
-    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, QuantisedRows>;
-  };
-};
-template <class QuantisedRows>
-struct ByteTilesOf {
-  template <int kRows, int kPanels>
-  struct At {
-    static constexpr GemmTileFn run = byte_tile<kRows, kPanels, QuantisedRows>;
+    static constexpr GemmTileFn run = dot_tile<kRows, kPanels, QuantisedRows, kXBits>;
   };
 };
 
@@ -362,10 +353,11 @@ constexpr GemmKernels kTheseKernels = {tiles_of<TilesOf<F32>::At, kShapes>(),
                                        tiles_of<TilesOf<Int4>::At, kCodeShapes>(),
                                        tiles_of<TilesOf<Fp8>::At, kCodeShapes>(),
                                        add};
-constexpr DotKernels kTheseDots = {
-    16, tiles_of<DotTilesOf<Int8>::At, kDotShapes>(), tiles_of<DotTilesOf<Int4>::At, kDotShapes>(), {}};
-constexpr DotKernels kTheseDots8 = {
-    8, tiles_of<ByteTilesOf<Int8>::At, kDotShapes>(), tiles_of<ByteTilesOf<Int4>::At, kDotShapes>(), {}};
+template <class QuantisedRows, int kXBits>
+constexpr DotTiles kDots = {kXBits, tiles_of<DotTilesOf<QuantisedRows, kXBits>::template At, kDotShapes>()};
+constexpr DotKernels kTheseDots = {kDots<Int8, 16>, kDots<Int4, 16>, {}};
+// Without VPDPBUSD, products of 8-bit codes and 8-bit x are no faster than with 16-bit x (README.md).
+constexpr DotKernels kTheseDots8 = {kDots<Int8, kVnni ? 8 : 16>, kDots<Int4, 8>, {}};
 
 }  // namespace
 }  // namespace xpyd::model

@@ -147,14 +147,10 @@ const GemmKernels kPortableKernels = {tiles_of<PlainTiles<F32>::At, kPlain>(),
                                       tiles_of<PlainTiles<Int4>::At, kPlain>(),
                                       tiles_of<PlainTiles<Fp8>::At, kPlain>(),
                                       add};
-template <class Integer>
-constexpr DotKernels dots() {
-  return {8 * sizeof(Integer),
-          tiles_of<PlainDots<Int8, Integer>::template At, kPlainDot>(),
-          tiles_of<PlainDots<Int4, Integer>::template At, kPlainDot>(),
-          {}};
-}
-const DotKernels kPortableDot = dots<int16_t>(), kPortableDot8 = dots<int8_t>();
+template <class QuantisedRows, class Integer>
+constexpr DotTiles kDots = {8 * sizeof(Integer), tiles_of<PlainDots<QuantisedRows, Integer>::template At, kPlainDot>()};
+const DotKernels kPortableDot = {kDots<Int8, int16_t>, kDots<Int4, int16_t>, {}};
+const DotKernels kPortableDot8 = {kDots<Int8, int8_t>, kDots<Int4, int8_t>, {}};
 
 // The oracle of every variant: double precision, one loop per index, the same groups and tree. It takes whole products
 // only; tests compare a slice with a part of the whole.

@@ -14,12 +14,11 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "model/gemm/gemm_kernels.h"
 
 namespace xpyd::model {
 
 constexpr bool is_quantised(Dtype dtype) { return dtype == Dtype::int8 || dtype == Dtype::int4 || dtype == Dtype::fp8; }
-
-inline constexpr int kMaxPiece = 128;  // most inputs stored with one scale; their sums of 16-bit products fit 32 bits
 
 // Bits per packed weight, with its share of scales and zeros. group: inputs that share one scale; 0: all.
 constexpr double stored_bits(Dtype dtype, int group = 0) {

@@ -121,7 +121,7 @@ std::vector<OptionRow> make_rows() {
       {"weight-dtype", choice, "auto", "", "auto|f32|bf16|f16|int8|int4|fp8", 0, 0,
        "element type of the weight matrices in memory; int8, int4 and fp8 are quantised at load if the model folder is "
        "not; auto: the type of a GPTQ or FP8 folder, else --dtype; activations that meet int8 and int4 are rounded to "
-       "8 bits (--gemm: to 16; --exact: not); with --device cuda: --dtype only",
+       "8 or 16 bits, as --gemm says (--exact: not); with --device cuda: --dtype only",
        kShape, sets_as<weight_dtype, &BackendOptions::load, &LoadOptions::weight_dtype>},
       {"weight-group", integer, "0", "inputs", "", 0, 1 << 20,
        "group size of weights that are quantised at load: inputs that share a scale (32 to 128 are usual); 0: 128 for "

@@ -156,8 +156,8 @@ std::string SimCluster::check_memory(bool at_rest) const {
       return node->name + " leaks " + std::to_string(kv.capacity - kv.free - kv.cached) + " blocks, " +
              std::to_string(kv.in_transfer) + " in transfer";
     if (kv.reserved_blocks != 0) return node->name + " keeps reserved blocks for nobody";
-    const PlacedLoad load = conductor_->look([id = id](const ClusterState& cluster) {
-      const Member* member = cluster.find(id);
+    const PlacedLoad load = conductor_->look([of = id](const ClusterState& cluster) {
+      const Member* member = cluster.find(of);
       return member ? member->load : PlacedLoad{};
     });
     if (load.queued_requests || load.queued_tokens || load.sequences)

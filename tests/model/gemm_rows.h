@@ -51,12 +51,12 @@ inline std::vector<const GemmVariant*> emulated_gemm_rows() {
   std::vector<const GemmVariant*> rows;
 #if defined(__x86_64__)
   static const GemmVariant emulated[] = {
-      {"avx512_bf16 emulated", run_emulated<&kAvx512Bf16Dot_emulated>, Isa::avx2, 8, ""},
-      {"avx512_vnni8 emulated", run_emulated<&kAvx512VnniDot8_emulated>, Isa::avx2, 8, ""},
-      {"avx512_vnni emulated", run_emulated<&kAvx512VnniDot_emulated>, Isa::avx2, 16, ""},
-      {"avx512_dot8 emulated", run_emulated<&kAvx512Dot8_emulated>, Isa::avx2, 8, ""},
-      {"avx512_dot emulated", run_emulated<&kAvx512Dot_emulated>, Isa::avx2, 16, ""},
-      {"avx512 emulated", run_emulated<nullptr>, Isa::avx2, 32, ""}};
+      {"avx512_bf16 emulated", run_emulated<&kAvx512Bf16Dot_emulated>, Isa::avx2, 8, 8, ""},
+      {"avx512_vnni8 emulated", run_emulated<&kAvx512VnniDot8_emulated>, Isa::avx2, 8, 8, ""},
+      {"avx512_vnni emulated", run_emulated<&kAvx512VnniDot_emulated>, Isa::avx2, 16, 16, ""},
+      {"avx512_dot8 emulated", run_emulated<&kAvx512Dot8_emulated>, Isa::avx2, 16, 8, ""},
+      {"avx512_dot emulated", run_emulated<&kAvx512Dot_emulated>, Isa::avx2, 16, 16, ""},
+      {"avx512 emulated", run_emulated<nullptr>, Isa::avx2, 32, 32, ""}};
   for (const GemmVariant& v : emulated)
     if (v.available()) rows.push_back(&v);
 #endif

@@ -105,7 +105,7 @@ TEST_GEMM_ROWS(agrees, "gemm agrees with the double reference at every element",
             const bool bf16_dot = dtype == Dtype::bf16 && rounds_bf16(*variant);
             const bool codes = dtype == Dtype::int8 || dtype == Dtype::int4;
             REQUIRE(worst_error(p, x, s.m, stride, bias, y, fused && !bf16_dot, bf16_dot ? 0x1.01p-8 : 0,
-                                codes ? variant->activation_bits : 32) <= 1);
+                                codes ? variant->activation_bits(dtype) : 32) <= 1);
           }
         }
 }

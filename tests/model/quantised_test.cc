@@ -93,7 +93,7 @@ TEST_GEMM_ROWS(quantised_whole_numbers,
       if (variant->exact()) continue;
       const auto y = run(*variant, c, x, 6, 700, false, team);
       CAPTURE(variant->name, dtype_name(dtype));
-      const auto& expected = by_bits.try_emplace(variant->activation_bits, y).first->second;
+      const auto& expected = by_bits.try_emplace(variant->activation_bits(dtype), y).first->second;
       for (size_t i = 0; i < y.size(); ++i) {
         const size_t row = i / 50;
         REQUIRE(std::isnan(y[i]) == (row == 2 || row == 4));
@@ -221,10 +221,10 @@ void fill_fp8(Folder& coded, Folder& dense, bool blocks) {
   });
 }
 
-// The best row that rounds activations to this many bits.
+// The best row that rounds the activations of int4 weights to this many bits.
 const GemmVariant& row_of(int bits) {
   for (const GemmVariant* row : gemm_rows())
-    if (row->activation_bits == bits) return *row;
+    if (row->activation_bits(Dtype::int4) == bits) return *row;
   XPYD_CHECK(false);
 }
 
