@@ -8,7 +8,7 @@
 // Expected: 4 MiB take a copying thread .4 to 1.3 ms of 185: .98 to 1, less the machine's noise. H200: a step of 1,024
 //   tokens takes 41 ms, of 32 tokens 4 ms; the engine's part of a copy .02 to .3 ms: .94 to 1.01 in sync, .97 to 1.02
 //   in async-2, which without the tier is 1.02 to 1.35 of sync at 32 tokens.
-// Found: 1 on two cores, within the machine's noise. Planning is .3 % of a step, so async-2 has nothing to hide.
+// Found: 1 on two cores, within the machine's noise. Planning is .2 % of a step, so async-2 has nothing to hide.
 #include <chrono>
 #include <condition_variable>
 #include <deque>
