@@ -44,8 +44,8 @@ struct Blocking {
 
 Blocking choose_blocking(int m, Dtype dtype, const TileShapes& shapes, bool dots) {
   const int panels = m <= shapes.rows ? shapes.panels[m] : 1;
-  // A block of quantised weights is one piece, 1 to 2 KiB. Dot tiles of many rows take several: 4 or 8 KiB of weights,
-  // and as much of x. Several panels of them are streams that the hardware follows.
+  // A block of quantised weights is one piece, at most 2 KiB. For dot tiles it has up to 128 k, above 32 rows 512 k (4
+  // or 8 KiB). Several panels take all of K at once, because the hardware follows their streams.
   if (is_quantised(dtype) && dots) return {panels, panels > 1 ? 1 << 30 : m <= 32 ? kMaxPiece : 512, panels == 1};
   if (is_quantised(dtype)) return {panels, 0, m > 2};
   // The hardware's prefetchers follow three or more streams by themselves. With one or two panels, software prefetch

@@ -72,7 +72,7 @@ XPYD_INLINE Words bytes_to_words(const void* from) {
 XPYD_INLINE void fma_into(Floats& sum, Floats x, Floats w) {
   asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(x), "x"(w));
 }
-// The asm keeps this order. g++ 12 would add the products of a step first, for which there are no registers.
+// Without the asm, g++ 12 computes all products of a step before it adds them, for which there are no registers.
 #define XPYD_DOT(multiply, add, sum, codes, cell)                                       \
   __m256i product;                                                                      \
   asm volatile(multiply " %3, %2, %1\n\t" add " %1, %0, %0" : "+x"(sum), "=&x"(product) \
@@ -265,7 +265,7 @@ XPYD_INLINE void add_run(const Dots (&dots)[kPanels][kRows][kParts], const DotRo
   }
 }
 
-// The same for sums in memory. If it is inlined, g++ 12 takes registers from the dots, of which AVX2 has 16.
+// The same for sums in memory. If this were inlined, g++ 12 would spill dots: AVX2 has 16 registers.
 template <int kRows, int kPanels, class Dots>
 __attribute__((noinline)) void add_run_apart(const Dots (&dots)[kPanels][kRows][kParts], const DotRows<kRows>* x,
                                              const std::byte* behind, size_t panel_bytes, float* sums) {
@@ -273,7 +273,7 @@ __attribute__((noinline)) void add_run_apart(const Dots (&dots)[kPanels][kRows][
   add_run(dots, x, behind, panel_bytes, *reinterpret_cast<InMemory(*)[kPanels][kRows][kParts]>(sums));
 }
 
-// Integers times integers: words by VPMADDWD and VPDPWSSD, bytes by VPMADDUBSW and VPDPBUSD.
+// Integers times integers: words by VPMADDWD or VPDPWSSD, bytes by VPMADDUBSW or VPDPBUSD.
 template <int kRows, int kPanels, class QuantisedRows, int kXBits>
 void dot_tile(const GemmTile& t) {
   constexpr int kStep = QuantisedRows::kStep, kCells = kStep * kXBits / 32;
@@ -356,7 +356,7 @@ constexpr GemmKernels kTheseKernels = {tiles_of<TilesOf<F32>::At, kShapes>(),
 template <class QuantisedRows, int kXBits>
 constexpr DotTiles kDots = {kXBits, tiles_of<DotTilesOf<QuantisedRows, kXBits>::template At, kDotShapes>()};
 constexpr DotKernels kTheseDots = {kDots<Int8, 16>, kDots<Int4, 16>, {}};
-// Without VPDPBUSD, products of 8-bit codes and 8-bit x are no faster than with 16-bit x (README.md).
+// Without VPDPBUSD, int8 is slower with 8-bit x than with 16-bit x, and VPMADDUBSW would saturate (README.md).
 constexpr DotKernels kTheseDots8 = {kDots<Int8, kVnni ? 8 : 16>, kDots<Int4, 8>, {}};
 
 }  // namespace
