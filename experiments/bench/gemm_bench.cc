@@ -9,7 +9,8 @@
 namespace xpyd::experiments {
 namespace {
 
-// Every row of the table that this CPU has, except the portable ones, beside avx2's of the same kind.
+// Every row of the table that this CPU has, except the portable ones, beside the one that AVX2 has in its place (for int8
+// and 8 bits this is one of 16).
 void compare_rows(Bench& bench) {
   const int threads = bench.max_threads();
   ThreadTeam& team = bench.team(threads);
@@ -26,7 +27,10 @@ void compare_rows(Bench& bench) {
         cases.push_back({.name = name(row.name),
                          .n_threads = threads,
                          .run = [&, r = &row] { data.run(team, *r); },
-                         .check = [&, r = &row] { return data.check([&] { data.run(team, *r); }, r->activation_bits(data.dtype)); },
+                         .check =
+                             [&, r = &row] {
+                               return data.check([&] { data.run(team, *r); }, r->activation_bits(data.dtype));
+                             },
                          .work = work(data.args(0)),
                          .limit = m > 1 ? Limit::fma : Limit::read});
         const char* avx2 = row.exact() ? "avx2" : row.with_int4 == 8 ? "avx2_dot8" : "avx2_dot";
@@ -77,7 +81,10 @@ void bench_gemm(Bench& bench) {
           {.name = name,
            .n_threads = threads,
            .run = [&data, &team] { data.run(team); },
-           .check = [&data, &team] { return data.check([&] { data.run(team); }, default_gemm().activation_bits(data.dtype)); },
+           .check =
+               [&data, &team] {
+                 return data.check([&] { data.run(team); }, default_gemm().activation_bits(data.dtype));
+               },
            .work = work(data.args(0)),
            .limit = dot ? Limit::bf16_dot : s.limit,
            .target = counts ? s.target : 0,
