@@ -128,7 +128,7 @@ struct AttemptFailed {  // this instance has given the attempt up
 };
 // With leases only: after a step that begins or ends a choice, when the instance becomes idle, and with each renewal.
 struct Report {
-  InstanceStats stats;
+  std::shared_ptr<const InstanceStats> stats;  // not in place: every Message is as large as the largest one
 };
 // The full blocks that the prefix cache, or an offload tier below it, has gained and lost since the last report, by
 // their chained hashes (allocator/prefix_log.h).

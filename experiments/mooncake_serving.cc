@@ -36,7 +36,6 @@ void forget_prefixes(Trace& trace) {
 namespace figures {
 
 constexpr int kDraws = 3;
-constexpr double kFaster = 1.75;  // tool&agent's speed, for the schedulers
 
 Values of(const char* figure, const char* trace, const std::string& topology, const char* system, int draw) {
   return {{"figure", figure}, {"trace", trace}, {"topology", topology}, {"system", system}, {"sample", draw}};
@@ -51,10 +50,8 @@ std::vector<Values> points(const Setting& setting) {
       for (const char* system : {"vllm", "vllm_prefix", "vllm_chunked"})
         all.push_back(of("tbt", trace, "16C", system, draw));
     }
-    for (const char* trace : {"conversation", "conversation_ticks", "tool_agent"})
-      for (const char* system : {"random", "load", "local", "global"})
-        if (trace != std::string("conversation_ticks") || system == std::string("local"))
-          all.push_back(of("schedulers", trace, "8P8D", system, draw));
+    for (const char* system : {"random", "load", "local", "global"})
+      all.push_back(of("schedulers", "conversation", "8P8D", system, draw));
     for (int p = 5; p <= 11; ++p)
       all.push_back(of("ratio", "synthetic", std::to_string(p) + "P" + std::to_string(16 - p) + "D", "global", draw));
   }
@@ -64,14 +61,9 @@ std::vector<Values> points(const Setting& setting) {
 Result<Trace> trace_of(const Values& point, const Setting& setting) {
   const std::string figure = point["figure"], name = point["trace"];
   const int draw = point["sample"];
-  const bool tools = name == "tool_agent", ticks = name == "conversation_ticks";
-  TraceOptions reading{.jitter_s = ticks ? 0.0 : 3.0, .seed = setting.seed + uint64_t(draw)};
-  if (tools && figure == "schedulers") reading.speed = kFaster;
-  Result<Trace> trace = mooncake_trace(ticks ? "conversation" : name, setting, reading);
+  Result<Trace> trace = mooncake_trace(name, setting, {.jitter_s = 3, .seed = setting.seed + uint64_t(draw)});
   if (!trace) return trace;
-  const size_t all = trace.value().requests.size();
-  size_t n = figure == "tbt" ? 3000 : tools ? 12000 : all;
-  if (setting.tiny) n = 60;
+  const size_t all = trace.value().requests.size(), n = setting.tiny ? 60 : figure == "tbt" ? 3000 : all;
   return window(trace.value(), (all - n) / (kDraws - 1) * size_t(draw), n);
 }
 

@@ -1,10 +1,10 @@
-// routers: How do all placement rules, over the same view, compare in TTFT, tails, hits and regret, for five loads and
+// routers: How do all placement rules, over the same view, compare in TTFT, tails, hits and regret, for four loads and
 //   two pools of eight instances?
 // Paper: Mooncake (FAST'25) Algorithm 1; LMetric; DynoSim's documents.
 // Set-up: 8 instances of 8 x A800 with Llama-3-70B as 8C and 4P4D. Mooncake's conversation and synthetic traces,
-//   tool&agent, generated clients, WEKA's agents. The arrival rate keeps the instances that compute prompts busy
-//   for .9 of the time (8C .6) if they find nothing. Regret: the share of computed tokens that another choice would
-//   have found. Prefixes are not fetched.
+//   tool&agent, WEKA's agents. The arrival rate keeps the instances that compute prompts busy for .9 of the time (8C
+//   .6) if they find nothing. Regret: the share of computed tokens that another choice would have found. Prefixes are
+//   not fetched.
 // Command: make exp-routers (a minute; virtual).
 // Expected: a random choice finds a prefix with a chance of 1 in 4 to 8, and the queue is r / (2 (1 - r)) services:
 //   random / best 4 to 60 on conversation. Rules that count seconds or tokens with the hit run at .6: a service and a
@@ -38,7 +38,7 @@ constexpr Pool kPools[] = {{"8C", 0.6}, {"4P4D", 0.9}};
 std::vector<Values> points(const Setting& setting) {
   std::vector<Values> all;
   if (setting.traces.empty()) return all;
-  for (const char* load : {"conversation", "synthetic", "tool_agent", "clients", "agents"})
+  for (const char* load : {"conversation", "synthetic", "tool_agent", "agents"})
     for (const Pool& pool : kPools)
       for (const auto rows : {placement_policies(), published_routers()})
         for (const PlacementPolicy& row : rows)
@@ -50,11 +50,6 @@ std::vector<Values> points(const Setting& setting) {
 Result<Trace> load_of(const std::string& load, int draw, const Setting& setting) {
   const size_t n = setting.tiny ? 60 : 1000;
   TraceOptions reading{.jitter_s = 3, .seed = setting.seed + uint64_t(draw)};  // Mooncake's times are multiples of 3 s
-  if (load == "clients") {
-    reading.limit = int(n);
-    reading.rate = 20;
-    return find_trace_format("servegen")->load("", reading);
-  }
   if (load == "agents") {
     reading.rate = 0.05;
     reading.limit = int(n) * 2 / 5;

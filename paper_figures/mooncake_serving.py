@@ -13,14 +13,13 @@ for number, (topology, system) in enumerate(systems):
 source = table.stamp.get("tool&agent", "generated")
 panels[0].set_xticks([at + .3 for at in range(3)], ["conversation", f"tool&agent\n({source})", "synthetic"])
 panels[0].set_ylabel("within 30 s and 100 ms")
-for number, trace in enumerate(("conversation", "tool_agent")):
-    for at, system in enumerate(("random", "load", "local", "global")):
-        style.bar(panels[1], at + .4 * number, table, lambda t: t(
-            "ttft_mean_s", figure="schedulers", trace=trace, topology="8P8D", system=system), width=.38,
-                  label=None if at else trace.replace("_a", "&a"), **style.FILLS[number])
-style.paper(panels[1], [at - .25 for at in range(4)], [19.65, 5.27, 3.58, 3.07], "19.65, 5.27, 3.58, 3.07 s")
-panels[1].set_xticks([at + .2 for at in range(4)], ["random", "load", "local", "global"])
-panels[1].set_ylabel("mean TTFT, s")
+schedulers = ("random", "load", "local", "global")
+for at, system in enumerate(schedulers):
+    style.bar(panels[1], at, table, lambda t: t(
+        "ttft_mean_s", figure="schedulers", topology="8P8D", system=system), width=.7, **style.FILLS[0])
+style.paper(panels[1], range(4), [19.65, 5.27, 3.58, 3.07], "19.65, 5.27, 3.58, 3.07 s")
+panels[1].set_xticks(range(4), schedulers)
+panels[1].set_ylabel("conversation: mean TTFT, s")
 style.plain_log(panels[1])
 shapes = [f"{p}P{16 - p}D" for p in range(5, 12)]
 for at, shape in enumerate(shapes):

@@ -1,4 +1,4 @@
-"""Every placement rule on five loads and three pools: its mean TTFT relative to that of the best rule."""
+"""Every placement rule on four loads and two pools: its mean TTFT relative to that of the best rule."""
 import style
 
 

@@ -32,7 +32,6 @@ void Conductor::act(F f) {
 // One thread delivers at a time, so a sink gets its events in their order. A request is over when its last event has
 // been delivered.
 void Conductor::deliver() {
-  Out events;
   for (;;) {
     {
       std::lock_guard lock(mutex_);
@@ -41,10 +40,10 @@ void Conductor::deliver() {
         if (requests_.empty()) idle_.notify_all();
         return;
       }
-      events.swap(outbox_);
+      in_delivery_.swap(outbox_);
     }
-    for (auto& [sink, event] : events) sink->on_event(std::move(event));
-    events.clear();
+    for (auto& [sink, event] : in_delivery_) sink->on_event(std::move(event));
+    in_delivery_.clear();
   }
 }
 
@@ -91,7 +90,7 @@ void Conductor::tick() {
   });
 }
 
-void Conductor::receive(InstanceId from, Message message) {
+void Conductor::receive(InstanceId from, Message&& message) {
   act([&](Out& out) {
     if (cluster_.heard(from)) std::visit([&](auto& m) { on(from, std::move(m), out); }, message);
   });
@@ -190,7 +189,7 @@ void Conductor::on(InstanceId from, AttemptProgress message, Out& out) {
   }
 }
 
-void Conductor::on(InstanceId from, TokenOf message, Out& out) {
+void Conductor::on(InstanceId from, TokenOf&& message, Out& out) {
   Attempt* const attempt = attempts_.find(message.attempt);
   if (!attempt || (from != attempt->prefill && from != attempt->decode)) return;
   Entry& entry = requests_.at(attempt->request);

@@ -38,7 +38,7 @@ class Conductor final : public Service {
   void left(InstanceId id, const std::string& why);  // removes an instance and places its attempts anew
   void drain(InstanceId id, bool on);                // a draining instance gets nothing new
   // Handles a message of an instance. Messages of unknown instances and of abandoned attempts are ignored.
-  void receive(InstanceId from, Message message);
+  void receive(InstanceId from, Message&& message);
   void tick();  // at least every quarter of a lease: removes silent instances, retries
 
   // See Service. Errors: invalid_argument for a request that exceeds the context or an instance; unavailable
@@ -74,7 +74,7 @@ class Conductor final : public Service {
     double not_before_s;  // backoff: grows with the number of failures
   };
 
-  void on(InstanceId from, TokenOf message, Out& out);
+  void on(InstanceId from, TokenOf&& message, Out& out);
   void on(InstanceId from, AttemptProgress message, Out& out);
   void on(InstanceId from, AttemptFailed message, Out& out);
   void on(InstanceId from, PrefillJob message, Out& out);
@@ -106,6 +106,7 @@ class Conductor final : public Service {
   bool draining_ = false;
   Out outbox_;  // events that no thread delivers yet
   bool delivering_ = false;
+  Out in_delivery_;   // not guarded: only the thread that delivers uses it
   int refusing_ = 0;  // calls of submit() that are delivering a refusal
 };
 

@@ -33,7 +33,7 @@ RequestTable::Entry* RequestTable::find(uint64_t id) {
 
 // ---- Tokens and ends.
 
-void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEvents& out) {
+void RequestTable::take(Entry& entry, Choice& choice, TokenEvent&& event, SinkEvents& out) {
   ConductorStats& totals = context_.totals;
   if (event.token >= 0) {
     choice.times.token(context_.clock.now());
@@ -60,7 +60,7 @@ void RequestTable::take(Entry& entry, Choice& choice, TokenEvent event, SinkEven
   emit(entry, std::move(event), out);
 }
 
-void RequestTable::emit(Entry& entry, TokenEvent event, SinkEvents& out) {
+void RequestTable::emit(Entry& entry, TokenEvent&& event, SinkEvents& out) {
   if (event.finish != FinishReason::none) {
     entry.choices[size_t(event.choice)].ended = true;
     --entry.left;

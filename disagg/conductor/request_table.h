@@ -58,7 +58,7 @@ class RequestTable {
   bool empty() const { return requests_.empty(); }
 
   // Takes the choice's next token, or its end without a token.
-  void take(Entry& entry, Choice& choice, TokenEvent event, SinkEvents& out);
+  void take(Entry& entry, Choice& choice, TokenEvent&& event, SinkEvents& out);
   // Ends the choice without another token.
   void end_choice(Entry& entry, int choice, FinishReason reason, const std::string& error, SinkEvents& out);
   // Returns whether the request's deadline is over.
@@ -82,7 +82,7 @@ class RequestTable {
 
  private:
   static RequestTrace trace_of(const Entry& entry);
-  static void emit(Entry& entry, TokenEvent event, SinkEvents& out);
+  static void emit(Entry& entry, TokenEvent&& event, SinkEvents& out);
 
   ConductorContext& context_;
   std::unordered_map<uint64_t, Entry> requests_;

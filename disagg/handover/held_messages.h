@@ -34,14 +34,14 @@ class HeldMessages final : public MessageBus {
   }
   // Ends hold(). If `first` is set, it is sent to the conductor. The held messages follow in order.
   void release(InstanceId from, std::optional<Message> first) {
-    std::vector<Held> held;
     {
       std::lock_guard lock(mutex_);
       holding_ = false;
-      held.swap(held_);
+      released_.swap(held_);
     }
     if (first) bus_.send(from, kConductor, std::move(*first));
-    for (Held& h : held) bus_.send(h.from, h.to, std::move(h.message));
+    for (Held& h : released_) bus_.send(h.from, h.to, std::move(h.message));
+    released_.clear();
   }
 
   // Sends at once. Lease renewals use this, because a step may take longer than a lease.
@@ -67,6 +67,7 @@ class HeldMessages final : public MessageBus {
   std::mutex mutex_;
   bool holding_ = false;    // guarded by mutex_
   std::vector<Held> held_;  // guarded by mutex_, in the order of send()
+  std::vector<Held> released_;
 };
 
 }  // namespace xpyd::disagg

@@ -85,12 +85,12 @@ class Sender final : public EngineHooks {
     uint64_t request = 0;
     InstanceId peer = -1;
     State state = State::expected;
-    int n_tokens = 0;       // tokens for which the peer was asked for room
-    double until_s = 0;     // Clock: deadline of the request
-    double deadline_s = 0;  // Clock: then the peer counts as silent
+    double deadline_s = 0;          // Clock: then the peer counts as silent
+    std::vector<Flight> in_flight;  // what tick() reads ends here, in one cache line
+    double until_s = 0;             // Clock: deadline of the request
+    int n_tokens = 0;               // tokens for which the peer was asked for room
     KvPlace destination;
     std::vector<int> sent;  // [n_layers] tokens already given to the transport
-    std::vector<Flight> in_flight;
     int posts = 0;
     double first_post_s = 0, last_end_s = 0;  // Clock; 0: no transfer has succeeded
     int64_t bytes = 0;                        // given to the transport

@@ -93,7 +93,7 @@ bool Instance::turn() {
   status_.publish(costs_.terms());
   const bool became_idle = status_.became_idle(idle());
   const bool tell_counters = options_.lease_s > 0 && (bus_.has_answers() || became_idle);
-  bus_.release(options_.id, tell_counters ? std::optional<Message>(Report{stats()}) : std::nullopt);
+  bus_.release(options_.id, tell_counters ? std::optional<Message>(Report{std::make_shared<InstanceStats>(stats())}) : std::nullopt);
   return moved;
 }
 
@@ -164,7 +164,7 @@ void Instance::renew_leases() {
   handover::SharedAttempts of_peer;
   if (!leases_.renew(of_peer)) return;
   for (auto& [peer, attempts] : of_peer) bus_.send_now(options_.id, peer, KvRenewed{std::move(attempts)});
-  bus_.send_now(options_.id, kConductor, Report{stats()});
+  bus_.send_now(options_.id, kConductor, Report{std::make_shared<InstanceStats>(stats())});
 }
 
 void Instance::shut_down(FinishReason reason, const std::string& error) {

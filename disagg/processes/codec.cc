@@ -25,7 +25,8 @@ struct Encoder : FieldWriter<Encoder> {
   void number(const char* name, double value) {
     to.number(!is_time(name) ? value : value == 0 ? kUnset : now - value);
   }
-  void shared(const char*, const std::shared_ptr<const Request>& value) {
+  template <class T>
+  void shared(const char*, const std::shared_ptr<const T>& value) {
     XPYD_CHECK(value != nullptr);
     fields(*this, *value);
   }
@@ -40,8 +41,9 @@ struct Decoder : FieldReader<Decoder> {
     value = from.number<double>(name);
     if (is_time(name)) value = value == kUnset ? 0 : now - value;
   }
-  void shared(const char*, std::shared_ptr<const Request>& value) {
-    auto made = std::make_shared<Request>();
+  template <class T>
+  void shared(const char*, std::shared_ptr<const T>& value) {
+    auto made = std::make_shared<T>();
     fields(*this, *made);
     value = std::move(made);
   }

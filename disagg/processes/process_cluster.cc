@@ -159,8 +159,9 @@ void ProcessCluster::on_message(InstanceId id, Message message) {
   if (auto* report = std::get_if<Report>(&message)) {
     std::lock_guard lock(mutex_);
     Worker& worker = workers_.at(id);
-    report->stats.name = worker.name;  // the worker's own claim is ignored
-    if (worker.probe) worker.probe->heard(report->stats);
+    InstanceStats stats = *report->stats;
+    stats.name = worker.name;  // the worker's own claim is ignored
+    if (worker.probe) worker.probe->heard(std::move(stats));
   }
   conductor_.receive(id, std::move(message));
 }

@@ -294,6 +294,7 @@ void Simulator::send(InstanceId from, InstanceId to, Message message) {
   if (breath_ && breath_->from == from && breath_->at_s == at_s && breath_->number == timeline_.last())
     return breath_->letters.push_back(std::move(message));
   breath_ = std::make_shared<Breath>(Breath{from, at_s, timeline_.last() + 1, {}});
+  breath_->letters.reserve(64);
   breath_->letters.push_back(std::move(message));
   timeline_.at(at_s, [this, breath = breath_] {
     for (Message& letter : breath->letters) routers_->receive(breath->from, std::move(letter));

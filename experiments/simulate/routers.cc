@@ -54,7 +54,7 @@ Status Routers::submit(std::shared_ptr<const Request> request, std::shared_ptr<E
   return routers_[next_++ % routers_.size()]->conductor.submit(std::move(request), std::move(sink));
 }
 
-void Routers::receive(InstanceId from, Message message) {
+void Routers::receive(InstanceId from, Message&& message) {
   if (AttemptId* attempt = attempt_of(message)) {
     Router& router = *routers_[size_t(*attempt % routers_.size())];
     *attempt /= routers_.size();
@@ -62,7 +62,7 @@ void Routers::receive(InstanceId from, Message message) {
   } else if (auto* report = std::get_if<CacheReport>(&message)) {
     for (const auto& router : routers_) heard(*router, from, *report);
   } else {
-    for (const auto& router : routers_) router->conductor.receive(from, message);
+    for (const auto& router : routers_) router->conductor.receive(from, Message(message));
   }
 }
 

@@ -26,7 +26,7 @@ class Routers {
   InstanceId new_id();
   void joined(const InstanceInfo& info, const std::shared_ptr<InstanceProbe>& probe);
   Status submit(std::shared_ptr<const Request> request, std::shared_ptr<EventSink> sink);
-  void receive(InstanceId from, Message message);
+  void receive(InstanceId from, Message&& message);
   ConductorStats totals() const;  // summed over the routers
 
  private:

@@ -121,13 +121,14 @@ TEST_CASE("a time crosses as an age and arrives in the receiver's clock", "[disa
   CHECK(back.request->deadline_s == kReceiver + 60);
   CHECK(back.state.queued_s == kReceiver - 3);
   CHECK(back.state.scheduled_s == 0);
-  Report report;
-  report.stats.heartbeat_s = kSender - 0.5;
-  report.stats.step_seconds = 12;
+  InstanceStats stats;
+  stats.heartbeat_s = kSender - 0.5;
+  stats.step_seconds = 12;
+  const Report report{std::make_shared<InstanceStats>(stats)};
   got = decode(frame_type(report), encode(0, 0, report, kSender), kReceiver);
   REQUIRE(got.ok());
-  CHECK(std::get<Report>(got.value().message).stats.heartbeat_s == kReceiver - 0.5);
-  CHECK(std::get<Report>(got.value().message).stats.step_seconds == 12);  // a duration is unchanged
+  CHECK(std::get<Report>(got.value().message).stats->heartbeat_s == kReceiver - 0.5);
+  CHECK(std::get<Report>(got.value().message).stats->step_seconds == 12);  // a duration is unchanged
 }
 
 TEST_CASE("a message that is cut, extended or of an unknown type or value is refused", "[disagg][control][codec]") {
