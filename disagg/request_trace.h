@@ -55,13 +55,13 @@ XPYD_COLUMNS(StoreTrace, instance, t, seconds, blocks, bytes)
 
 // The transfer of a prompt's KV, from the first post() to the end of the last one.
 struct TransferTrace {
-  std::string from, to;  // instances
+  std::string kind, from, to;  // hand-over, fetch or copy; instances
   uint64_t request = 0;
   double t = 0, seconds = 0;
   int tokens = 0;
   double bytes = 0;
 };
-XPYD_COLUMNS(TransferTrace, from, to, request, t, seconds, tokens, bytes)
+XPYD_COLUMNS(TransferTrace, kind, from, to, request, t, seconds, tokens, bytes)
 
 // One request, written when it has ended. The times are those of its first choice and last attempt. 0: it did not
 // happen.

@@ -151,14 +151,14 @@ class Clients final : public EventSink {
 };
 
 // The cluster of a scene, its workers, and clients that keep eight requests in flight.
-class Stage {
+class Deployment {
  public:
-  static Result<std::unique_ptr<Stage>> make(const Scene& scene, const Setting& setting) {
-    auto stage = std::unique_ptr<Stage>(new Stage(scene, setting));
-    if (Status begun = stage->begin(); !begun) return begun.error();
-    return stage;
+  static Result<std::unique_ptr<Deployment>> make(const Scene& scene, const Setting& setting) {
+    auto deployment = std::unique_ptr<Deployment>(new Deployment(scene, setting));
+    if (Status begun = deployment->begin(); !begun) return begun.error();
+    return deployment;
   }
-  ~Stage() { stop(); }
+  ~Deployment() { stop(); }
   void stop() {
     if (cluster_) cluster_->stop();
     children_.clear();
@@ -221,7 +221,7 @@ class Stage {
   }
 
  private:
-  Stage(const Scene& scene, const Setting& setting)
+  Deployment(const Scene& scene, const Setting& setting)
       : scene_(scene),
         output_(setting.tiny ? 40 : scene.output),
         prompts_(setting.tiny ? 4 : scene.prompts),
@@ -310,11 +310,11 @@ const Scene& scene_of(const Values& point) {
 Result<Finding> run(const Values& point, const Setting& setting) {
   const Scene& scene = scene_of(point);
   const double before_s = setting.tiny ? 0.3 : 1.5, after_s = setting.tiny ? 0.3 : 2.5;
-  Result<std::unique_ptr<Stage>> made = Stage::make(scene, setting);
+  Result<std::unique_ptr<Deployment>> made = Deployment::make(scene, setting);
   if (!made) return made.error();
-  Stage& stage = *made.value();
-  ProcessCluster& cluster = stage.cluster();
-  Clock& clock = stage.clock();
+  Deployment& deployment = *made.value();
+  ProcessCluster& cluster = deployment.cluster();
+  Clock& clock = deployment.clock();
   std::set<InstanceId> first_members;
   for (const InstanceInfo& info : cluster.conductor().members()) first_members.insert(info.id);
   const int n_members = int(first_members.size());
@@ -323,10 +323,10 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   double noticed_s = -1, replaced_s = -1, started_s = -1, joined_s = -1;
   while (clock.now() < hit_at + after_s) {
     const double now = clock.now();
-    stage.keep_busy();
+    deployment.keep_busy();
     if (hit_s < 0 && now >= hit_at) {
       hit_s = clock.now();
-      stage.victim().kill(scene.signal);
+      deployment.victim().kill(scene.signal);
     }
     if (hit_s >= 0) {
       const std::vector<InstanceInfo> members = cluster.conductor().members();
@@ -337,10 +337,10 @@ Result<Finding> run(const Values& point, const Setting& setting) {
       if (joined_s < 0 && int(members.size()) > old) joined_s = now - hit_s;
       if (started_s < 0 && now >= looked_s + 0.1) {
         looked_s = now;
-        const bool over = scene.signal == SIGKILL ? stage.victim().has_ended() : noticed_s >= 0;
+        const bool over = scene.signal == SIGKILL ? deployment.victim().has_ended() : noticed_s >= 0;
         if (over) {
           started_s = now - hit_s;
-          stage.replace_victim();
+          deployment.replace_victim();
         }
       }
     }
@@ -348,15 +348,15 @@ Result<Finding> run(const Values& point, const Setting& setting) {
   }
   const bool all_ended = cluster.wait_idle(60);
   const ConductorStats totals = cluster.conductor().stats().conductor;
-  stage.stop();
+  deployment.stop();
 
   Finding found;
   if (!all_ended) found.wrong = "some requests did not end within 60 s";
-  const Stage::Answers answers = stage.answers(hit_s);
-  const std::vector<double> waits = stage.waits(hit_s, totals.replaced_choices);
+  const Deployment::Answers answers = deployment.answers(hit_s);
+  const std::vector<double> waits = deployment.waits(hit_s, totals.replaced_choices);
   double worst_gap = 0, silence = 0;
   std::vector<double> times;
-  for (const auto& [id, one] : stage.clients().all()) {
+  for (const auto& [id, one] : deployment.clients().all()) {
     for (size_t t = 1; t < one.at_s.size(); ++t) worst_gap = std::max(worst_gap, one.at_s[t] - one.at_s[t - 1]);
     times.insert(times.end(), one.at_s.begin(), one.at_s.end());
   }
@@ -378,8 +378,8 @@ Result<Finding> run(const Values& point, const Setting& setting) {
                           {"worst_gap_ms", 1e3 * worst_gap},
                           {"next_token_ms", waits.empty() ? 0 : 1e3 * waits[waits.size() / 2]},
                           {"replaced", totals.replaced_choices},
-                          {"refused", stage.refused()},
-                          {"requests", int(stage.clients().all().size())},
+                          {"refused", deployment.refused()},
+                          {"requests", int(deployment.clients().all().size())},
                           {"lost", answers.lost},
                           {"wrong", answers.wrong}});
   }
@@ -405,58 +405,58 @@ Result<Finding> run_copies(const Values& point, const Setting& setting) {
                     "32MiB"};
   const int kills = setting.tiny ? kSamples : 8 * kSamples;
   const double load_s = setting.tiny ? 0.2 : 1;  // before each kill
-  Result<std::unique_ptr<Stage>> made = Stage::make(scene, setting);
+  Result<std::unique_ptr<Deployment>> made = Deployment::make(scene, setting);
   if (!made) return made.error();
-  Stage& stage = *made.value();
-  ProcessCluster& cluster = stage.cluster();
-  Clock& clock = stage.clock();
+  Deployment& deployment = *made.value();
+  ProcessCluster& cluster = deployment.cluster();
+  Clock& clock = deployment.clock();
   const auto busy_until = [&](double until_s, const auto& over) {
     for (; clock.now() < until_s && !over(); std::this_thread::sleep_for(std::chrono::milliseconds(1)))
-      stage.keep_busy();
+      deployment.keep_busy();
     return over();
   };
   const auto never = [] { return false; };
   struct Kill {
     double hit_s;
     int64_t replaced;
-    Stage::Sent sent;
+    Deployment::Sent sent;
   };
   std::vector<Kill> all;
   double first_s = 0;
   for (int kill = 0; kill < kills; ++kill) {
     busy_until(clock.now() + load_s, never);
-    const Stage::Sent sent = stage.sent();
+    const Deployment::Sent sent = deployment.sent();
     const int64_t before = cluster.conductor().stats().conductor.replaced_choices;
     const double hit_s = clock.now();
     if (kill == 0) first_s = hit_s;
-    stage.victim().kill(SIGKILL);
+    deployment.victim().kill(SIGKILL);
     if (!busy_until(hit_s + 60, [&] { return cluster.conductor().members().size() == 2; }))
       return invalid("the conductor did not notice a kill within 60 s");
-    while (!stage.victim().has_ended()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    stage.replace_victim();
+    while (!deployment.victim().has_ended()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    deployment.replace_victim();
     if (!busy_until(hit_s + 60, [&] { return cluster.conductor().members().size() == 3; }))
       return invalid("a new worker did not join within 60 s");
     all.push_back({hit_s, cluster.conductor().stats().conductor.replaced_choices - before, sent});
   }
   const bool all_ended = cluster.wait_idle(60);
-  stage.stop();
+  deployment.stop();
 
   Finding found;
   if (!all_ended) found.wrong = "some requests did not end within 60 s";
-  const Stage::Answers answers = stage.answers(first_s);
+  const Deployment::Answers answers = deployment.answers(first_s);
   if (answers.lost + answers.wrong > 0)
     found.wrong = std::to_string(answers.lost) + " requests were lost, and " + std::to_string(answers.wrong) +
                   " have other tokens than before the first kill";
   for (int kill = 0; kill < kills; ++kill) {
     const Kill& hit = all[size_t(kill)];
-    for (double wait : stage.waits(hit.hit_s, std::min<int64_t>(hit.replaced, hit.sent.decoding)))
+    for (double wait : deployment.waits(hit.hit_s, std::min<int64_t>(hit.replaced, hit.sent.decoding)))
       found.rows.push_back({{"sample", kill % kSamples},
                             {"kill", kill},
                             {"next_token_ms", 1e3 * wait},
                             {"sent_bytes", hit.sent.bytes},
                             {"copied_bytes", hit.sent.copies},
                             {"evicted", hit.sent.evicted},
-                            {"requests", int(stage.clients().all().size())}});
+                            {"requests", int(deployment.clients().all().size())}});
   }
   return found;
 }

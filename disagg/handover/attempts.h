@@ -44,6 +44,7 @@ struct Moved {
   double begin_s, end_s;  // Clock
   int tokens;
   int64_t bytes;
+  const char* kind = "hand-over";  // or "fetch": a prefix for a prompt; "copy": a prompt's KV for a second D
 };
 
 // InstanceParts is what the two sides of an instance share (handover/sender.h, handover/receiver.h).

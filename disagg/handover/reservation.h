@@ -1,8 +1,9 @@
 // Admission by reservation (--reservation escrow): a prompt whose KV leaves enters the engine when all that it needs is
 // held. Until then it holds all of it or nothing. The three steps are WavePP's (sections 4.2 to 4.5):
 //   lease    The cached prefix is referenced, so it is not evicted (KvMemory::reserve).
-//   reserve  (WavePP's escrow) Blocks for the rest are reserved here as a number (KvMemory::reserve_blocks): nobody else
-//            gets them, and cached blocks stay findable meanwhile. With push, D is then asked for its room (ReserveKv).
+//   reserve  (WavePP's escrow) Blocks for the rest are reserved here as a number (KvMemory::reserve_blocks): nobody
+//            else gets them, and cached blocks stay findable meanwhile. With push, D is then asked for its room
+//            (ReserveKv).
 //   commit   The engine takes the prompt, whose appends draw on the reserved blocks and evict.
 // Each side renews its part as it renews all that it shares with a peer (leases.h). All ranks of an instance share one
 // block table, so room is held on all ranks or on none. If D is not asked before the first step (kv_room.h), only P's

@@ -29,7 +29,8 @@ void Instance::watch() {
                                                .bytes = double(f.bytes) * options_.bytes_scale});
   };
   parts_.moved = [this](const Moved& moved) {
-    options_.log->happened("transfer", TransferTrace{.from = peers_.name_of(moved.from),
+    options_.log->happened("transfer", TransferTrace{.kind = moved.kind,
+                                                     .from = peers_.name_of(moved.from),
                                                      .to = peers_.name_of(moved.to),
                                                      .request = moved.request,
                                                      .t = moved.begin_s,

@@ -89,7 +89,7 @@ void Fetcher::look(Fetch& fetch) {
   parts_.tell(fetch.holder, FetchOver{fetch.message.attempt});
   if (parts_.moved)
     parts_.moved({fetch.holder, parts_.self, fetch.message.request->id, fetch.read_s, now, fetch.end - fetch.begin,
-                  int64_t(fetch.bytes)});
+                  int64_t(fetch.bytes), fetch.copy ? "copy" : "fetch"});
 }
 
 // A read that missed its deadline also updates the measured rate, as if it had just ended. Otherwise the next prompt

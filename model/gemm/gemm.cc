@@ -26,8 +26,8 @@ constexpr int kManyTiles = 8;      // more tiles than this: the driver prefetche
 constexpr int kMaxSumRows = 384;   // rows x panels whose sums a thread keeps at a time
 static_assert(kMaxSumRows >= kMaxPassRows && kMaxSumRows >= kMaxTileRows * kMaxTilePanels);
 
-// How rows are cut into register tiles: as few as there can be, of nearly equal size, because a tile of few rows has too
-// few chains to hide the latency of an FMA.
+// How rows are cut into register tiles: as few as there can be, of nearly equal size, because a tile of few rows has
+// too few chains to hide the latency of an FMA.
 struct TilePlan {
   TilePlan(int m, int most) : n_tiles((m + most - 1) / most), least(m / n_tiles), larger(m % n_tiles) {}
   int first_row(int tile) const { return tile * least + std::min(tile, larger); }
@@ -441,7 +441,8 @@ const GemmVariant kVariants[] = {
     {"avx2_dot8", run_with<kAvx2Kernels, &kAvx2Dot8>, Isa::avx2, 16, 8, kBytesOfInt4},
     {"avx2_dot", run_with<kAvx2Kernels, &kAvx2Dot>, Isa::avx2, 16, 16,
      "quantised weights times activations rounded to 16 bits, in integers (VPMADDWD)"},
-    {"avx2", run_with<kAvx2Kernels, nullptr>, Isa::avx2, 32, 32, "register tiles of 6 x 16 over packed panels, f32 FMA"},
+    {"avx2", run_with<kAvx2Kernels, nullptr>, Isa::avx2, 32, 32,
+     "register tiles of 6 x 16 over packed panels, f32 FMA"},
 #endif
     {"portable_dot8", run_with<kPortableKernels, &kPortableDot8>, Isa::portable, 8, 8, kBytes},
     {"portable_dot", run_with<kPortableKernels, &kPortableDot>, Isa::portable, 16, 16, kWords},

@@ -15,7 +15,8 @@ struct GemmArgs;  // model/gemm/gemm.h
 class GemmScratch;
 
 inline constexpr int kPanel = 16;      // output columns of a panel
-inline constexpr int kMaxPiece = 128;  // most inputs stored with one scale; their sums of 16-bit products fit 32 bits
+// The most inputs that share a stored scale. So many products of a code and 16-bit x add up within 32 bits.
+inline constexpr int kMaxPiece = 128;
 inline constexpr int kMaxTileRows = 12;
 inline constexpr int kMaxTilePanels = 6;
 

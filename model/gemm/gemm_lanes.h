@@ -278,6 +278,7 @@ template <int kRows, int kPanels, class QuantisedRows, int kXBits>
 void dot_tile(const GemmTile& t) {
   constexpr int kStep = QuantisedRows::kStep, kCells = kStep * kXBits / 32;
   constexpr int kRunBytes = kByteRun * kPanel * QuantisedRows::kBits / 8;
+  static_assert(kXBits == 16 || kVnni || QuantisedRows::kBits == 4, "VPMADDUBSW saturates with 8-bit codes");
   constexpr bool kApart = kLanes == 8 && kXBits == 16;
   // The first run of a piece needs the scales, which lie behind the piece.
   constexpr int kXAhead = kXBits == 8 ? kMaxPiece * kPanel * QuantisedRows::kBits / 8 : kAhead;
@@ -285,8 +286,10 @@ void dot_tile(const GemmTile& t) {
   const std::byte* w = t.w;
   const float* x = t.x;
   Floats sums[kPanels][kRows][kParts];
-  load_sums(t, sums);
-  if (kApart) store_sums(t, sums);
+  if (!kApart)
+    load_sums(t, sums);
+  else if (!t.resume)
+    for (int i = 0; i < kPanels * kRows * kPanel; i += kLanes) store(t.sums + i, splat(0));
   for (int piece = 0; piece < t.pieces; ++piece, w += 3 * kPanel) {
     const std::byte* behind = w + t.k * kPanel * QuantisedRows::kBits / 8;
     while (w < behind) {

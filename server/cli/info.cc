@@ -263,7 +263,11 @@ json describe_expert_ranks(const char* side, const Experts& e, const KvShards& s
   json ranks = json::array();
   for (int r = 0; r < shards.tp; ++r) {
     const Range own = rank_experts(e.count, r, shards.tp);
-    std::printf("  %s tensor rank %-2d  experts %d to %d of every sparse layer\n", side, r, own.begin, own.end);
+    std::printf("  %s tensor rank %-2d  ", side, r);
+    if (own.begin == own.end)
+      std::printf("no expert\n");
+    else
+      std::printf("experts %d to %d of every sparse layer\n", own.begin, own.end);
     ranks.push_back({own.begin, own.end});
   }
   return ranks;

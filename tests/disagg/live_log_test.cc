@@ -133,6 +133,8 @@ TEST_CASE("explain, trace: a live run replays, and has instances, transports, re
     Logged logged;
     TinySetup setup{.topology = "2P2D"};
     setup.disagg = disagg;
+    const bool copies = setup.disagg == "prefill_first";
+    setup.decode_copies = copies ? 2 : 1;
     setup.admission = "predicted";
     setup.objectives = {.ttft_s = 1000, .tbt_s = 1000};
     setup.tiers.host_bytes = 1 << 20;
@@ -162,9 +164,12 @@ TEST_CASE("explain, trace: a live run replays, and has instances, transports, re
       CHECK(names[instance]["swap out"] > 0);
     }
     for (const char* phase : {"queue", "prefill", "transfer", "decode"}) CHECK(names["requests"][phase] > 0);
-    int links = 0;
-    for (const auto& [process, events] : names) links += process.find(" -> ") != std::string::npos;
-    CHECK(links > 0);
+    std::map<std::string, int> transfers;  // by kind
+    for (const auto& [process, events] : names)
+      if (process.find(" -> ") != std::string::npos)
+        for (const auto& [name, n] : events) transfers[name] += n;
+    CHECK(transfers["KV, hand-over"] > 0);
+    CHECK((transfers["KV, copy"] > 0) == copies);
   }
 }
 
