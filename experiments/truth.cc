@@ -1,9 +1,9 @@
 // truth: How close is the simulation of a cluster to the cluster if it knows only an event log of another load?
 // Paper: DynoSim's documents; Vidur and LLMServingSim publish errors of one engine.
 // Set-up: a live cluster beside its simulation from a calibration alone. Every instance is a thread and computes
-//   llama-micro. Loads with other lengths and arrivals alternate with those that are measured. The simulation gets
-//   nothing except the steps and transfers in the event logs of the former (`xpyd calibrate`). Separate columns have
-//   the error of predicted steps and transfers, and the recorded decisions that would now differ (`replay_differ`).
+//   llama-micro. A load with other lengths and arrivals precedes the one that is measured. The simulation gets nothing
+//   except the steps and transfers in the former's event log (`xpyd calibrate`). Separate columns have the error of
+//   predicted steps and transfers, and the recorded decisions that would now differ (`replay_differ`).
 //   /simulator_speed: the 23,608 requests of tool&agent at eight workers (DynoSim: 2.41 s on an M4).
 // Command: make exp-truth (a minute; measured, counted).
 // Expected, two cores: a prompt of 240 tokens takes 50 ms, a decode step 1 ms. At half of a core's capacity every
@@ -26,12 +26,12 @@ namespace {
 using namespace disagg;
 
 struct Sizes {
-  int n_rounds, n_requests, prompt, output;
+  int n_requests, prompt, output;
   const char* model;
 };
 Sizes sizes_of(const Setting& setting) {
-  if (setting.tiny) return {1, 4, 30, 4, "experiments/models/llama-tiny"};
-  return {3, 50, 300, 32, "experiments/models/llama-micro"};
+  if (setting.tiny) return {4, 30, 4, "experiments/models/llama-tiny"};
+  return {50, 300, 32, "experiments/models/llama-micro"};
 }
 
 // The unit of `load` is the capacity of one instance with one core. A D takes little of it, and two cores give two.
@@ -88,58 +88,51 @@ Measure open(const Setting& setting) {
     const double rate = double(point["load"]) * capacity.value();
     const std::string topology = point["topology"];
     const PrivateFolder folder;
-    std::vector<std::string> calibrated_logs, measured_logs;
-    std::vector<Trace> traces;
-    std::map<std::string, std::vector<double>> live, simulated;
+    const std::string calibrated_log = folder.path() + "/calibrated", measured_log = folder.path() + "/measured";
+    Run live;
+    Trace trace;
     std::optional<SimulationOptions> options;
-    // In turns, so that a machine that becomes slower affects both kinds.
-    for (int i = 0; i < 2 * sizes.n_rounds; ++i) {
-      const bool measured = i % 2 == 1;
-      const uint64_t seed = setting.seed + uint64_t(i);
-      std::vector<std::string>& logs = measured ? measured_logs : calibrated_logs;
-      logs.push_back(folder.path() + "/" + std::to_string(i));
+    for (const bool measured : {false, true}) {
+      const uint64_t seed = setting.seed + measured;
       const std::vector<BenchRequest> requests = load(sizes.n_requests, seed);
       const std::vector<double> due = arrival_times(sizes.n_requests, rate, false, 1, seed);
-      Result<std::string> wrong = bed->open({"--topology", topology, "--event-log", logs.back()});
+      Result<std::string> wrong =
+          bed->open({"--topology", topology, "--event-log", measured ? measured_log : calibrated_log});
       if (!wrong) return wrong.error();
-      const Run run = run_load(bed->build(), requests, due);
-      for (const std::string& one : {wrong.value(), run.wrong})
+      live = run_load(bed->build(), requests, due);
+      for (const std::string& one : {wrong.value(), live.wrong})
         if (!one.empty()) return Finding{{}, one};
       if (!measured) continue;
-      std::ranges::copy(run.ttft_ms, std::back_inserter(live["ttft"]));
-      std::ranges::copy(run.gaps_ms, std::back_inserter(live["tbt"]));
-      Trace& trace = traces.emplace_back();
       trace.block_tokens = bed->build().options.kv.block_tokens;
       for (size_t k = 0; k < requests.size(); ++k)
         add_request(trace, due[k], requests[k].input_tokens, requests[k].output_tokens);
-      if (!options) options = simulation_of(bed->build(), topology, trace);
+      options = simulation_of(bed->build(), topology, trace);
     }
     bed->close();  // completes the logs
-    const Result<Calibration> calibration = calibrate(calibrated_logs);
+    const Result<Calibration> calibration = calibrate(std::span(&calibrated_log, 1));
     if (!calibration) return calibration.error();
-    const Result<Calibration> seen = compare(calibration.value(), measured_logs);
+    const Result<Calibration> seen = compare(calibration.value(), std::span(&measured_log, 1));
     if (!seen) return seen.error();
     use(*options, calibration.value());
 
     int64_t decisions = 0, differ = 0;
-    for (const std::string& log : measured_logs) {
-      const auto replayed = replay(std::span(&log, 1), {}, [](const std::string&, const std::string&) {});
-      if (!replayed) return replayed.error();
-      for (const auto& [kind, count] : replayed.value()) decisions += count.decisions, differ += count.differ;
-    }
-    for (const Trace& trace : traces) {
-      const Result<Simulation> simulation = simulate(*options, trace);
-      if (!simulation) return simulation.error();
-      std::string wrong = unserved(simulation.value(), trace);
-      if (!wrong.empty()) return Finding{{}, wrong};
-      for (const SimulatedRecord& record : simulation.value().records) {
-        simulated["ttft"].push_back(1e3 * (record.times.first_s - record.arrival_s));
-        for (float gap : record.times.gaps) simulated["tbt"].push_back(1e3 * double(gap));
-      }
+    const auto replayed = replay(std::span(&measured_log, 1), {}, [](const std::string&, const std::string&) {});
+    if (!replayed) return replayed.error();
+    for (const auto& [kind, count] : replayed.value()) decisions += count.decisions, differ += count.differ;
+    const Result<Simulation> simulation = simulate(*options, trace);
+    if (!simulation) return simulation.error();
+    std::string wrong = unserved(simulation.value(), trace);
+    if (!wrong.empty()) return Finding{{}, wrong};
+    std::vector<double> ttft_ms, gaps_ms;
+    for (const SimulatedRecord& record : simulation.value().records) {
+      ttft_ms.push_back(1e3 * (record.times.first_s - record.arrival_s));
+      for (float gap : record.times.gaps) gaps_ms.push_back(1e3 * double(gap));
     }
     Values values = {{"rate", rate}};
-    for (int percent : {50, 90})
-      for (const auto& [name, samples] : live) add(values, name, samples, simulated[name], percent);
+    for (int percent : {50, 90}) {
+      add(values, "tbt", live.gaps_ms, gaps_ms, percent);
+      add(values, "ttft", live.ttft_ms, ttft_ms, percent);
+    }
     values.update({{"step_off", seen.value().step_error.mape()},
                    {"step_bias", seen.value().step_error.bias()},
                    {"link_off", seen.value().link_error.mape()},
