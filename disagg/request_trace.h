@@ -53,7 +53,7 @@ struct StoreTrace {
 };
 XPYD_COLUMNS(StoreTrace, instance, t, seconds, blocks, bytes)
 
-// The transfer of a prompt's KV, from the first post() to the end of the last one.
+// A transfer of KV, from the first post() to the end of the last one, or one read.
 struct TransferTrace {
   std::string kind, from, to;  // hand-over, fetch or copy; instances
   uint64_t request = 0;

@@ -9,7 +9,7 @@ expected.csv has the columns
     low, high, unit       the range that our arithmetic expects, written down before the first run ("%": a share)
     paper, page           the published figure in words, and where it was read: the paper and section, or a public page
     paper_low, paper_high the range that counts as the published figure; empty: it cannot be compared here
-    differs               why the result differs from the published figure
+    differs               why the result differs from the published figure or, where there is none, from the range
 
 A metric is `column`, `column/column` or another of + - between two columns of a row. It is the median over the rows of
 one point, or, with `max`, `min`, `sum` or `mean` before it, that of all rows of the cell. `over` may begin with one of

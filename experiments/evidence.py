@@ -63,5 +63,5 @@ def decide(numbers, claim):
         found.verdict = EXPECTED if target == "in" else UNEXPECTED
     if found.verdict in (NO, UNEXPECTED):
         across = "the interval crosses an edge of the range" if target == "across" else ""
-        found.why = claim.differs if claim.differs and (found.paper or claim.paper) else across
+        found.why = claim.differs or across
     return found

@@ -11,7 +11,8 @@
 //   has its role, prompt and tokens are computed again there: milliseconds. Else a new one takes up to .7 s. llama-mini
 //   computes 256 tokens in .15 s, behind up to four prompts: .15 to .75 s; with a copy at most 136 tokens: .01 to .1 s.
 //   A fifth of the copies is still on its way: (.8 * .05 + .2 * .45) / .45 = .3 of the mean wait, .05 to .6.
-// Found: as expected; no request is lost; a host's loss costs 3.1 s. With a copy the median wait is .2 s, .5 without.
+// Found: no request is lost; a host's loss costs 3.1 s. With a copy the median wait is .2 s, .5 without; a third of the
+//   copies comes too late.
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>

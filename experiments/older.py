@@ -7,7 +7,7 @@ import re
 import subprocess
 
 INCLUDE = re.compile(r'^\s*#\s*include "([^"]+)"', re.M)
-CODE = r"^[[:space:]]*([^/[:space:]]|/[^/])"  # a line that is more than a comment, for git
+TEXT = re.compile(r"""'(?:\\.|[^'\\\n])'|"(?:\\.|[^"\\\n])*"|//[^\n]*|\s+""")  # literals, comments, space
 REGISTERED = re.compile(r'^REGISTER_EXPERIMENT\(\s*"([^"]+)",\s*"([^"]+)"', re.M)
 
 
@@ -68,9 +68,17 @@ def paths_of(root, part):
 
 
 @functools.lru_cache(maxsize=None)
-def commits(root, old, new, paths):
-    """The commits between two that change a line of code; a comment changes no result."""
-    return git(root, "log", "--format=%h %s", f"-G{CODE}", f"{old}..{new}", "--", *paths, ":!*.md", ":!*.csv", ":!*.py")
+def code(root, commit, path):
+    """A file's text without comments and, outside literals, without space."""
+    lines = git(root, "show", f"{commit}:{path}") or []
+    return TEXT.sub(lambda found: found[0] if found[0][0] in "'\"" else "", "\n".join(lines))
+
+
+@functools.lru_cache(maxsize=None)
+def changed(root, old, new, paths):
+    """The files whose code differs between two commits; a comment or a line break changes no result."""
+    found = git(root, "diff", "--name-only", "--no-renames", old, new, "--", *paths, ":!*.md", ":!*.csv", ":!*.py")
+    return found and [path for path in found if code(root, old, path) != code(root, new, path)]
 
 
 def since(root, part, old, new="HEAD"):
@@ -80,10 +88,10 @@ def since(root, part, old, new="HEAD"):
         return ""
     if old.endswith("-dirty"):
         return f"measured at {old}, a tree that no commit has"
-    found = commits(root, old, new, tuple(paths_of(root, part)))
+    found = changed(root, old, new, tuple(paths_of(root, part)))
     if found is None:
         return f"measured at commit {old}, which is not in this history"
-    return f"measured at commit {old}; {len(found)} commits changed its folders, last {found[0]}" if found else ""
+    return f"measured at commit {old}; {len(found)} files of its folders have changed, as {found[0]}" if found else ""
 
 
 def younger(root, claims, old):

@@ -526,7 +526,8 @@ def main():
     if options.command == "list":
         for p in parts:
             print(f"{p.part:28} {p.device:5} {took(p):13} {p.question}")
-        print(f"{'':34} {sum(seconds(p) or 0 for p in parts) / 60:.1f} minutes")
+        cpu = sum(seconds(p) or 0 for p in parts if p.device == "cpu")
+        print(f"{'':34} {cpu / 60:.1f} minutes without those of a card")
         return 0
     if options.command == "older":
         return 0 if tell_older(parts, options.results) else 1

@@ -111,7 +111,7 @@ class RunnerTest(unittest.TestCase):
         self.git("add", *files)
         self.git("commit", "-q", "-m", "edit")
         os.environ["FAKE_COMMIT"] = older.git(self.dir, "rev-parse", "--short", "HEAD")[0]
-        for cached in (older.registered, older.brings, older.commits):
+        for cached in (older.registered, older.brings, older.code, older.changed):
             cached.cache_clear()
 
     def runner(self, **more):
@@ -198,14 +198,14 @@ class RunnerTest(unittest.TestCase):
         for path in ("disagg/far.h", "experiments/other.cc", "base/README.md", "README.md"):
             self.commit({path: SOURCES.get(path, "") + "more\n"})
             self.assertEqual(self.verdict(), (EXPECTED, ""), path)
-        self.commit({"model/shape.h": SOURCES["model/shape.h"] + "\n  // more\n"})
+        self.commit({"model/shape.h": SOURCES["model/shape.h"].replace(";", "\n  ;  // more\n")})
         self.assertEqual(self.verdict(), (EXPECTED, ""))
         for path in ("experiments/toy.cc", "model/shape.h", "model/shape_many.cc", "base/row.cc"):
             self.commit({path: SOURCES[path] + "int more;  // of it\n"})
             self.assertIn("stale: measured at commit", self.verdict()[1], path)
             good, out = self.run_part()
             self.assertTrue(good)
-            self.assertIn("1 commits changed its folders, last", out)
+            self.assertIn(f"1 files of its folders have changed, as {path}", out)
             self.assertEqual(self.measured(), ["1", "2", "4"] * 2)
         aside = glob.glob(os.path.join(self.dir, "build", "experiments", "set-aside", "*", "toy.csv"))
         self.assertEqual(len(aside), 4)
@@ -234,7 +234,7 @@ class RunnerTest(unittest.TestCase):
         self.commit({"model/shape.h": "int other();\n"})
         good, out = tell()
         self.assertFalse(good)
-        self.assertIn("1 commits changed its folders", out)
+        self.assertIn("1 files of its folders have changed, as model/shape.h", out)
 
     def test_a_missing_column_and_a_missing_card_get_a_word(self):
         self.assertEqual(self.verdict()[0], MISSING)

@@ -95,7 +95,7 @@ class Conductor final : public Service {
   template <class F>
   void act(F f);
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards what follows, except in_delivery_
   std::condition_variable idle_;
   ConductorContext context_;
   ClusterState cluster_;
@@ -106,7 +106,7 @@ class Conductor final : public Service {
   bool draining_ = false;
   Out outbox_;  // events that no thread delivers yet
   bool delivering_ = false;
-  Out in_delivery_;   // not guarded: only the thread that delivers uses it
+  Out in_delivery_;   // of the thread that delivers
   int refusing_ = 0;  // calls of submit() that are delivering a refusal
 };
 

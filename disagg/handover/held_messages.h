@@ -67,7 +67,7 @@ class HeldMessages final : public MessageBus {
   std::mutex mutex_;
   bool holding_ = false;    // guarded by mutex_
   std::vector<Held> held_;  // guarded by mutex_, in the order of send()
-  std::vector<Held> released_;
+  std::vector<Held> released_;  // release()'s own, kept for its memory
 };
 
 }  // namespace xpyd::disagg

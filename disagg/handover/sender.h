@@ -86,7 +86,7 @@ class Sender final : public EngineHooks {
     InstanceId peer = -1;
     State state = State::expected;
     double deadline_s = 0;          // Clock: then the peer counts as silent
-    std::vector<Flight> in_flight;  // what tick() reads ends here, in one cache line
+    std::vector<Flight> in_flight;  // tick() reads the fields up to here of every prompt that waits
     double until_s = 0;             // Clock: deadline of the request
     int n_tokens = 0;               // tokens for which the peer was asked for room
     KvPlace destination;

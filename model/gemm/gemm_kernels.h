@@ -15,7 +15,7 @@ struct GemmArgs;  // model/gemm/gemm.h
 class GemmScratch;
 
 inline constexpr int kPanel = 16;      // output columns of a panel
-// The most inputs that share a stored scale. So many products of a code and 16-bit x add up within 32 bits.
+// The most inputs that share a stored scale: that many products of a code and 16-bit x add up within 32 bits.
 inline constexpr int kMaxPiece = 128;
 inline constexpr int kMaxTileRows = 12;
 inline constexpr int kMaxTilePanels = 6;
