@@ -9,8 +9,8 @@
 // Expected, two cores: a prompt of 240 tokens takes 50 ms, a decode step 1 ms. At half of a core's capacity every
 //   second prompt waits: the median TTFT has the step's error and the queue's. Speed: 30 steps a request, 1 to 3
 //   us a sequence each: 1.2 to 12 s.
-// Found: the medians of TTFT and of gaps lie within 7 %, but single draws are off by up to 28 %. Every recorded
-//   decision comes again.
+// Found: the medians of TTFT and of gaps were within 7 % in one run, and up to 27 % off in another on a busier machine.
+//   Every recorded decision comes again.
 #include <chrono>
 
 #include "base/files.h"
