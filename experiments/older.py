@@ -91,7 +91,8 @@ def since(root, part, old, new="HEAD"):
     found = changed(root, old, new, tuple(paths_of(root, part)))
     if found is None:
         return f"measured at commit {old}, which is not in this history"
-    return f"measured at commit {old}; {len(found)} files of its folders have changed, as {found[0]}" if found else ""
+    more = f" and {len(found) - 1} other files" if found[1:] else ""
+    return f"measured at commit {old}; changed since then: {found[0]}{more}" if found else ""
 
 
 def younger(root, claims, old):

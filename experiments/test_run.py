@@ -205,10 +205,13 @@ class RunnerTest(unittest.TestCase):
             self.assertIn("stale: measured at commit", self.verdict()[1], path)
             good, out = self.run_part()
             self.assertTrue(good)
-            self.assertIn(f"1 files of its folders have changed, as {path}", out)
+            self.assertIn(f"changed since then: {path}; moved", out)
             self.assertEqual(self.measured(), ["1", "2", "4"] * 2)
         aside = glob.glob(os.path.join(self.dir, "build", "experiments", "set-aside", "*", "toy.csv"))
         self.assertEqual(len(aside), 4)
+        for host in ("a", "b"):  # what looks like a comment inside a literal is code
+            self.commit({"base/row.cc": f'auto url = "http://{host}";\n'})
+            self.assertIn("changed since then: base/row.cc", self.run_part()[1])
         with open(self.csv, "w") as file:
             file.write("x,y\n1,2\n")  # a file that run.py did not write is kept, too
         self.assertIn("expected a CSV that run.py wrote", self.run_part()[1])
@@ -234,7 +237,7 @@ class RunnerTest(unittest.TestCase):
         self.commit({"model/shape.h": "int other();\n"})
         good, out = tell()
         self.assertFalse(good)
-        self.assertIn("1 files of its folders have changed, as model/shape.h", out)
+        self.assertIn("changed since then: model/shape.h;", out)
 
     def test_a_missing_column_and_a_missing_card_get_a_word(self):
         self.assertEqual(self.verdict()[0], MISSING)
@@ -284,6 +287,11 @@ class RunnerTest(unittest.TestCase):
         good, out = check()
         self.assertFalse(good)
         self.assertIn("the claim gives no reason", out)
+        self.claim.differs = "a range too narrow"
+        good, out = check()
+        self.assertTrue(good)
+        self.assertIn("; a range too narrow", out)
+        self.claim.differs = ""
         self.claim.high, self.claim.paper, self.claim.page = 21, "30 s", "a paper"
         self.claim.paper_low, self.claim.paper_high = 29, 31
         self.assertFalse(check()[0])

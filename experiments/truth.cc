@@ -5,7 +5,7 @@
 //   except the steps and transfers in the former's event log (`xpyd calibrate`). Separate columns have the error of
 //   predicted steps and transfers, and the recorded decisions that would now differ (`replay_differ`).
 //   /simulator_speed: the 23,608 requests of tool&agent at eight workers (DynoSim: 2.41 s on an M4).
-// Command: make exp-truth (a minute; measured, counted).
+// Command: make exp-truth (2 minutes; measured, counted).
 // Expected, two cores: a prompt of 240 tokens takes 50 ms, a decode step 1 ms. At half of a core's capacity every
 //   second prompt waits: the median TTFT has the step's error and the queue's. Speed: 30 steps a request, 1 to 3
 //   us a sequence each: 1.2 to 12 s.
@@ -98,8 +98,8 @@ Measure open(const Setting& setting) {
       const uint64_t seed = setting.seed + 2 * uint64_t(int(point["sample"])) + measured;
       const std::vector<BenchRequest> requests = load(sizes.n_requests, seed);
       const std::vector<double> due = arrival_times(sizes.n_requests, rate, false, 1, seed);
-      Result<std::string> wrong =
-          bed->open({"--topology", topology, "--event-log", measured ? measured_log : calibrated_log});
+      Result<std::string> wrong = bed->open(
+          {"--topology", topology, "--event-log", measured ? measured_log : calibrated_log});
       if (!wrong) return wrong.error();
       live = run_load(bed->build(), requests, due);
       for (const std::string& one : {wrong.value(), live.wrong})

@@ -65,8 +65,8 @@ class HeldMessages final : public MessageBus {
   };
   MessageBus& bus_;
   std::mutex mutex_;
-  bool holding_ = false;    // guarded by mutex_
-  std::vector<Held> held_;  // guarded by mutex_, in the order of send()
+  bool holding_ = false;        // guarded by mutex_
+  std::vector<Held> held_;      // guarded by mutex_, in the order of send()
   std::vector<Held> released_;  // release()'s own, kept for its memory
 };
 

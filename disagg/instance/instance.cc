@@ -93,9 +93,8 @@ bool Instance::turn() {
   status_.publish(costs_.terms());
   const bool became_idle = status_.became_idle(idle());
   const bool tell_counters = options_.lease_s > 0 && (bus_.has_answers() || became_idle);
-  bus_.release(options_.id, tell_counters
-                                ? std::optional<Message>(Report{std::make_shared<InstanceStats>(stats())})
-                                : std::nullopt);
+  bus_.release(options_.id,
+               tell_counters ? std::optional<Message>(Report{std::make_shared<InstanceStats>(stats())}) : std::nullopt);
   return moved;
 }
 

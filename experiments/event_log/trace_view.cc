@@ -134,7 +134,8 @@ void put_store(TraceWriter& trace, const StoreTrace& s) {
 void put_transfer(TraceWriter& trace, const TransferTrace& s) {
   if (s.seconds <= 0) return;
   const TraceWriter::Track track = trace.request(s.from + " -> " + s.to, s.request);
-  trace.span(track, s.kind.empty() ? "KV" : "KV, " + s.kind, s.t, s.t + s.seconds, "request", s.request, "tokens", s.tokens, "bytes", s.bytes);
+  trace.span(track, s.kind.empty() ? "KV" : "KV, " + s.kind, s.t, s.t + s.seconds, "request", s.request, "tokens",
+             s.tokens, "bytes", s.bytes);
   trace.arrow(s.request, track, trace.steps(s.to), s.t, s.t + s.seconds);
 }
 
